@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     for folder in parser.parse_args().runs:
         plan = make_plan(load_settings(OmegaConf.create(resolved_config(folder / "config.yaml"))))
-        method, start = plan.settings.method, plan.problem.network
+        method, start = plan.settings.method, plan.context.network
         assert isinstance(method, FedProTIP), f"{folder} is no run of fedprotip"
         assert start is not None
         model, network = load_file(folder / "model.safetensors"), Network(start)

@@ -34,7 +34,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings, target_class
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.methods.data_free.generative import DataFreeMethod
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 
@@ -102,8 +102,8 @@ def method_of(name: str, overrides: list[str]) -> DataFreeMethod:
 
 def maker(method: DataFreeMethod, start: Trainable, tasks: list[Task], device: torch.device) -> Callable[[], object]:
     """A server in front of its second task; the call starts that. The model is as it was initialised."""
-    problem = Problem(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
-    server = method.server(problem)
+    context = Context(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
+    server = method.server(context)
     server.start_task(tasks[0])
     return lambda: server.start_task(tasks[1])
 

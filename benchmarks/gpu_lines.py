@@ -110,8 +110,10 @@ def agreement(device: torch.device, quick: bool) -> list[Measured]:
     for name, make in METHODS.items():
         scores = []
         for place in (made.CPU, device):
-            known = made.problem(case.d, torch.float64, place)
-            shards = [made.shard(case.n, case.d, case.C, torch.float64, place, client) for client in range(case.K)]
+            known = made.context(case.d, torch.float64, place)
+            shards = [
+                made.client_data(case.n, case.d, case.C, torch.float64, place, client) for client in range(case.K)
+            ]
             scores.append(learned(make(case), known, shards, case.C).predict(tests.to(place)).cpu())
         difference = float((scores[1] - scores[0]).abs().max() / scores[0].abs().max())
         lines.append(Measured(f"scores, {name}, CPU and {device.type}", difference, AGREEMENT, False))

@@ -24,8 +24,8 @@ from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.averaging.fedavg import FineTune
-from fcl_bench.protocol.context import Problem
+from fcl_bench.methods.averaging.fedavg import FedAvg
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
@@ -50,7 +50,7 @@ class Setting:
     samples: int
     training: Training
     unequal: bool = False
-    problem: Problem = field(init=False)
+    context: Context = field(init=False)
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(0)
@@ -63,16 +63,16 @@ class Setting:
         self.shards = np.split(np.arange(whole), np.cumsum(sizes)[:-1])
         one = image_split([0], ArrayImages(np.zeros((1, self.side, self.side), dtype=np.uint8)))
         start = Tiny(self.width, self.side).trainable(Dataset("random", one, one), 0)
-        self.problem = Problem(start.dimension, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+        self.context = Context(start.dimension, 0, torch.float64, CPU, WireFormat(torch.float32), start)
 
     def rounds(self, together: int = 1) -> tuple[dict[str, torch.Tensor], float]:
         """The model after all rounds, and processor seconds."""
-        method = FineTune(training=self.training)
+        method = FedAvg(training=self.training)
         task, everyone = Task(0, range(CLASSES), CLASSES), np.arange(len(self.y))
         stream = Stream((task,), np.arange(CLASSES), self.y, self.y, (everyone,), (everyone[:1],))
         known = np.ones(len(self.y), dtype=bool)
-        parts = (method, self.problem, [self.shards], self.y, known, self.X)
-        federation = Federation(method, self.problem, stream, InProcess.of(*parts, parallel=str(together)), self.X[:1])
+        parts = (method, self.context, [self.shards], self.y, known, self.X)
+        federation = Federation(method, self.context, stream, InProcess.of(*parts, parallel=str(together)), self.X[:1])
         begin = time.process_time()
         federation.run(lambda _: None)
         seconds = time.process_time() - begin

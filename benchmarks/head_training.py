@@ -32,9 +32,9 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.model_holder import head_seed
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed
@@ -64,28 +64,28 @@ class Setting:
         self.training, self.classes, self.together = training, classes, together
         self.X = torch.randn(clients * samples, inputs, generator=generator)
         self.y = torch.arange(clients * samples) % classes
-        self.problem = Problem(inputs, 0, torch.float64, CPU, WireFormat(torch.float32))
+        self.context = Context(inputs, 0, torch.float64, CPU, WireFormat(torch.float32))
         self.shards = np.split(np.arange(clients * samples), clients)
 
     def network(self) -> Network:
         """The network with which everyone starts."""
-        network = Network(feature_start(self.problem.inputs))
-        network.grow([self.classes], head_seed(self.problem))
+        network = Network(feature_start(self.context.inputs))
+        network.grow([self.classes], head_seed(self.context))
         return network
 
     def seed(self, round_: int, client: int) -> int:
         """The seed of a client's batches in a round."""
-        return derived_seed(self.problem.seed, "training", 0, round_, client)
+        return derived_seed(self.context.seed, "training", 0, round_, client)
 
     def rounds(self, together: int = 1) -> dict[str, torch.Tensor]:
         """Rounds as the engine runs them."""
-        method = FineTune(training=self.training, on="features")
+        method = FedAvg(training=self.training, on="features")
         labels = self.y.numpy()
         task, everyone = Task(0, range(self.classes), self.classes), np.arange(len(labels))
         stream = Stream((task,), np.arange(self.classes), labels, labels, (everyone,), (everyone[:1],))
         known = np.ones(len(labels), dtype=bool)
-        transport = InProcess.of(method, self.problem, [self.shards], labels, known, self.X, parallel=str(together))
-        federation = Federation(method, self.problem, stream, transport, self.X[:1])
+        transport = InProcess.of(method, self.context, [self.shards], labels, known, self.X, parallel=str(together))
+        federation = Federation(method, self.context, stream, transport, self.X[:1])
         federation.run(lambda _: None)
         return head_of(federation.server.network.heads[0])  # type: ignore[attr-defined]
 
@@ -122,7 +122,7 @@ class Setting:
 
     def plain(self, loader: bool = False) -> dict[str, torch.Tensor]:
         """Federated averaging as in a tutorial."""
-        model = torch.nn.Linear(self.problem.inputs, self.classes)
+        model = torch.nn.Linear(self.context.inputs, self.classes)
         model.load_state_dict(head_of(self.network().heads[0]))
         parts = [(self.X[chosen], self.y[chosen]) for chosen in map(torch.from_numpy, self.shards)]
         for round_ in range(self.training.rounds):

@@ -29,7 +29,7 @@ from training_throughput import CLASSES, federation_of, images_of, network_of
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Standardise, epoch_batches
 from fcl_bench.engine.loop import Federation
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
@@ -60,18 +60,18 @@ class Setting:
         federation = self._federation()
         data = federation.transport.everything
         assert data is not None
-        self.problem = federation.problem
-        shards = [data.shard(0, client) for client in range(clients)]
-        self.parts = [(shard.inputs, shard.labels) for shard in shards]
+        self.context = federation.context
+        shards = [data.client_data(0, client) for client in range(clients)]
+        self.parts = [(client_data.inputs, client_data.labels) for client_data in shards]
         self.standardise = Standardise(self.start.size, self.start.mean, self.start.std)
 
     def _federation(self) -> Federation:
-        return federation_of(FineTune(training=self.training), self.data, self.start, self.clients, CPU)
+        return federation_of(FedAvg(training=self.training), self.data, self.start, self.clients, CPU)
 
     def network(self) -> Network:
         """The network with which everyone starts."""
         network = Network(self.start)
-        network.grow([CLASSES], head_seed(self.problem))
+        network.grow([CLASSES], head_seed(self.context))
         return network
 
     def rounds(self) -> dict[str, torch.Tensor]:
@@ -94,7 +94,7 @@ class Setting:
                     local.load_state_dict(model.state_dict())
                 local.train()
                 optimiser = torch.optim.SGD(local.parameters(), lr=knobs.lr, weight_decay=knobs.weight_decay)
-                seed = derived_seed(self.problem.seed, "training", 0, round_, client)
+                seed = derived_seed(self.context.seed, "training", 0, round_, client)
                 generator = torch.Generator().manual_seed(seed)
                 for chosen in epoch_batches(len(labels), knobs.batch_size, generator):
                     optimiser.zero_grad()

@@ -29,10 +29,10 @@ from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
@@ -59,13 +59,13 @@ def network_of(name: str, data: Dataset) -> Trainable:
 
 def federation_of(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> Federation:
     """A task of all classes, or (`FedProTIP`) two of half of them; the samples dealt evenly."""
-    problem = Problem(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
+    context = Context(start.dimension, 0, torch.float64, device, WireFormat(torch.float32), start)
     stream = ClassIncremental().cut(data, 2 if isinstance(method, FedProTIP) else 1, 0)
     shards = [list(np.array_split(indices, clients)) for indices in stream.train]
     pixels = torch.from_numpy(data.train.inputs.pixels).permute(0, 3, 1, 2).contiguous()
     labelled = np.ones(len(data.train), dtype=bool)
-    transport = InProcess.of(method, problem, shards, stream.train_columns, labelled, pixels)
-    return Federation(method, problem, stream, transport, pixels[:CLASSES])
+    transport = InProcess.of(method, context, shards, stream.train_columns, labelled, pixels)
+    return Federation(method, context, stream, transport, pixels[:CLASSES])
 
 
 def seconds_of_rounds(method: Method, data: Dataset, start: Trainable, clients: int, device: torch.device) -> float:
@@ -160,11 +160,11 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
     data = images_of(arguments.samples)
     start = network_of(arguments.backbone, data)
     training = Training(rounds=1, epochs=arguments.epochs)
-    method: GradientMethod = FineTune(training=training)
+    method: GradientMethod = FedAvg(training=training)
     if arguments.method == "fedprotip":
         method = FedProTIP(training=training, columns=arguments.columns)
-    shard = arguments.samples // arguments.clients // (1 if arguments.method == "finetune" else 2)
-    whole, rest = divmod(shard, training.batch_size)
+    client_data = arguments.samples // arguments.clients // (1 if arguments.method == "finetune" else 2)
+    whole, rest = divmod(client_data, training.batch_size)
     sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients * arguments.epochs
     bare = bare_pass(method, start, sizes, device, half=device.type == "cuda")
 

@@ -13,7 +13,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.environment import reuse_freed_memory
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -34,12 +34,12 @@ def prepared(row: Row, checkout: Path) -> Work:
     return Work(lambda: federation.run(lambda _: None), lambda: flat([federation.server.W]))  # type: ignore[attr-defined]
 
 
-def averaging(row: Averaging) -> FineTune:
+def averaging(row: Averaging) -> FedAvg:
     """FedAvg without augmentation, momentum and decay, which no peer has by default."""
     knobs = Training(
         rounds=row.rounds, epochs=row.epochs, batch_size=row.batch, lr=row.lr, weight_decay=0.0, augment="none"
     )
-    return FineTune(training=knobs)
+    return FedAvg(training=knobs)
 
 
 def statistics(row: Statistics) -> Method:
@@ -57,5 +57,5 @@ def federation_of(row: Averaging | Statistics, method: Method, inputs: torch.Ten
     task = Task(0, range(row.classes), row.classes)
     stream = Stream((task,), np.arange(row.classes), labels, labels, (everyone,), (everyone[:1],))
     known = np.ones(len(labels), dtype=bool)
-    transport = InProcess.of(method, row.problem, [row.shards], labels, known, inputs)
-    return Federation(method, row.problem, stream, transport, inputs[:1])
+    transport = InProcess.of(method, row.context, [row.shards], labels, known, inputs)
+    return Federation(method, row.context, stream, transport, inputs[:1])

@@ -19,7 +19,7 @@ from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.gradient.model_holder import head_seed
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.network import Network
@@ -112,13 +112,13 @@ class Averaging(Row):
         return Tiny(width=self.width, size=self.side).trainable(Dataset("random", split, split), SEED)
 
     @cached_property
-    def problem(self) -> Problem:
-        return Problem(self.start.dimension, SEED, torch.float64, CPU, WireFormat(torch.float32), self.start)
+    def context(self) -> Context:
+        return Context(self.start.dimension, SEED, torch.float64, CPU, WireFormat(torch.float32), self.start)
 
     def model(self) -> torch.nn.Sequential:
         """A new one with the weights from which everyone starts: body and head."""
         network = Network(self.start)
-        network.grow([self.classes], head_seed(self.problem))
+        network.grow([self.classes], head_seed(self.context))
         return torch.nn.Sequential(network.body, network.heads[0])
 
     def batches(self, client: int, round_: int) -> Iterator[Iterator[torch.Tensor]]:
@@ -172,13 +172,13 @@ class Statistics(Row):
         return (means + torch.randn(means.shape, generator=rng)) * spread
 
     @cached_property
-    def problem(self) -> Problem:
-        return Problem(self.inputs, SEED, torch.float64, CPU, WireFormat(torch.float32))
+    def context(self) -> Context:
+        return Context(self.inputs, SEED, torch.float64, CPU, WireFormat(torch.float32))
 
     @cached_property
     def projection(self) -> torch.Tensor:
         """P (d, M) in float64, the one that our clients draw."""
-        drawn = RandomFeatures(projection_seed(self.problem), self.inputs, self.M, torch.float64, CPU).projection
+        drawn = RandomFeatures(projection_seed(self.context), self.inputs, self.M, torch.float64, CPU).projection
         assert drawn is not None
         return drawn
 

@@ -96,7 +96,7 @@ def add_difference(G: Tensor, v: Variant, P: Tensor, one: Sent, local: Local) ->
 def add_remainders(G: Tensor, Q: Tensor, sent: Sequence[Sent], mixes: Sequence[float]) -> None:
     """G += sum of rest [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V', in place.
 
-    As `fcl_bench.methods.closed_form.algebra.remainder.add_sketches` does it for sketches of leading directions, all with one mix. That one
+    As `algebra.remainder.add_sketches` does it for sketches of leading directions, all with one mix. That one
     raises kept eigenvalues that lie below the even part, as no leading ones do. Directions that the server or a model
     chose may, and would gain energy.
     """

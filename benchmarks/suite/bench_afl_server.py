@@ -24,9 +24,11 @@ CLIENTS = 20
     full=[{"K": 1000, "d": 512, "C": C, "dtype": "float64"} for C in (10, 100)],
 )
 def bench_afl_server(case, beside: Beside, device, full_peers: bool) -> None:
-    known = made.problem(case.d, case.dtype, device)
+    known = made.context(case.d, case.dtype, device)
     method, task = AFL(), made.task(case.C)
-    shards = [made.shard(50, case.d, case.C, case.dtype, device, client) for client in range(min(DIFFERENT, case.K))]
+    shards = [
+        made.client_data(50, case.d, case.C, case.dtype, device, client) for client in range(min(DIFFERENT, case.K))
+    ]
     uploads = made.uploads(method, known, shards, task)
     some = case.K if full_peers else min(CLIENTS, case.K)
 

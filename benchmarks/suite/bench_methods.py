@@ -14,12 +14,12 @@ import torch
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Method, Server
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, limit, ours, peer, sizes
@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[SimpleNamespace], Method]] = {
     "afcl": lambda case: AFCL(),
     "fedran": lambda case: FedRAN(M=case.M, rank=case.r),
     "centred_sketch": lambda case: CentredSketch(M=case.M, rank=case.r),
-    "joint": lambda case: Joint(M=case.M),
+    "joint": lambda case: CentralisedRidge(M=case.M),
 }
 #: Which of `bare`'s parts a method can't do without.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -53,9 +53,9 @@ PARTS: dict[str, tuple[str, ...]] = {
 )
 def bench_method(case, beside: Beside, device) -> None:
     """n: samples of each client."""
-    known = made.problem(case.d, torch.float64, device)
+    known = made.context(case.d, torch.float64, device)
     method = METHODS[case.method](case)
-    shards = [made.shard(case.n, case.d, case.C, torch.float64, device, client) for client in range(case.K)]
+    shards = [made.client_data(case.n, case.d, case.C, torch.float64, device, client) for client in range(case.K)]
     plain = plain_task(case, shards, known)
     beside(
         ours("a task", each(partial(learned, method, known, shards, case.C))),
@@ -64,14 +64,14 @@ def bench_method(case, beside: Beside, device) -> None:
     )
 
 
-def learned(method: Method, known: Problem, shards: list[Shard], classes: int) -> Server:
+def learned(method: Method, known: Context, shards: list[ClientData], classes: int) -> Server:
     """The server after one task, all rounds, over the wire."""
     client, server, task = method.client(known), method.server(known), made.task(classes)
     server.start_task(task)
     for round_ in range(server.rounds(task)):
         broadcast = server.broadcast(task, round_)
-        for number, shard in enumerate(shards):
-            message = encoded(made.upload(client, shard, broadcast), known.wire)
+        for number, client_data in enumerate(shards):
+            message = encoded(made.upload(client, client_data, broadcast), known.wire)
             server.absorb(number, decoded(message, known.dtype, known.device))
         server.finish_round()
     server.finish_task()
@@ -117,43 +117,48 @@ def bare(case: SimpleNamespace, device: torch.device) -> Work:
     return run
 
 
-def plain_task(case: SimpleNamespace, shards: list[Shard], known: Problem) -> Side | None:
+def plain_task(case: SimpleNamespace, shards: list[ClientData], known: Context) -> Side | None:
     """The same task in plain code; None for the methods that have no public code of this kind."""
-    P = made.problem_projection(known, case.M)
+    P = made.context_projection(known, case.M)
 
-    def features(shard: Shard) -> torch.Tensor:
-        return peers.random_features(shard.inputs, P)
+    def features(client_data: ClientData) -> torch.Tensor:
+        return peers.random_features(client_data.inputs, P)
 
     def stsa() -> torch.Tensor:
-        sent = [peers.statistics(shard.inputs, shard.labels, P, case.C) for shard in shards]
+        sent = [peers.statistics(client_data.inputs, client_data.labels, P, case.C) for client_data in shards]
         return peers.inverse_ridge(sum(G for G, _ in sent), sum(C for _, C in sent), STSA().gamma)
 
     def stsa_e() -> torch.Tensor:
         method, sent = STSAE(), []
-        for shard in shards:
-            group = torch.arange(len(shard.labels)) % method.dummy_clients
-            sent.append(peers.group_sums(features(shard), shard.labels, group, method.dummy_clients, case.C))
+        for client_data in shards:
+            group = torch.arange(len(client_data.labels)) % method.dummy_clients
+            sent.append(
+                peers.group_sums(features(client_data), client_data.labels, group, method.dummy_clients, case.C)
+            )
         C, n = torch.cat([C for C, _ in sent], dim=1), torch.cat([n for _, n in sent])
         return peers.inverse_ridge(peers.scatter(C, n), C.sum(dim=1), method.gamma)
 
     def afl(ridge: float = 0.0) -> torch.Tensor | None:
         gamma, sent = AFL().gamma, []
-        for shard in shards:
-            X = shard.inputs
+        for client_data in shards:
+            X = client_data.inputs
             G = peers.shifted(X.T @ X, gamma)
-            sent.append((G, torch.linalg.inv(G) @ peers.class_sums(X, shard.labels, case.C)))
+            sent.append((G, torch.linalg.inv(G) @ peers.class_sums(X, client_data.labels, case.C)))
         return peers.aggregated(sent, gamma, ridge)
 
     def fedran() -> torch.Tensor:
-        H = [features(shard) for shard in shards]
+        H = [features(client_data) for client_data in shards]
         V, sigma = peers.merged([peers.summary(one, case.r) for one in H], case.r)
-        B = sum(peers.class_sums(one, shard.labels, case.C) for one, shard in zip(H, shards, strict=True))
+        B = sum(peers.class_sums(one, client_data.labels, case.C) for one, client_data in zip(H, shards, strict=True))
         return V @ ((V.T @ B) / (sigma.square() + FedRAN().ridge).unsqueeze(1))
 
     def joint() -> torch.Tensor:
-        Z, labels = torch.cat([shard.inputs for shard in shards]), torch.cat([shard.labels for shard in shards])
+        Z, labels = (
+            torch.cat([client_data.inputs for client_data in shards]),
+            torch.cat([client_data.labels for client_data in shards]),
+        )
         G, C = peers.statistics(Z, labels, P, case.C)
-        return peers.inverse_ridge(G, C, Joint().ridge)
+        return peers.inverse_ridge(G, C, CentralisedRidge().ridge)
 
     plain: dict[str, Work] = {
         "stsa": stsa,

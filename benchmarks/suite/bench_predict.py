@@ -20,7 +20,7 @@ from suite.sides import Beside, each, limit, ours, peer, sizes
     ],
 )
 def bench_predict(case, beside: Beside, device) -> None:
-    known = made.problem(case.d, case.dtype, device)
+    known = made.context(case.d, case.dtype, device)
     server = STSA(M=case.M).server(known)
     # A classifier of these sizes; what it says does not matter here.
     server.W = torch.randn(case.M, case.C, dtype=case.dtype, device=device)

@@ -44,9 +44,9 @@ def bench_small_clients(case, beside: Beside, device) -> None:
 
 def sides_of(case: SimpleNamespace, device: torch.device) -> tuple[Side, Side, Side]:
     """One task: messages, codec, admission, ledger and solve on our side; plain tensors on the others."""
-    known = made.problem(case.d, case.dtype, device)
+    known = made.context(case.d, case.dtype, device)
     Z, labels = made.features(case.K * case.n, case.d, case.C, torch.float32), made.labels(case.K * case.n, case.C)
-    P, shards = made.problem_projection(known, case.M), np.split(np.arange(len(labels)), case.K)
+    P, shards = made.context_projection(known, case.M), np.split(np.arange(len(labels)), case.K)
 
     def rounds() -> Work:
         method, everyone = STSA(M=case.M), np.arange(len(labels))

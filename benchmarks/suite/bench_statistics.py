@@ -26,19 +26,19 @@ def bench_statistics(case, beside: Beside, device) -> None:
 
 def sides_of(case: SimpleNamespace, device: torch.device) -> tuple[Side, Side, Side]:
     """Ours, the limit and the peer."""
-    known = made.problem(case.d, case.dtype, device)
+    known = made.context(case.d, case.dtype, device)
     method = STSA(M=case.M)
     client, server, task = method.client(known), method.server(known), made.task(case.C)
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
-    shard = made.shard(case.n, case.d, case.C, case.dtype, device)
-    P = made.problem_projection(known, case.M)
-    H = peers.random_features(shard.inputs, P)
+    client_data = made.client_data(case.n, case.d, case.C, case.dtype, device)
+    P = made.context_projection(known, case.M)
+    H = peers.random_features(client_data.inputs, P)
     product = 2 * case.n * case.M**2
     # Z P, H'H, and an addition for every entry of H.
     flops = 2 * case.n * case.d * case.M + product + case.n * case.M
     return (
-        ours("STSAClient.update", each(partial(client.update, shard, broadcast, {})), flops),
+        ours("STSAClient.update", each(partial(client.update, client_data, broadcast, {})), flops),
         limit("H'H", each(lambda: H.T @ H), product),
-        peer("class sums by sample", each(lambda: peers.statistics(shard.inputs, shard.labels, P, case.C))),
+        peer("class sums by sample", each(lambda: peers.statistics(client_data.inputs, client_data.labels, P, case.C))),
     )

@@ -22,10 +22,10 @@ UPDATES, LARGE = 25, 4_000_000
     full=[{"M": 5000, "K": 25, "K_D": 10, "C": 10, "dtype": "float64"}],
 )
 def bench_stsa_e_server(case, beside: Beside, device, full_peers: bool) -> None:
-    known = made.problem(64, case.dtype, device)
+    known = made.context(64, case.dtype, device)
     method = STSAE(M=case.M, dummy_clients=case.K_D)
     task = made.task(case.C)
-    shards = [made.shard(20 * case.K_D, 64, case.C, case.dtype, device, client) for client in range(case.K)]
+    shards = [made.client_data(20 * case.K_D, 64, case.C, case.dtype, device, client) for client in range(case.K)]
     uploads = made.uploads(method, known, shards, task)
     C, n = joined(uploads)
     groups = n.shape[0]

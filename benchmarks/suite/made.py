@@ -10,7 +10,7 @@ from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.task import Task
@@ -19,12 +19,12 @@ from fcl_bench.protocol.wire import WireFormat
 CPU = torch.device("cpu")
 
 
-def problem(d: int, dtype: torch.dtype, device: torch.device = CPU) -> Problem:
+def context(d: int, dtype: torch.dtype, device: torch.device = CPU) -> Context:
     """What both halves know; uploads travel in float32, as by default."""
-    return Problem(inputs=d, seed=0, dtype=dtype, device=device, wire=WireFormat(torch.float32))
+    return Context(inputs=d, seed=0, dtype=dtype, device=device, wire=WireFormat(torch.float32))
 
 
-def problem_projection(known: Problem, M: int) -> torch.Tensor:
+def context_projection(known: Context, M: int) -> torch.Tensor:
     """P (d, M), the one that all clients of the problem draw."""
     projection = RandomFeatures(projection_seed(known), known.inputs, M, known.dtype, known.device).projection
     assert projection is not None
@@ -52,10 +52,10 @@ def random_features(
     return RandomFeatures(0, d, M, dtype, device).map(features(n, d, 10, dtype, device, seed))
 
 
-def shard(n: int, d: int, C: int, dtype: torch.dtype, device: torch.device = CPU, client: int = 0) -> Shard:
+def client_data(n: int, d: int, C: int, dtype: torch.dtype, device: torch.device = CPU, client: int = 0) -> ClientData:
     """One client's samples of the first task, all labelled."""
     Z = features(n, d, C, dtype, device, seed=client)
-    return Shard(client, 0, Z, labels(n, C, device), Z[:0])
+    return ClientData(client, 0, Z, labels(n, C, device), Z[:0])
 
 
 def task(C: int, index: int = 0) -> Task:
@@ -63,12 +63,12 @@ def task(C: int, index: int = 0) -> Task:
     return Task(index, range(index * C, (index + 1) * C), (index + 1) * C)
 
 
-def upload(client: Client, one: Shard, broadcast: Message) -> Message:
+def upload(client: Client, one: ClientData, broadcast: Message) -> Message:
     """What a client sends in its first turn, as the engine passes it on."""
     return dataclasses.replace(client.update(one, broadcast, {})[0], stage=broadcast.stage)
 
 
-def uploads(method: Method, known: Problem, shards: list[Shard], one: Task) -> list[Message]:
+def uploads(method: Method, known: Context, shards: list[ClientData], one: Task) -> list[Message]:
     """What the clients send in the only round of a task, as the server gets it from the wire."""
     server, client = method.server(known), method.client(known)
     server.start_task(one)

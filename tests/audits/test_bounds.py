@@ -14,22 +14,22 @@ from fcl_bench.execution.audits import against_theory
 from fcl_bench.methods.closed_form.bounds import inverse_gap
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.protocol.audit import Everything
+from fcl_bench.protocol.audit import FullData
 from tests.methods import fedran_oracle as oracle
-from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, projection_of, shard_of, stream_of
+from tests.methods.harness import context_of, draw_tasks, learn, learn_task, projection_of, shard_of, stream_of
 
 
 def audited(method, tasks, inputs=8):
     """The audit's rows, one after each task."""
-    problem = problem_of(inputs)
-    server, audit = method.server(problem), against_theory(method, problem)
+    context = context_of(inputs)
+    server, audit = method.server(context), against_theory(method, context)
     tests = np.random.default_rng(9).standard_normal((60, inputs))
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
-        learn_task(method, problem, server, task, clients)
+        learn_task(method, context, server, task, clients)
         for k, (Z, labels) in enumerate(clients):
             if len(labels):
                 audit.observe(task, shard_of(k, task.index, Z, labels))
-        audit.report(task, server, Everything(lambda: torch.from_numpy(tests).split(25), lambda indices: None))
+        audit.report(task, server, FullData(lambda: torch.from_numpy(tests).split(25), lambda indices: None))
     return audit.rows
 
 
@@ -112,7 +112,7 @@ def test_corollary_2_is_that_of_full_spectra(order, rank):
     tasks = draw_tasks(np.random.default_rng(3), 8, [2, 3, 2], sizes)
     method = FedRAN(M=20, rank=rank, ridge=1.0, merge=order, bounds=True)
     row = audited(method, tasks)[-1]
-    expected = oracle.relative_tail(tasks, projection_of(learn(method, problem_of(8), tasks)[0]), rank, order)
+    expected = oracle.relative_tail(tasks, projection_of(learn(method, context_of(8), tasks)[0]), rank, order)
     tail = expected["eta_local"] + expected["eta_merge"] * expected["truncations"]
     expected |= {"tail_bound": tail * expected["energy"], "tail_bound_R": tail * expected.pop("RN")}
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-8)
@@ -164,5 +164,5 @@ def test_bounds_are_numbers_or_none(method, ridge):
 
 
 def test_no_audit_unless_asked_for():
-    assert against_theory(FedRAN(), problem_of(8)) is None
-    assert against_theory(CentredSketch(), problem_of(8)) is None
+    assert against_theory(FedRAN(), context_of(8)) is None
+    assert against_theory(CentredSketch(), context_of(8)) is None

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from fcl_bench.execution.drift import FeatureDrift
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.protocol.audit import Everything
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.audit import FullData
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 
 #: [task][client] -> indices of training samples; a client without any, one with fewer than are asked for.
 SHARDS = [
@@ -46,7 +46,7 @@ def report(drift: FeatureDrift, task: int, calls: list | None = None, dtype: tor
             calls.append(indices)
         return torch.from_numpy(indices)
 
-    drift.report(Task(task, range(task, task + 1), task + 1), Extractor(task, dtype), Everything(list, train))
+    drift.report(Task(task, range(task, task + 1), task + 1), Extractor(task, dtype), FullData(list, train))
 
 
 def measured(samples: int, seed: int = 0, tasks: int = 3) -> tuple[FeatureDrift, list]:
@@ -66,9 +66,9 @@ def test_drift_is_the_mean_distance_of_the_reference_samples_features(samples):
     expected = []
     for s in range(3):
         for tau in range(s + 1):
-            for client, shard in enumerate(SHARDS[tau]):
-                R = [x for x in chosen[tau] if x in shard]
-                assert len(R) == min(samples, len(shard))
+            for client, client_data in enumerate(SHARDS[tau]):
+                R = [x for x in chosen[tau] if x in client_data]
+                assert len(R) == min(samples, len(client_data))
                 if R:
                     moved = [np.sqrt(((FEATURES[s][x] - FEATURES[tau][x]) ** 2).sum()) for x in R]
                     size = [np.sqrt((FEATURES[tau][x] ** 2).sum()) for x in R]
@@ -135,8 +135,8 @@ def test_features_of_any_type_are_measured_in_float32(dtype):
 
 def test_under_a_method_that_trains_features_drift_and_the_newest_tasks_do_not():
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], [[9, 4, 0], [8, 8, 8], [0, 9, 6]])
-    method = FineTune(training=Training(rounds=1, epochs=1, augment="none"))
-    federation = federation_of(method, tiny_problem(), tasks, drift=3)
+    method = FedAvg(training=Training(rounds=1, epochs=1, augment="none"))
+    federation = federation_of(method, tiny_context(), tasks, drift=3)
     stages = []
     data, drift = federation.transport.everything, federation.audits["drift"]
     everyone = data.inputs(np.arange(sum(len(labels) for clients in tasks for _, labels in clients)))
@@ -145,19 +145,19 @@ def test_under_a_method_that_trains_features_drift_and_the_newest_tasks_do_not()
     assert (np.diag(matrix) == 0).all()
     assert (matrix[np.tril_indices(3, -1)] > 0).all()
     for row in drift.rows:
-        shard = data.holdings[row["reference_task"]][row["client"]]
-        moved = (stages[row["task"]] - stages[row["reference_task"]])[shard].norm(dim=1)
+        client_data = data.holdings[row["reference_task"]][row["client"]]
+        moved = (stages[row["task"]] - stages[row["reference_task"]])[client_data].norm(dim=1)
         assert float(moved.min()) - 1e-6 <= row["drift"] <= float(moved.max()) + 1e-6
-        if row["samples"] == len(shard):
+        if row["samples"] == len(client_data):
             assert row["drift"] == pytest.approx(float(moved.mean()), rel=1e-5, abs=1e-7)
 
 
 def test_under_a_frozen_backbone_nothing_drifts():
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 4], [8, 8]], size=2)
     flat = [[(images.flatten(1).double(), labels) for images, labels in clients] for clients in tasks]
-    problem = tiny_problem()
-    problem = Problem(12, 0, torch.float64, problem.device, problem.wire)
-    federation = federation_of(AFL(gamma=1.0), problem, flat, drift=3)
+    context = tiny_context()
+    context = Context(12, 0, torch.float64, context.device, context.wire)
+    federation = federation_of(AFL(gamma=1.0), context, flat, drift=3)
     federation.run(lambda _: None)
     assert [row["drift"] for row in federation.audits["drift"].rows] == [0.0] * 6
     assert all(row["norm"] > 0 for row in federation.audits["drift"].rows)

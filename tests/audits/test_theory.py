@@ -17,8 +17,8 @@ from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.projection.projected import ProjectedMethod
 from fcl_bench.methods.projection.theory import ProjectionAudit
-from fcl_bench.protocol.audit import Audit, Everything
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.audit import Audit, FullData
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Server
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
@@ -31,7 +31,7 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.small_runs import interrupted_in, run_in
 
@@ -46,14 +46,14 @@ def bases_of(server: Server) -> dict[str, np.ndarray]:
 
 
 def audited(
-    method: ProjectedMethod, problem: Problem, tasks: ImageTasks, reload: bool = False
+    method: ProjectedMethod, context: Context, tasks: ImageTasks, reload: bool = False
 ) -> tuple[list[dict[str, float | None]], list[Start]]:
     """A stream with an audit, as the engine runs it: its rows, and where every round of training started.
 
     `reload` has a new audit take over the state of the last one after every round.
     """
-    audit: Audit = against_theory(method, problem)
-    server, client, starts = method.server(problem), method.client(problem), []
+    audit: Audit = against_theory(method, context)
+    server, client, starts = method.server(context), method.client(context), []
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         for round_, stage in enumerate(method.stages(task)):
@@ -62,35 +62,35 @@ def audited(
                 starts.append((task.index, round_, copy_of(server.network.state_dict()), bases_of(server)))
             for k, (images, labels) in enumerate(clients):
                 if len(labels):
-                    shard = image_shard(k, task.index, images, labels)
-                    message = encoded(turn(client, shard, broadcast), problem.wire)
-                    server.absorb(k, decoded(message, problem.dtype, CPU))
+                    client_data = image_shard(k, task.index, images, labels)
+                    message = encoded(turn(client, client_data, broadcast), context.wire)
+                    server.absorb(k, decoded(message, context.dtype, CPU))
                     if round_ == 0:
-                        audit.observe(task, shard)
+                        audit.observe(task, client_data)
             server.finish_round()
             audit.look(task, round_, server)
             if reload:
-                rows, state, audit = audit.rows, copy_of(audit.state_dict()), against_theory(method, problem)
+                rows, state, audit = audit.rows, copy_of(audit.state_dict()), against_theory(method, context)
                 audit.rows = rows
                 audit.load_state_dict(state)
         server.finish_task()
-        audit.report(task, server, Everything(list, lambda indices: None))
+        audit.report(task, server, FullData(list, lambda indices: None))
     return audit.rows, starts
 
 
-def fraction(method: ProjectedMethod, problem: Problem, tasks: ImageTasks, start: Start, tau: int) -> float | None:
+def fraction(method: ProjectedMethod, context: Context, tasks: ImageTasks, start: Start, tau: int) -> float | None:
     """||P g_tau|| / ||g_tau||: plain autograd in float64, projectors built whole."""
     task, _, state, bases = start
     sizes = [int(max(labels.max() for _, labels in clients if len(labels))) for clients in tasks[: task + 1]]
     sizes = np.diff([-1, *sizes]).tolist()
-    network = Network(problem.network)
+    network = Network(context.network)
     network.grow(sizes, 0)
     network.load_state_dict(state)
     network.double().eval()
     samples = [(images[: method.theory], labels[: method.theory]) for images, labels in tasks[tau]]
     images, labels = (torch.cat(parts) for parts in zip(*samples, strict=True))
     mean, std = (
-        torch.tensor(value, dtype=torch.float64).view(3, 1, 1) for value in (problem.network.mean, problem.network.std)
+        torch.tensor(value, dtype=torch.float64).view(3, 1, 1) for value in (context.network.mean, context.network.std)
     )
     scores = network((images.double() / 255 - mean) / std)
     if method.loss_over == "task":
@@ -129,19 +129,19 @@ VARIANTS = {
 
 @functools.cache
 def variant(name: str) -> tuple[list[dict[str, float | None]], list[Start]]:
-    return audited(VARIANTS[name], tiny_problem(), three_tasks())
+    return audited(VARIANTS[name], tiny_context(), three_tasks())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rho_and_beta_are_those_of_plain_gradients(name):
-    method, problem, tasks = VARIANTS[name], tiny_problem(), three_tasks()
+    method, context, tasks = VARIANTS[name], tiny_context(), three_tasks()
     found, starts = variant(name)
     assert len(found) == 3
     for task, row in enumerate(found):
         own = [start for start in starts if start[0] == task]
         assert len(own) == 2
-        rhos = [fraction(method, problem, tasks, start, task) ** 2 for start in own]
-        betas = {tau: [fraction(method, problem, tasks, start, tau) for start in own] for tau in range(task)}
+        rhos = [fraction(method, context, tasks, start, task) ** 2 for start in own]
+        betas = {tau: [fraction(method, context, tasks, start, tau) for start in own] for tau in range(task)}
         assert row["rho"] == pytest.approx(np.mean(rhos), rel=1e-3)
         assert row["rho_min"] == pytest.approx(oracle.rho(*unpacked(rhos)), rel=1e-3)
         every = [value for values in betas.values() for value in values]
@@ -171,7 +171,7 @@ def test_a_larger_threshold_leaves_less_of_every_gradient():
         method = FedProTIP(
             training=training(rounds=1, epochs=1), frozen_stages=1, threshold=threshold, threshold_step=0.0, theory=8
         )
-        rows.append(audited(method, tiny_problem(), three_tasks()[:2])[0][1])
+        rows.append(audited(method, tiny_context(), three_tasks()[:2])[0][1])
     for key in ("rho", "beta"):
         assert rows[0][key] > rows[1][key] > rows[2][key] > 0
 
@@ -180,7 +180,7 @@ def test_the_reference_samples_are_the_first_of_each_client():
     """And a client's few are all there are; those of absent clients do not exist."""
     method = VARIANTS["fedprotip"]
     tasks = three_tasks()
-    audit = against_theory(method, tiny_problem())
+    audit = against_theory(method, tiny_context())
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         for k, (images, labels) in enumerate(clients):
             if len(labels):
@@ -193,27 +193,27 @@ def test_the_reference_samples_are_the_first_of_each_client():
 
 
 def test_an_audit_that_takes_over_from_another_after_every_round_finds_the_same():
-    again, _ = audited(VARIANTS["fedprotip"], tiny_problem(), three_tasks(), reload=True)
+    again, _ = audited(VARIANTS["fedprotip"], tiny_context(), three_tasks(), reload=True)
     assert again == variant("fedprotip")[0]
 
 
 def test_looking_does_not_disturb_the_method():
     unwatched = dataclasses.replace(VARIANTS["fedprotip"], theory=0)
-    plain = learn_images(unwatched, tiny_problem(), three_tasks()[:2])
+    plain = learn_images(unwatched, tiny_context(), three_tasks()[:2])
     first = next(state for task, round_, state, _ in variant("fedprotip")[1] if (task, round_) == (2, 0))
     assert all(torch.equal(first[name], value) for name, value in plain.network.state_dict().items())
 
 
 def test_no_samples_no_audit():
-    assert against_theory(FedProTIP(), tiny_problem()) is None
-    assert isinstance(against_theory(FedProTIP(theory=1), tiny_problem()), ProjectionAudit)
+    assert against_theory(FedProTIP(), tiny_context()) is None
+    assert isinstance(against_theory(FedProTIP(theory=1), tiny_context()), ProjectionAudit)
 
 
 def test_a_gradient_of_zero_has_no_fraction():
     """A class of its own is always right: cross-entropy over a single class has no gradient."""
     method = FedProTIP(training=training(rounds=1, epochs=1), frozen_stages=1, theory=4, loss_over="task")
     tasks = image_tasks(np.random.default_rng(0), [1, 1], [[8], [8]])
-    found, _ = audited(method, tiny_problem(), tasks)
+    found, _ = audited(method, tiny_context(), tasks)
     assert found == [
         {"rho": None, "rho_min": None, "beta": None, "beta_max": None},
         {"rho": None, "rho_min": None, "beta": None, "beta_max": None, "beta_0": None},
@@ -244,12 +244,12 @@ def test_a_run_has_a_row_a_task_and_a_resumed_one_the_same_file(tmp_path, monkey
 
 def test_heads_are_a_layer_of_the_gradient():
     """With every body direction protected, what is left is the new head's part outside the heads' basis."""
-    method, problem, tasks = (
+    method, context, tasks = (
         dataclasses.replace(VARIANTS["fedprotip"], projected_heads=True),
-        tiny_problem(),
+        tiny_context(),
         three_tasks(),
     )
     start = next(start for start in variant("fedprotip")[1] if start[0] == 1)
     full = {layer: np.eye(len(basis)) if layer != HEADS else basis for layer, basis in start[3].items()}
-    left = fraction(method, problem, tasks, (*start[:3], full), 1)
-    assert 0 < left < fraction(method, problem, tasks, start, 1)
+    left = fraction(method, context, tasks, (*start[:3], full), 1)
+    assert 0 < left < fraction(method, context, tasks, start, 1)

@@ -24,8 +24,8 @@ from fcl_bench.data.sources.digits import Digits
 from fcl_bench.errors import UserError
 from fcl_bench.execution.predicting import Model
 from fcl_bench.methods import gradient
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddisco import FedDisco
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.fedprox import FedProx
@@ -34,14 +34,14 @@ from fcl_bench.methods.gradient import base
 from fcl_bench.training.knobs import Training
 from tests.engine.test_abreast import beside
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 from tests.small_runs import run_in, settings_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CPU = torch.device("cpu")
-METHODS = (FineTune, FedProx, Scaffold, FedDyn, FedDisco, JointTraining)
+METHODS = (FedAvg, FedProx, Scaffold, FedDyn, FedDisco, Centralised)
 #: 9, 7 and 8 images in batches of 4: batches of 4, 3 and 1.
 TASKS = made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
 TRAINING = Training(rounds=2, epochs=1, batch_size=4, lr=0.05, momentum=0.5)
@@ -76,10 +76,10 @@ def forgotten():
     torch.compiler.reset()
 
 
-def compiled_problem():
-    problem = tiny_problem()
-    assert problem.network is not None
-    return dataclasses.replace(problem, network=dataclasses.replace(problem.network, compiled=True))
+def compiled_context():
+    context = tiny_context()
+    assert context.network is not None
+    return dataclasses.replace(context, network=dataclasses.replace(context.network, compiled=True))
 
 
 def features(size: int = 16, **knobs) -> torch.Tensor:
@@ -104,10 +104,10 @@ def test_a_frozen_network_runs_compiled_whatever_the_size_of_its_batches(archite
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_steps_run_compiled_with_the_same_bits_of_the_same_graph(method, ran):
     """Two tasks, whose first stages freeze in the second, and a batch of a single image."""
-    knobs = {} if method is JointTraining else {"frozen_stages": 1}
-    plain = learnt(method(training=TRAINING, **knobs), tiny_problem(), TASKS)
+    knobs = {} if method is Centralised else {"frozen_stages": 1}
+    plain = learnt(method(training=TRAINING, **knobs), tiny_context(), TASKS)
     assert not ran
-    found = learnt(method(training=TRAINING, **knobs), compiled_problem(), TASKS)
+    found = learnt(method(training=TRAINING, **knobs), compiled_context(), TASKS)
     assert ran["runs"] > 20
     assert same(model_of(found), model_of(plain))
 
@@ -116,13 +116,13 @@ def test_neither_clients_nor_rounds_nor_tasks_compile_again(ran):
     """In training and in evaluation mode, with many images or one, a graph each; they serve the next network, too."""
     torch.compiler.reset()
     for _ in range(2):
-        learnt(FineTune(training=TRAINING), compiled_problem(), TASKS)
+        learnt(FedAvg(training=TRAINING), compiled_context(), TASKS)
     assert 1 < ran["graphs"] <= 5
 
 
 def test_clients_of_a_compiled_network_train_one_after_the_other(ran):
     """Those that train side by side do so in a pass of its own, which is not compiled."""
-    found = learnt(FineTune(training=TRAINING), compiled_problem(), TASKS, transport=beside("3"))
+    found = learnt(FedAvg(training=TRAINING), compiled_context(), TASKS, transport=beside("3"))
     assert ran["runs"] > 20
     assert found.state.side_by_side["turns_together"] == 0
     assert found.state.side_by_side["alone_since"] == ["the network runs compiled"]
@@ -238,9 +238,9 @@ def test_compiled_features_agree_to_rounding():
 @NEEDS_CXX
 def test_compiled_models_agree_to_rounding_and_resume_with_the_same_bits():
     """docs/gpu.md: after two tasks within 1e-4 of each tensor's largest number."""
-    method = FineTune(training=TRAINING)
-    whole, _ = assert_resumes(lambda: federation_of(method, compiled_problem(), TASKS))
-    found, expected = model_of(whole), model_of(learnt(method, tiny_problem(), TASKS))
+    method = FedAvg(training=TRAINING)
+    whole, _ = assert_resumes(lambda: federation_of(method, compiled_context(), TASKS))
+    found, expected = model_of(whole), model_of(learnt(method, tiny_context(), TASKS))
     assert any(not torch.equal(value, expected[name]) for name, value in found.items())
     for name, value in found.items():
         assert float((value - expected[name]).abs().max()) <= 1e-4 * float(expected[name].abs().max()), name

@@ -16,12 +16,12 @@ def setting_of(**own) -> Setting:
 @pytest.mark.parametrize("unequal", [False, True])
 def test_all_sides_learn_the_same_on_the_same_sizes(unequal):
     setting = setting_of(unequal=unequal)
-    sizes = {len(shard) for shard in setting.shards}
+    sizes = {len(client_data) for client_data in setting.shards}
     assert (sizes != {6}) is unequal
     found, apart = grouped_networks.measured(setting, [3], repeats=2)
     assert {size: len(seconds) for size, seconds in found.items()} == {1: 2, 3: 2}
     assert apart < 1e-4
-    start = setting.problem.network.build().state_dict()
+    start = setting.context.network.build().state_dict()
     model, _ = setting.rounds()
     assert max((model[f"body.{name}"] - value).abs().max() for name, value in start.items() if "weight" in name) > 1e-3
 

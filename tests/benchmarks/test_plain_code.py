@@ -16,20 +16,20 @@ from fcl_bench.linalg.spectral import merge, summarise
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 
 SIZES = SimpleNamespace(n=30, d=8, M=20, r=20, K=3, C=4)
 
 
-def exact(inputs: int) -> Problem:
+def exact(inputs: int) -> Context:
     """A problem whose wire rounds nothing."""
-    return dataclasses.replace(made.problem(inputs, torch.float64), wire=WireFormat(torch.float64))
+    return dataclasses.replace(made.context(inputs, torch.float64), wire=WireFormat(torch.float64))
 
 
 def shards_of(case: SimpleNamespace) -> list:
-    return [made.shard(case.n, case.d, case.C, torch.float64, client=client) for client in range(case.K)]
+    return [made.client_data(case.n, case.d, case.C, torch.float64, client=client) for client in range(case.K)]
 
 
 def close(ours_: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -68,15 +68,15 @@ def test_a_share_of_the_rank_one_updates_is_the_first_of_them():
 
 def test_groups_summed_by_sample_are_what_a_client_sends():
     method, known = STSAE(M=20, dummy_clients=3), exact(8)
-    shard = shards_of(SIZES)[0]
-    (sent,) = made.uploads(method, known, [shard], made.task(SIZES.C))
+    client_data = shards_of(SIZES)[0]
+    (sent,) = made.uploads(method, known, [client_data], made.task(SIZES.C))
     C, n = joined([sent])
-    H = peers.random_features(shard.inputs, made.problem_projection(known, 20))
+    H = peers.random_features(client_data.inputs, made.context_projection(known, 20))
     # Into whichever groups the samples fall, their sums and counts add up to the classes'.
-    plain, counts = peers.group_sums(H, shard.labels, torch.arange(30) % 3, 3, SIZES.C)
+    plain, counts = peers.group_sums(H, client_data.labels, torch.arange(30) % 3, 3, SIZES.C)
     close(C.sum(dim=1), plain.sum(dim=1))
     assert torch.equal(n.sum(dim=0), counts.sum(dim=0))
-    close(plain.sum(dim=1), peers.class_sums(H, shard.labels, SIZES.C))
+    close(plain.sum(dim=1), peers.class_sums(H, client_data.labels, SIZES.C))
 
 
 @pytest.mark.parametrize("n", [15, 40])

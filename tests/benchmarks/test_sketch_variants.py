@@ -22,7 +22,7 @@ from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.stsa import STSA
 from tests.conftest import write_features
-from tests.methods.harness import learn, problem_of
+from tests.methods.harness import context_of, learn
 
 M, SEED = 40, 3
 PLAIN = Variant("plain", rank=5, input_rank=4, bits=32, sums_bits=32, ridge=1.0)
@@ -49,7 +49,7 @@ def close(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float = 1e-8) -> 
 def own_method(stream: Stream, method: CentredSketch | STSA) -> torch.Tensor:
     """The classifier of the project's own method on the same shards."""
     tasks = [[(stream.Z[part].numpy(), stream.labels[part].numpy()) for part in parts] for _, parts, _ in stream.tasks]
-    return learn(method, problem_of(stream.Z.shape[1], SEED), tasks)[1][-1]
+    return learn(method, context_of(stream.Z.shape[1], SEED), tasks)[1][-1]
 
 
 @pytest.mark.parametrize("rank", [0, 5])

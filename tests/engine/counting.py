@@ -12,23 +12,25 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.protocol.audit import Audit
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 
-PROBLEM = Problem(3, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
+CONTEXT = Context(3, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
 
 
 class CountingClient(Client):
     def __init__(self, log):
         self.log = log
 
-    def update(self, shard, broadcast, state):
-        self.log.append((shard.task, int(broadcast["round"]), shard.client, sorted(shard.labels.tolist())))
-        return Message({"sum": shard.inputs.sum(dim=0)}), state
+    def update(self, client_data, broadcast, state):
+        self.log.append(
+            (client_data.task, int(broadcast["round"]), client_data.client, sorted(client_data.labels.tolist()))
+        )
+        return Message({"sum": client_data.inputs.sum(dim=0)}), state
 
 
 class CountingServer(Server):
@@ -82,10 +84,10 @@ class Counting(Method):
         self.log = []
         self._client = client
 
-    def client(self, problem):
+    def client(self, context):
         return self._client(self.log)
 
-    def server(self, problem):
+    def server(self, context):
         return CountingServer(self.log)
 
 
@@ -119,5 +121,5 @@ def federation(
         [np.array([2, 4]), np.array([], dtype=int), np.array([3])],
     ]
     method = Counting(client)
-    made = transport(method, PROBLEM, shards, columns, np.ones(5, dtype=bool), features)
-    return Federation(method, PROBLEM, stream, made, test, audits, middleware), method.log
+    made = transport(method, CONTEXT, shards, columns, np.ones(5, dtype=bool), features)
+    return Federation(method, CONTEXT, stream, made, test, audits, middleware), method.log

@@ -12,8 +12,8 @@ import torch
 from fcl_bench.engine.codec import HELD, PACKED, SCALE
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.validation import BadUpload, admitted
-from fcl_bench.protocol.fields import Announced
+from fcl_bench.engine.validation import BadUpload, validate_upload
+from fcl_bench.protocol.fields import SampleCounts
 from fcl_bench.protocol.message import Message
 
 #: The turns beside which hostile uploads are tried: client 1 is the second of three in the second task.
@@ -197,17 +197,17 @@ def tried(federation: Federation, more: Callable[[Message], Iterator[Hostile]] =
                 task = federation.stream.tasks[TASK]
                 expected = server.expects(task, broadcast.round)
                 samples = [int(transport.samples(index)[0][CLIENT]) for index in range(TASK + 1)]
-                announced = Announced(samples[TASK], sum(samples))
+                announced = SampleCounts(samples[TASK], sum(samples))
                 for hostile in more(reply.upload):
                     refusal = None
                     try:
-                        admitted(
+                        validate_upload(
                             CLIENT,
                             hostile.upload,
                             federation._middleware,
                             server,
                             expected,
-                            federation.problem,
+                            federation.context,
                             announced,
                         )
                     except BadUpload as error:

@@ -16,8 +16,8 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import problem_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.harness import context_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.small_methods import NAMES, architecture, class_of, made, trains
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
@@ -68,13 +68,13 @@ def small(name: str, **knobs: Any) -> Method:
 
 def federation(method: Method, wire: WireFormat = WIRES["float32"], drops: bool = False) -> Federation:
     if method.trains_network:
-        problem = tiny_problem(architecture=architecture(method.name))
+        context = tiny_context(architecture=architecture(method.name))
         tasks = image_tasks(np.random.default_rng(0), [3, 3], SIZES)
     else:
-        problem, tasks = problem_of(6), feature_tasks(0, [3, 3], SIZES)
+        context, tasks = context_of(6), feature_tasks(0, [3, 3], SIZES)
         if method.name == "fedfecam":  # whose power takes nothing negative
             tasks = [[(Z.abs(), labels) for Z, labels in clients] for clients in tasks]
-    return federation_of(method, dataclasses.replace(problem, wire=wire, clients=3), tasks, drops=drops)
+    return federation_of(method, dataclasses.replace(context, wire=wire, clients=3), tasks, drops=drops)
 
 
 def same_once_decoded(a: Message, b: Message) -> bool:

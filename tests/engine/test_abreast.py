@@ -13,7 +13,7 @@ from fcl_bench.engine.batched_clients import group_size
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.options.faults.listed import ListedFaults
@@ -24,7 +24,7 @@ from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.training import batched_heads as side_by_side
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of
 from tests.small_methods import NAMES, architecture, class_of, trains
 from tests.small_runs import interrupted_in, run_in, settings_for
 
@@ -64,7 +64,7 @@ def beside(size: str):
 
 
 def ended(method, size: str = "1", tasks=None, **options):
-    return learnt(method, feature_problem(D), tasks or tasks_of(), transport=beside(size), **options)
+    return learnt(method, feature_context(D), tasks or tasks_of(), transport=beside(size), **options)
 
 
 def assert_same_model(ours, theirs):
@@ -100,7 +100,7 @@ def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):
     [({"optimizer": "adam"}, "is not SGD with one rate"), ({"rates": {"heads.0": 0.05}}, "is not SGD with one rate")],
 )
 def test_knobs_without_a_batched_form_say_so(knobs, reason):
-    method = FineTune(training=knobs_of(**knobs), on="features")
+    method = FedAvg(training=knobs_of(**knobs), on="features")
     several = ended(method, "3")
     found = several.state.side_by_side
     if "rates" in knobs:  # the first task has one head, and so one rate
@@ -110,19 +110,19 @@ def test_knobs_without_a_batched_form_say_so(knobs, reason):
 
 
 def test_bfloat16_trains_one_after_the_other():
-    several = ended(FineTune(training=knobs_of(precision="bfloat16"), on="features"), "3")
+    several = ended(FedAvg(training=knobs_of(precision="bfloat16"), on="features"), "3")
     assert several.state.side_by_side["alone_since"] == ["precision is bfloat16"]
 
 
 def test_frozen_heads_and_a_loss_over_the_task():
-    method = FineTune(training=knobs_of(), on="features", frozen_heads=True, loss_over="task")
+    method = FedAvg(training=knobs_of(), on="features", frozen_heads=True, loss_over="task")
     several = ended(method, "4")
     assert several.state.side_by_side["alone_since"] == []
     assert_same_model(several, ended(method))
 
 
 def test_a_rate_of_all_heads_counts():
-    method = FineTune(training=knobs_of(rates={"heads": 0.3}), on="features")
+    method = FedAvg(training=knobs_of(rates={"heads": 0.3}), on="features")
     several = ended(method, "4")
     assert several.state.side_by_side["alone_since"] == []
     assert_same_model(several, ended(method))
@@ -143,7 +143,7 @@ def test_groups_end_at_the_size_and_where_features_would_not_fit(monkeypatch):
         return train(start, turns, steps)
 
     monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_side_by_side", counted)
-    method = FineTune(training=knobs_of(rounds=1), on="features")
+    method = FedAvg(training=knobs_of(rounds=1), on="features")
     ended(method, "3")
     assert groups == [[20, 13, 9], [40, 11], [17, 30, 1]]
     groups.clear()
@@ -166,7 +166,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
             return torch.no_grad()
 
     monkeypatch.setattr(abreast, "Stopwatch", Clock)
-    run = ended(FineTune(training=knobs_of(rounds=1), on="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
+    run = ended(FedAvg(training=knobs_of(rounds=1), on="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
     seconds = [row.client_seconds for row in run.state.ledger.uploads]
     shares = [8 * n / 93 for n in (20, 13, 9, 40, 11)]
     assert seconds == pytest.approx(shares, abs=0.5)
@@ -175,12 +175,12 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
 
 def test_clients_that_fail_do_the_same_beside_others():
     faults = ListedFaults(silent=["1@0"], late=["3@0"], gone=["4@1"])
-    method = FineTune(training=knobs_of(), on="features")
+    method = FedAvg(training=knobs_of(), on="features")
 
     def failing(size):
         return lambda *parts: Faulty(InProcess.of(*parts, parallel=size), faults, 0)
 
-    single, several = (learnt(method, feature_problem(D), tasks_of(), transport=failing(size)) for size in ("1", "4"))
+    single, several = (learnt(method, feature_context(D), tasks_of(), transport=failing(size)) for size in ("1", "4"))
     assert_same_model(several, single)
     assert several.state.absences == single.state.absences
     assert several.state.absences["silent"] == several.state.absences["late"] == 3
@@ -195,9 +195,9 @@ def test_secure_sums_add_up_the_same():
 
         return reached
 
-    problem = dataclasses.replace(feature_problem(D), sums=True)
-    method = FineTune(training=knobs_of(), on="features")
-    single, several = (learnt(method, problem, tasks_of([[20, 13, 9, 40, 11]]), transport=summing(s)) for s in "14")
+    context = dataclasses.replace(feature_context(D), sums=True)
+    method = FedAvg(training=knobs_of(), on="features")
+    single, several = (learnt(method, context, tasks_of([[20, 13, 9, 40, 11]]), transport=summing(s)) for s in "14")
     assert_same_model(several, single)
     assert several.state.side_by_side == {"turns_together": 12, "turns_alone": 3, "alone_since": []}
 
@@ -206,7 +206,7 @@ def test_secure_sums_add_up_the_same():
 def test_a_run_resumes_from_every_round_bit_for_bit(name):
     method = on_features(name, knobs_of(momentum=0.5))
     whole, _ = assert_resumes(
-        lambda: federation_of(method, feature_problem(D), tasks_of(), transport=beside("3")), step=2
+        lambda: federation_of(method, feature_context(D), tasks_of(), transport=beside("3")), step=2
     )
     assert whole.state.side_by_side["turns_together"] > 0
 
@@ -215,7 +215,7 @@ def test_a_refused_upload_is_taken_back():
     """A client's state is that of before its turn, though its neighbours trained with it."""
     method = on_features("feddyn", knobs_of(rounds=2))
     single, several = (
-        federation_of(method, feature_problem(D), tasks_of(), transport=beside(size), drops=True) for size in "14"
+        federation_of(method, feature_context(D), tasks_of(), transport=beside(size), drops=True) for size in "14"
     )
     for run in (single, several):
         absorb = run.server.objection
@@ -235,7 +235,7 @@ def test_a_refused_upload_is_taken_back():
 @pytest.mark.parametrize("size", ["1", "4"])
 def test_a_model_that_is_not_finite_is_one_line(size):
     with pytest.raises(UserError, match=r"method\.training\.lr=1e\+20: training diverged"):
-        ended(FineTune(training=knobs_of(lr=1e20, weight_decay=1e3), on="features"), size)
+        ended(FedAvg(training=knobs_of(lr=1e20, weight_decay=1e3), on="features"), size)
 
 
 # The key --------------------------------------------------------------------------------------------------------------

@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.fedewc import FedEWC
 from fcl_bench.methods.averaging.fedprox import FedProx
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.distillation.moon import MOON
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
 from tests.engine.test_abreast import CLOSE, SIZES, beside
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 from tests.small_runs import run_in
 
@@ -38,11 +38,11 @@ def tasks_of():
     return image_tasks(np.random.default_rng(0), [4, 3], SIZES)
 
 
-def smooth_problem(width: int = 4) -> Problem:
+def smooth_context(width: int = 4) -> Context:
     """Of a network whose ReLUs are gone."""
-    problem = tiny_problem(width=width)
-    assert problem.network is not None
-    build = problem.network.build
+    context = tiny_context(width=width)
+    assert context.network is not None
+    build = context.network.build
 
     def without() -> nn.Module:
         body = build()
@@ -51,18 +51,18 @@ def smooth_problem(width: int = 4) -> Problem:
                 stage[2] = nn.Identity()
         return body
 
-    return dataclasses.replace(problem, network=dataclasses.replace(problem.network, build=without))
+    return dataclasses.replace(context, network=dataclasses.replace(context.network, build=without))
 
 
 def ended(method: GradientMethod, size: str = "1", width: int = 4):
-    return learnt(method, smooth_problem(width), tasks_of(), transport=beside(size))
+    return learnt(method, smooth_context(width), tasks_of(), transport=beside(size))
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        FineTune(training=knobs_of(momentum=0.9, weight_decay=0.01)),
-        FineTune(training=knobs_of(), frozen_stages=2, frozen_heads=True, loss_over="task"),
+        FedAvg(training=knobs_of(momentum=0.9, weight_decay=0.01)),
+        FedAvg(training=knobs_of(), frozen_stages=2, frozen_heads=True, loss_over="task"),
         FedProx(training=knobs_of(), mu=0.1),
         FedDyn(training=knobs_of(momentum=0.5)),
     ],
@@ -89,7 +89,7 @@ def test_clients_of_unequal_sizes_learn_the_same(method):
         (MOON(training=knobs_of(rounds=2, epochs=1)), 5, "the loss looks at more than the network's logits"),
         (FedEWC(training=knobs_of(rounds=2, epochs=1)), 10, "the method changes gradients in a way of its own"),
         (
-            FineTune(training=knobs_of(rounds=2, epochs=1, optimizer="adam")),
+            FedAvg(training=knobs_of(rounds=2, epochs=1, optimizer="adam")),
             0,
             "the step of method.training is not SGD with one rate",
         ),
@@ -105,13 +105,13 @@ def test_methods_that_do_more_say_why_they_train_alone(method, together, reason)
 
 
 def test_a_stage_without_training_is_no_reason():
-    several = ended(FineTune(training=knobs_of(rounds=1), replay_head="gaussian"), "3")
+    several = ended(FedAvg(training=knobs_of(rounds=1), replay_head="gaussian"), "3")
     assert several.state.side_by_side["turns_together"] == 5 + 3
     assert several.state.side_by_side["alone_since"] == []
 
 
 def test_auto_leaves_wide_networks_alone():
-    method = FineTune(training=knobs_of(rounds=1, epochs=1))
+    method = FedAvg(training=knobs_of(rounds=1, epochs=1))
     narrow, wide = ended(method, "auto", 16), ended(method, "auto", 17)
     assert narrow.state.side_by_side == {"turns_together": 9, "turns_alone": 0, "alone_since": []}
     assert wide.state.side_by_side == {"turns_together": 0, "turns_alone": 9, "alone_since": [ALONE_AUTO]}
@@ -121,13 +121,13 @@ def test_auto_leaves_wide_networks_alone():
 
 def test_a_run_resumes_from_every_round_bit_for_bit():
     method = FedDyn(training=knobs_of(rounds=2, momentum=0.5))
-    whole, _ = assert_resumes(lambda: federation_of(method, tiny_problem(), tasks_of(), transport=beside("3")), step=2)
+    whole, _ = assert_resumes(lambda: federation_of(method, tiny_context(), tasks_of(), transport=beside("3")), step=2)
     assert whole.state.side_by_side["turns_together"] > 0
 
 
 def test_a_model_that_is_not_finite_is_one_line():
     with pytest.raises(Exception, match=r"method\.training\.lr=1e\+20: training diverged"):
-        ended(FineTune(training=knobs_of(lr=1e20, weight_decay=1e3)), "4")
+        ended(FedAvg(training=knobs_of(lr=1e20, weight_decay=1e3)), "4")
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -12,15 +12,15 @@ import torch
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Node
+from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload, first_objection
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -33,9 +33,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.wire import WIRE_DTYPES
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.small_methods import architecture, unlisted
 
 Change = Callable[[Message], Message]
@@ -54,9 +54,9 @@ class BadClient(Client):
     def __init__(self, client: Client, change: Change, stage: str) -> None:
         self._client, self._change, self._stage = client, change, stage
 
-    def update(self, shard, broadcast, state):
-        upload, state = self._client.update(shard, broadcast, state)
-        bad = (shard.task, shard.client, broadcast.stage) == (TASK, CLIENT, self._stage)
+    def update(self, client_data, broadcast, state):
+        upload, state = self._client.update(client_data, broadcast, state)
+        bad = (client_data.task, client_data.client, broadcast.stage) == (TASK, CLIENT, self._stage)
         return self._change(upload) if bad else upload, state
 
 
@@ -92,11 +92,11 @@ def one_entry(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def features(**wire: str):
-    return problem_of(6, **wire), feature_tasks(0, [3, 3], [[12, 9, 8], [10, 11, 9]])
+    return context_of(6, **wire), feature_tasks(0, [3, 3], [[12, 9, 8], [10, 11, 9]])
 
 
 def images(**wire: str):
-    return tiny_problem(**wire), image_tasks(np.random.default_rng(0), [3, 3], [[12, 9, 8], [10, 11, 9]])
+    return tiny_context(**wire), image_tasks(np.random.default_rng(0), [3, 3], [[12, 9, 8], [10, 11, 9]])
 
 
 STATISTICS, MODEL, BASES, REFERENCES = "statistics", "model", "bases", "references"
@@ -158,18 +158,18 @@ MADE = {
         *("6 class sums are not zero, and n says that there is no sample", "fields that agree"),
     ),
     "another task's labels": (
-        *(Joint(M=8), features(), STATISTICS, 0, put("labels", one_entry(6))),
+        *(CentralisedRidge(M=8), features(), STATISTICS, 0, put("labels", one_entry(6))),
         *("labels holds 6", "some of 3, 4, 5"),
     ),
     "no sample": (
-        *(FineTune(training=FAST), images(), MODEL, 1, lambda upload: dataclasses.replace(upload, samples=0)),
+        *(FedAvg(training=FAST), images(), MODEL, 1, lambda upload: dataclasses.replace(upload, samples=0)),
         *("samples=0", "at least 1"),
     ),
     "no number of samples": (
-        *(FineTune(training=FAST), images(), MODEL, 1, lambda upload: dataclasses.replace(upload, samples=None)),
+        *(FedAvg(training=FAST), images(), MODEL, 1, lambda upload: dataclasses.replace(upload, samples=None)),
         *("it does not say how many samples it is of", "fields that agree"),
     ),
-    "a weight is missing": (FineTune(training=FAST), images(), MODEL, 1, without(HEAD), f"{HEAD} is missing", HEAD),
+    "a weight is missing": (FedAvg(training=FAST), images(), MODEL, 1, without(HEAD), f"{HEAD} is missing", HEAD),
     "a basis of another layer": (
         *(FedProTIP(training=FAST, columns=8), images(), BASES, 2, put("heads", lambda U: U[1:])),
         *("heads has the shape (31, ", "(32, r of heads)"),
@@ -191,7 +191,7 @@ MADE = {
         *(put("outside", one_entry(1e12)), "outside holds 1e+12", "samples"),
     ),
     "pictures in another type": (
-        *(JointTraining(training=FAST), images(), "samples", 0, put("images", lambda x: x.int())),
+        *(Centralised(training=FAST), images(), "samples", 0, put("images", lambda x: x.int())),
         *("images has the type int32", "uint8"),
     ),
 }
@@ -201,7 +201,7 @@ CANT = "it cannot be decoded ("
 TRAVELLED = {
     "not a number": (STSA(M=8), features(), STATISTICS, 0, put("G", one_entry(torch.nan)), "G is not finite", "finite"),
     "infinite": (
-        *(FineTune(training=FAST), images(), MODEL, 1, put(HEAD, one_entry(torch.inf))),
+        *(FedAvg(training=FAST), images(), MODEL, 1, put(HEAD, one_entry(torch.inf))),
         *(f"{HEAD} is not finite", "finite"),
     ),
     "no triangle": (STSA(M=8), PACKED, STATISTICS, 0, put("G::packed", lambda G: G[:-1]), CANT, "G, C"),
@@ -271,19 +271,19 @@ def refused(federation: Federation) -> tuple[UserError, list[int]]:
 
 @pytest.mark.parametrize("case", CASES, ids=[*MADE, *TRAVELLED])
 def test_a_bad_upload_is_one_line_and_nothing_of_it_is_absorbed(case):
-    method, (problem, tasks), stage, round_, change, said, expected, travelled = case
+    method, (context, tasks), stage, round_, change, said, expected, travelled = case
 
-    def transport(method, problem, shards, columns, labelled, inputs):
-        data = ClientData(problem, shards, np.where(labelled, columns, UNKNOWN), inputs)
-        steps: list[Middleware] = [Codec.of_clients(problem)]
-        client: Client = method.client(problem)
+    def transport(method, context, shards, columns, labelled, inputs):
+        data = NodeData(context, shards, np.where(labelled, columns, UNKNOWN), inputs)
+        steps: list[Middleware] = [Codec.of_clients(context)]
+        client: Client = method.client(context)
         if travelled:
             steps.append(AfterTheCodec(change, stage))
         else:
             client = BadClient(client, change, stage)
-        return InProcess(Node(client, problem, data, Chain(steps)))
+        return InProcess(Node(client, context, data, Chain(steps)))
 
-    federation = federation_of(method, problem, tasks, transport=transport)
+    federation = federation_of(method, context, tasks, transport=transport)
     error, absorbed = refused(federation)
     assert type(error) is BadUpload
     [line] = str(error).splitlines()
@@ -314,12 +314,12 @@ CLOSED_FORM: dict[str, Method] = {
     "centred_sketch, not centred": CentredSketch(M=8, rank=2, centre=False),
     "centred_sketch, gaussian": CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2),
     "centred_sketch, gaussian, without random features": CentredSketch(M=None, rank=2, remainder="gaussian"),
-    "joint": Joint(M=8),
+    "joint": CentralisedRidge(M=8),
 }
 GRADIENT: dict[str, tuple[Method, list[str]]] = {
-    "finetune": (FineTune(training=FAST), [MODEL, MODEL]),
-    "finetune of some clients": (FineTune(training=dataclasses.replace(FAST, fraction=0.5)), [MODEL, MODEL]),
-    "joint_training": (JointTraining(training=FAST), ["samples"]),
+    "finetune": (FedAvg(training=FAST), [MODEL, MODEL]),
+    "finetune of some clients": (FedAvg(training=dataclasses.replace(FAST, fraction=0.5)), [MODEL, MODEL]),
+    "joint_training": (Centralised(training=FAST), ["samples"]),
     "fot": (FOT(training=FAST, columns=8), [MODEL, MODEL, BASES]),
     "mfcl": (MFCL(training=FAST, synthetic=4, generator=Generation(noise=5, width=4, steps=2)), [MODEL, MODEL]),
     "fedprotip": (FedProTIP(training=FAST, columns=8), [MODEL, MODEL, BASES, REFERENCES]),
@@ -342,17 +342,17 @@ LISTED = {method.name for method in [*CLOSED_FORM.values(), *(method for method,
 @pytest.mark.parametrize("method", unlisted(LISTED), ids=lambda method: method.name)
 def test_uploads_of_methods_that_are_new_in_conf_are_admitted(method):
     if method.trains_network:
-        problem = tiny_problem(architecture=architecture(method.name))
+        context = tiny_context(architecture=architecture(method.name))
         tasks = image_tasks(np.random.default_rng(0), [3, 2, 2], SIZES)
     else:
-        problem, tasks = problem_of(6), feature_tasks(0, [5, 2, 3], SIZES)
-    assert federation_of(method, problem, tasks).run(lambda _: None).tasks_done == 3
+        context, tasks = context_of(6), feature_tasks(0, [5, 2, 3], SIZES)
+    assert federation_of(method, context, tasks).run(lambda _: None).tasks_done == 3
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: " ".join(wire.values()))
 @pytest.mark.parametrize("method", CLOSED_FORM.values(), ids=CLOSED_FORM.keys())
 def test_uploads_of_the_closed_form_methods_are_admitted(method, wire):
-    federation = federation_of(method, problem_of(6, **wire), feature_tasks(0, [5, 2, 3], SIZES))
+    federation = federation_of(method, context_of(6, **wire), feature_tasks(0, [5, 2, 3], SIZES))
     state = federation.run(lambda _: None)
     assert state.tasks_done == 3
     rounds = federation.server.rounds(federation.stream.tasks[0])
@@ -365,7 +365,7 @@ def test_uploads_of_the_closed_form_methods_are_admitted(method, wire):
 @pytest.mark.parametrize(("method", "stages"), GRADIENT.values(), ids=GRADIENT.keys())
 def test_uploads_of_the_methods_that_train_are_admitted_in_every_stage(method, stages, wire):
     tasks = image_tasks(np.random.default_rng(0), [3, 2, 2], SIZES)
-    state = federation_of(method, tiny_problem(wire=wire), tasks).run(lambda _: None)
+    state = federation_of(method, tiny_context(wire=wire), tasks).run(lambda _: None)
     assert state.tasks_done == 3
     sent = [row for row in state.ledger.uploads if row.up_bytes]
     for task in range(3):

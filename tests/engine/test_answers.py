@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.evaluation import WAYS, Answers
+from fcl_bench.engine.evaluation import WAYS, Predictions
 from fcl_bench.protocol.context import Prediction
 
 #: Classes that each task brings.
@@ -61,8 +61,8 @@ def drawn(rng: np.random.Generator, after: int, count: int, routed: bool):
     return scores, truth, (named if routed else None)
 
 
-def answered(batches) -> Answers:
-    answers = Answers(len(CLASSES))
+def answered(batches) -> Predictions:
+    answers = Predictions(len(CLASSES))
     for after, scores, truth, named in batches:
         task_of_column = torch.tensor(TASK_OF[: scores.shape[1]])
         answers.add(after, Prediction(scores, named), truth, task_of_column[truth], members(after))
@@ -110,7 +110,7 @@ def test_scores_of_other_tasks_never_win_however_large_or_small():
     scores = torch.tensor([[-3e38, -2e38, 0.0, 3e38]])
     task_of_column = torch.tensor([0, 0, 0, 1])
     for column, right in ((0, 0), (1, 0), (2, 1), (3, 0)):
-        answers = Answers(4)
+        answers = Predictions(4)
         truth = torch.tensor([column])
         answers.add(1, Prediction(scores, torch.tensor([0])), truth, task_of_column[truth], members(1))
         assert answers["correct"].sum() == right
@@ -126,7 +126,7 @@ def test_a_head_of_its_own_answers_for_its_task():
     scores = torch.stack([torch.maximum(heads[0][:, 0], heads[1][:, 0]), heads[0][:, 1], heads[0][:, 2]], dim=1)
     scores[:, 2] = torch.maximum(scores[:, 2], heads[1][:, 1])
     truth, true_tasks = torch.tensor([2, 2, 1]), torch.tensor([1, 0, 0])
-    answers = Answers(2)
+    answers = Predictions(2)
     answers.add(1, Prediction(scores, torch.tensor([1, 1, 0]), heads), truth, true_tasks, classes)
     assert answers["aware"][1].tolist() == [2, 1]
     assert answers["correct"][1].tolist() == [1, 1]  # the second is routed wrong, and head 1 says class 0
@@ -136,7 +136,7 @@ def test_a_head_of_its_own_answers_for_its_task():
 
 def test_a_class_that_is_not_seen_yet_is_never_answered():
     scores = torch.tensor([[1.0, 2.0]])
-    answers = Answers(2)
+    answers = Predictions(2)
     answers.add(0, Prediction(scores), torch.tensor([3]), torch.tensor([0]), [torch.tensor([0, 1])])
     assert not any(answers[way].any() for way in WAYS)
 
@@ -145,7 +145,7 @@ def test_a_class_that_is_not_seen_yet_is_never_answered():
 def test_answers_survive_being_saved(routed):
     rng = np.random.default_rng(3)
     first, second = [(after, *drawn(rng, after, 50, routed)) for after in (1, 2)]
-    restored, before = Answers(4), answered([first])
+    restored, before = Predictions(4), answered([first])
     restored.restore(json.loads(json.dumps(before.state())), before.tensor(2).clone())
     assert restored.routes is routed
     scores, truth, named = second[1:]

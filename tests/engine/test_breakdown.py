@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.evaluation import CONFUSION, Answers
+from fcl_bench.engine.evaluation import CONFUSION, Predictions
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
 from fcl_bench.protocol.context import Prediction
 
@@ -19,7 +19,7 @@ TASK_OF = np.array([0, 0, 1, 2, 2])
 @pytest.fixture
 def examined():
     """Three examinations in two batches each: the counts, and for each the truths, answers, scores and samples."""
-    rng, answers, all_of = np.random.default_rng(0), Answers(T, by_sample=True), []
+    rng, answers, all_of = np.random.default_rng(0), Predictions(T, by_sample=True), []
     for after in range(T):
         seen = int((after >= TASK_OF).sum())
         truth = rng.integers(0, seen, 40)
@@ -63,7 +63,7 @@ def test_samples_are_kept_by_index(examined):
 
 def test_a_routed_answer_is_the_one_that_counts():
     """The class of the task that is named, and not the largest score."""
-    answers = Answers(2)
+    answers = Predictions(2)
     scores, classes = torch.tensor([[0.1, 0.9, 0.5]]), [torch.tensor([0]), torch.tensor([1, 2])]
     answers.add(1, Prediction(scores, torch.tensor([0])), torch.tensor([1]), torch.tensor([1]), classes)
     answers.finish(1)
@@ -71,7 +71,7 @@ def test_a_routed_answer_is_the_one_that_counts():
 
 
 def test_an_examination_without_a_test_sample_leaves_no_row():
-    answers = Answers(2, by_sample=True)
+    answers = Predictions(2, by_sample=True)
     answers.finish(0)
     assert len(answers.confusion) == len(answers.samples) == 0
 

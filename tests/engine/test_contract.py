@@ -132,19 +132,19 @@ def refused(code, kind, knobs, slip, told, tmp_path, monkeypatch, command, *over
     assert not list(out.glob("runs/*/run.json"))
 
 
-class Half(Client, Server):
+class ModelHolder(Client, Server):
     """Both halves; its methods are never called."""
 
 
-Half.__abstractmethods__ = frozenset()
+ModelHolder.__abstractmethods__ = frozenset()
 
 
 def test_participants_may_be_numpy_numbers_in_any_order():
     named = torch.tensor([2, 0]).numpy()
-    assert participants_of(Half(), named, 3) == [2, 0]
-    assert participants_of(Half(), [], 3) == []
+    assert participants_of(ModelHolder(), named, 3) == [2, 0]
+    assert participants_of(ModelHolder(), [], 3) == []
     with pytest.raises(UserError, match="named the clients -1"):
-        participants_of(Half(), [-1], 3)
+        participants_of(ModelHolder(), [-1], 3)
 
 
 def test_a_state_that_is_only_read_is_unchanged():
@@ -153,9 +153,9 @@ def test_a_state_that_is_only_read_is_unchanged():
         state["model.v"] = torch.zeros(3)  # it has no count of changes
     before = versions(state)
     state["model.w"] + state["model.v"]
-    require_unchanged(Half(), 0, state, before)
-    require_unchanged(Half(), 0, state, None)
+    require_unchanged(ModelHolder(), 0, state, before)
+    require_unchanged(ModelHolder(), 0, state, None)
     state["model.w"].add_(1)
-    require_unchanged(Half(), 0, state, None)  # it came from elsewhere
+    require_unchanged(ModelHolder(), 0, state, None)  # it came from elsewhere
     with pytest.raises(UserError, match=r"Half: model\.w of the state of client 4 was changed"):
-        require_unchanged(Half(), 4, state, before)
+        require_unchanged(ModelHolder(), 4, state, before)

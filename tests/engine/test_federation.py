@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import ClientData, Node
+from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.message import Message
@@ -36,8 +36,8 @@ def test_a_server_may_ask_clients_without_samples_of_the_task():
     class Noting(Audit):
         rows = ()
 
-        def observe(self, task, shard):
-            seen.append((task.index, shard.client))
+        def observe(self, task, client_data):
+            seen.append((task.index, client_data.client))
 
         def report(self, task, server, everything):
             pass
@@ -80,9 +80,9 @@ def test_no_upload_outlives_its_turn():
     """Neither as it was made, nor on the wire, nor as the server has it."""
     made, wire, received = Watching(), Watching(), Watching()
 
-    def transport(method, problem, shards, columns, labelled, inputs):
-        data = ClientData(problem, shards, columns, inputs)
-        return InProcess(Node(method.client(problem), problem, data, Chain([made, Codec.of_clients(problem), wire])))
+    def transport(method, context, shards, columns, labelled, inputs):
+        data = NodeData(context, shards, columns, inputs)
+        return InProcess(Node(method.client(context), context, data, Chain([made, Codec.of_clients(context), wire])))
 
     running, _ = federation(transport=transport, middleware=[received])
     running.run(checkpoint=lambda _: None)

@@ -28,7 +28,7 @@ from tests.engine.hostile_cases import (
     same_once_decoded,
     small,
 )
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 from tests.methods.whole_runs import assert_resumes
 from tests.small_methods import architecture
 from tests.small_runs import run_in
@@ -274,19 +274,19 @@ def test_a_hostile_model_spoils_the_mean_and_no_robust_aggregate(tmp_path, monke
 def test_a_method_whose_server_sees_more_than_models_takes_the_mean_only():
     for name in ("scaffold", "feddyn", "feddisco", "regmean", "lorm", "pilora"):
         method = small(name, training=dataclasses.replace(FAST, aggregate="median"))
-        problem = tiny_problem(architecture=architecture(name))
+        context = tiny_context(architecture=architecture(name))
         with pytest.raises(
             UserError, match=r"^method\.training\.aggregate=median: .* \(method\.training\.aggregate=mean\)$"
         ):
-            method.check(problem, [3, 3])
+            method.check(context, [3, 3])
 
 
 def test_the_models_of_a_round_count_as_memory():
     method = small("finetune", training=dataclasses.replace(FAST, aggregate="median"))
-    problem = dataclasses.replace(tiny_problem(), clients=10**9)
+    context = dataclasses.replace(tiny_context(), clients=10**9)
     with pytest.raises(UserError, match=r"^method\.training\.aggregate=median needs .* GiB for the models of a round"):
-        method.check(problem, [3, 3])
-    method.check(dataclasses.replace(problem, clients=10), [3, 3])
+        method.check(context, [3, 3])
+    method.check(dataclasses.replace(context, clients=10), [3, 3])
 
 
 @pytest.mark.parametrize(
@@ -316,4 +316,4 @@ def test_what_is_refused_knows_its_client():
     with pytest.raises(BadUpload) as told:
         run.run(lambda _: None)
     assert told.value.client == CLIENT
-    assert WIRE_DTYPES["float32"] is run.problem.wire.dtype
+    assert WIRE_DTYPES["float32"] is run.context.wire.dtype

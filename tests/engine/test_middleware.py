@@ -13,8 +13,8 @@ from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WireFormat
-from tests.engine.counting import PROBLEM, federation
-from tests.methods.harness import problem_of
+from tests.engine.counting import CONTEXT, federation
+from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of
 
 
@@ -127,7 +127,7 @@ def test_a_step_of_the_server_sees_every_upload_as_it_was_sent_and_every_broadca
 @pytest.mark.parametrize("wire", [{"wire": "float16"}, {"wire": "float32", "gram": "packed", "columns": "held"}])
 def test_a_step_of_the_server_sees_whole_tensors_whatever_the_wire(wire):
     tasks, step = feature_tasks(0, [2, 2], [[9, 4], [5, 8]]), Noting()
-    made = federation_of(STSA(M=7), problem_of(6, **wire), tasks, middleware=[step])
+    made = federation_of(STSA(M=7), context_of(6, **wire), tasks, middleware=[step])
     made.run(lambda _: None)
     assert len(step.received) == 4
     for _, upload in step.received:
@@ -138,12 +138,12 @@ def test_a_step_of_the_server_sees_whole_tensors_whatever_the_wire(wire):
 
 
 def test_the_codec_of_each_side_is_the_other_ones_inverse():
-    problem = dataclasses.replace(PROBLEM, wire=WireFormat(torch.float32, gram="packed", columns="held"))
-    clients, server = Codec.of_clients(problem), Codec.of_server(problem)
+    context = dataclasses.replace(CONTEXT, wire=WireFormat(torch.float32, gram="packed", columns="held"))
+    clients, server = Codec.of_clients(context), Codec.of_server(context)
     A = torch.randn(4, 4).double()
     upload = Message({"G": A @ A.T, "B": A[:, :2]}, "stage", 7, symmetric=["G"], per_class=["B"], task=2, round=3)
     sent = clients.send(upload, 0)
-    assert torch.equal(sent["G::packed"], encoded(upload, problem.wire)["G::packed"])
+    assert torch.equal(sent["G::packed"], encoded(upload, context.wire)["G::packed"])
     arrived = server.receive(sent, 0)
     assert (arrived.stage, arrived.samples, arrived.task, arrived.round) == ("stage", 7, 2, 3)
     assert {value.dtype for value in arrived.values()} == {torch.float64}
@@ -158,14 +158,14 @@ def test_the_codec_of_each_side_is_the_other_ones_inverse():
 def test_a_codec_may_leave_whole_tensors_as_they_were_sent():
     A = torch.randn(4, 4)
     upload = Message({"G": A @ A.T, "n": torch.arange(3)}, symmetric=["G"])
-    as_sent = Codec.of_server(PROBLEM, as_sent=True)
+    as_sent = Codec.of_server(CONTEXT, as_sent=True)
     assert {name: value.dtype for name, value in as_sent.receive(upload, 0).items()} == {
         "G": torch.float32,
         "n": torch.int64,
     }
     packed = encoded(upload, WireFormat(torch.float32, gram="packed"))
     assert as_sent.receive(packed, 0)["G"].dtype == torch.float64
-    narrow = dataclasses.replace(PROBLEM, dtype=torch.float32)
+    narrow = dataclasses.replace(CONTEXT, dtype=torch.float32)
     assert (
         Codec.of_server(narrow, as_sent=True).receive(upload.with_tensors({"G": A.double()}), 0)["G"].dtype == A.dtype
     )
@@ -182,7 +182,7 @@ def test_a_server_absorbs_float32_only_where_it_adds_up(monkeypatch):
     monkeypatch.setattr(STSAServer, "absorb", noted)
     tasks = feature_tasks(0, [2, 2], [[12, 9], [10, 11]])
     made = [
-        federation_of(STSA(M=7), problem_of(6, wire="float32"), tasks, middleware=steps)
+        federation_of(STSA(M=7), context_of(6, wire="float32"), tasks, middleware=steps)
         for steps in ([], [Middleware()])
     ]
     for one in made:

@@ -13,16 +13,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.node import UNKNOWN, ClientData, Node, samples_in, stored_bytes
+from fcl_bench.engine.node import UNKNOWN, Node, NodeData, samples_in, stored_bytes
 from fcl_bench.engine.transport import InProcess
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fedprotip_knobs import Tip
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import CountingClient, federation
-from tests.methods.harness import problem_of, turn
+from tests.methods.harness import context_of, turn
 from tests.methods.test_every_method import METHODS
 from tests.methods.test_fedprotip_tip import UPDATED
 from tests.methods.training_harness import (
@@ -32,17 +32,17 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_image_task,
-    tiny_problem,
+    tiny_context,
 )
 
 FAST = Training(rounds=1, epochs=1, batch_size=8, lr=0.05, augment="none")
-GRADIENT = {"finetune": FineTune(training=FAST), "fedprotip": FedProTIP(training=FAST, frozen_stages=1, columns=8)}
+GRADIENT = {"finetune": FedAvg(training=FAST), "fedprotip": FedProTIP(training=FAST, frozen_stages=1, columns=8)}
 
 
 # A turn ---------------------------------------------------------------------------------------------------------------
 
 
-def node_of(method, problem, tasks, spoilt: float | int | None = None, keep: int = 1) -> Node:
+def node_of(method, context, tasks, spoilt: float | int | None = None, keep: int = 1) -> Node:
     """A node with everyone's samples; `spoilt` is put over all samples but those of client `keep`."""
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     sizes = [[len(part) for _, part in clients] for clients in tasks]
@@ -54,16 +54,16 @@ def node_of(method, problem, tasks, spoilt: float | int | None = None, keep: int
         others = np.setdiff1d(np.arange(len(labels)), mine)
         images[others] = spoilt
         labels[others] = 0
-    data = ClientData(problem, holdings, labels.numpy(), images)
-    return Node(method.client(problem), problem, data, Codec.of_clients(problem))
+    data = NodeData(context, holdings, labels.numpy(), images)
+    return Node(method.client(context), context, data, Codec.of_clients(context))
 
 
-def broadcasts(method, problem, tasks) -> list[Message]:
+def broadcasts(method, context, tasks) -> list[Message]:
     """What a server sends in each round of the first task; everyone has answered the rounds before."""
-    server, task, sent = method.server(problem), images_stream(tasks)[0], []
+    server, task, sent = method.server(context), images_stream(tasks)[0], []
     broadcast = server.broadcast
     server.broadcast = lambda *where: sent.append(copy.deepcopy(broadcast(*where))) or sent[-1]
-    learn_image_task(method, problem, server, task, tasks[0])
+    learn_image_task(method, context, server, task, tasks[0])
     return sent
 
 
@@ -73,9 +73,9 @@ def same(a: Message, b: Message) -> bool:
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_a_turn_needs_no_server_and_nobody_elses_features(method):
-    problem, tasks = problem_of(6), feature_tasks(0, [3], [[20, 15, 12]])
-    for broadcast in broadcasts(method, problem, tasks):
-        plain, alone = (node_of(method, problem, tasks, spoilt).turn(1, broadcast) for spoilt in (None, torch.nan))
+    context, tasks = context_of(6), feature_tasks(0, [3], [[20, 15, 12]])
+    for broadcast in broadcasts(method, context, tasks):
+        plain, alone = (node_of(method, context, tasks, spoilt).turn(1, broadcast) for spoilt in (None, torch.nan))
         assert plain.upload.stage == broadcast.stage
         assert all(bool(torch.isfinite(value).all()) for value in alone.upload.values())
         assert same(plain.upload, alone.upload)
@@ -83,11 +83,11 @@ def test_a_turn_needs_no_server_and_nobody_elses_features(method):
 
 @pytest.mark.parametrize("method", GRADIENT.values(), ids=GRADIENT.keys())
 def test_a_turn_needs_no_server_and_nobody_elses_images(method):
-    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
+    context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
     stages = set()
-    for round_, broadcast in enumerate(broadcasts(method, problem, tasks)):
+    for round_, broadcast in enumerate(broadcasts(method, context, tasks)):
         plain, alone = (
-            node_of(method, problem, tasks, spoilt).turn(1, dataclasses.replace(broadcast, task=0, round=round_))
+            node_of(method, context, tasks, spoilt).turn(1, dataclasses.replace(broadcast, task=0, round=round_))
             for spoilt in (None, 255)
         )
         stages.add(alone.upload.stage)
@@ -98,10 +98,10 @@ def test_a_turn_needs_no_server_and_nobody_elses_images(method):
 
 def test_who_went_before_does_not_matter_and_an_upload_stays_as_it_is():
     """One network serves all clients, so an upload must not be a part of it."""
-    method, problem = GRADIENT["finetune"], tiny_problem()
+    method, context = GRADIENT["finetune"], tiny_context()
     tasks = image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
-    [broadcast] = broadcasts(method, problem, tasks)
-    node = node_of(method, problem, tasks)
+    [broadcast] = broadcasts(method, context, tasks)
+    node = node_of(method, context, tasks)
     first = node.turn(1, broadcast).upload
     before = {name: value.clone() for name, value in first.items()}
     node.turn(2, broadcast)
@@ -124,19 +124,19 @@ def test_the_upload_says_which_turn_it_is_of():
 
 def test_true_labels_of_unlabelled_samples_are_not_among_the_clients_data():
     columns, labelled = np.array([3, 1, 2, 0]), np.array([True, False, True, False])
-    method, problem = FedRAN(M=4, rank=2), problem_of(2)
-    transport = InProcess.of(method, problem, [[np.arange(4)]], columns, labelled, torch.zeros(4, 2))
+    method, context = FedRAN(M=4, rank=2), context_of(2)
+    transport = InProcess.of(method, context, [[np.arange(4)]], columns, labelled, torch.zeros(4, 2))
     data = transport.everything
     assert data._labels.tolist() == [3, UNKNOWN, 2, UNKNOWN]
-    shard = data.shard(0, 0)
-    assert (shard.labels.tolist(), len(shard.unlabelled)) == ([3, 2], 2)
+    client_data = data.client_data(0, 0)
+    assert (client_data.labels.tolist(), len(client_data.unlabelled)) == ([3, 2], 2)
     assert [indices.tolist() for indices in data.samples(0, 0)] == [[0, 2], [1, 3]]
     assert columns.tolist() == [3, 1, 2, 0]  # the engine's own are as they were
 
 
 @pytest.mark.parametrize("ssl", [True, False])
 def test_other_true_labels_of_unlabelled_samples_change_the_count_of_right_guesses_only(ssl):
-    method, problem = FedRAN(M=12, rank=4, ssl=ssl, tau=-1.0), problem_of(6)
+    method, context = FedRAN(M=12, rank=4, ssl=ssl, tau=-1.0), context_of(6)
     tasks = feature_tasks(0, [3], [[60, 45]])
 
     def learnt(shift: int):
@@ -147,13 +147,13 @@ def test_other_true_labels_of_unlabelled_samples_change_the_count_of_right_guess
             other[1::2] = (other[1::2] + shift) % 3
             turned.append((Z, other))
 
-        def transport(method, problem, shards, columns, labelled, inputs):
+        def transport(method, context, shards, columns, labelled, inputs):
             labelled = labelled.copy()
             for indices in shards[0]:
                 labelled[indices[1::2]] = False
-            return InProcess.of(method, problem, shards, columns, labelled, inputs)
+            return InProcess.of(method, context, shards, columns, labelled, inputs)
 
-        made = federation_of(method, problem, [turned], transport=transport)
+        made = federation_of(method, context, [turned], transport=transport)
         uploads, exchange = [], made.transport.exchange
 
         def noted(*where):
@@ -184,17 +184,17 @@ def test_other_true_labels_of_unlabelled_samples_change_the_count_of_right_guess
 class Keeping(CountingClient):
     """Counts its own turns in what it keeps, and keeps as many bytes as its number and the round say."""
 
-    def update(self, shard, broadcast, state):
+    def update(self, client_data, broadcast, state):
         assert all(name in ("turns.all", "images.a", "images.b") for name in state)
         turns = int(state["turns.all"]) if state else 0
-        self.log.append(("turn", shard.client, turns))
+        self.log.append(("turn", client_data.client, turns))
         round_ = int(broadcast["round"])
         kept = {
             "turns.all": torch.tensor(turns + 1),
-            "images.a": torch.full((10 * shard.client + round_,), shard.client, dtype=torch.uint8),
+            "images.a": torch.full((10 * client_data.client + round_,), client_data.client, dtype=torch.uint8),
             "images.b": torch.zeros(1 - round_, dtype=torch.int32),
         }
-        return Message({"sum": shard.inputs.sum(dim=0)}), MappingProxyType(kept)
+        return Message({"sum": client_data.inputs.sum(dim=0)}), MappingProxyType(kept)
 
 
 def test_each_client_gets_back_what_it_returned_and_nobody_elses():
@@ -227,9 +227,9 @@ def test_storage_is_the_most_that_any_client_kept_after_any_turn_by_kind():
 class Shifting(CountingClient):
     """Keeps a model in one round, images in the next."""
 
-    def update(self, shard, broadcast, state):
+    def update(self, client_data, broadcast, state):
         kept = {"images.a": torch.zeros(5, 2)} if int(broadcast["round"]) else {"model.a": torch.zeros(7)}
-        return Message({"sum": shard.inputs.sum(dim=0)}), kept
+        return Message({"sum": client_data.inputs.sum(dim=0)}), kept
 
 
 def test_what_a_client_keeps_together_is_of_one_moment():
@@ -279,10 +279,10 @@ def test_states_are_part_of_a_checkpoint_and_a_resumed_run_goes_on_with_them():
 class Forgetting(CountingClient):
     """Keeps something in even rounds, and nothing in odd ones."""
 
-    def update(self, shard, broadcast, state):
-        self.log.append(("kept", shard.client, list(state)))
+    def update(self, client_data, broadcast, state):
+        self.log.append(("kept", client_data.client, list(state)))
         even = int(broadcast["round"]) % 2 == 0
-        return Message({"sum": shard.inputs.sum(dim=0)}), {"a": torch.zeros(3)} if even else {}
+        return Message({"sum": client_data.inputs.sum(dim=0)}), {"a": torch.zeros(3)} if even else {}
 
 
 def test_a_client_that_returns_nothing_keeps_nothing():
@@ -297,8 +297,8 @@ def test_a_client_that_returns_nothing_keeps_nothing():
 def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
     """Of every stage of two tasks; a state that can't be written to would be told."""
     method = FedProTIP(training=FAST, frozen_stages=1, columns=8, tip=tip)
-    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2, 2], [[9], [8]])
-    server, client, state = method.server(problem), method.client(problem), {}
+    context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [2, 2], [[9], [8]])
+    server, client, state = method.server(context), method.client(context), {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         for round_ in range(server.rounds(task)):
@@ -318,8 +318,8 @@ def test_a_method_returns_a_new_state_and_leaves_the_one_it_got(tip):
 class Viewing(CountingClient):
     """Keeps a view of a few rows of something large."""
 
-    def update(self, shard, broadcast, state):
-        return super().update(shard, broadcast, state)[0], {"images.a": torch.zeros(1000, 3)[:2]}
+    def update(self, client_data, broadcast, state):
+        return super().update(client_data, broadcast, state)[0], {"images.a": torch.zeros(1000, 3)[:2]}
 
 
 def test_a_view_that_a_client_keeps_does_not_keep_what_it_is_a_part_of():
@@ -334,16 +334,16 @@ def test_a_view_that_a_client_keeps_does_not_keep_what_it_is_a_part_of():
 
 
 def test_shards_are_the_clients_own_in_any_order_of_tasks():
-    problem = tiny_problem()
+    context = tiny_context()
     columns, images = np.array([0, 1, 2, UNKNOWN, 4, 5]), torch.arange(6, dtype=torch.uint8).view(6, 1, 1, 1)
     holdings = [[np.array([4, 0]), np.array([1])], [np.array([5]), np.array([3, 2])]]
-    data = ClientData(problem, holdings, columns, images)
+    data = NodeData(context, holdings, columns, images)
     for task, client in [(0, 0), (0, 1), (1, 1), (0, 0), (1, 0), (1, 1)]:
-        shard, held = data.shard(task, client), holdings[task][client].tolist()
+        client_data, held = data.client_data(task, client), holdings[task][client].tolist()
         known = [index for index in held if columns[index] != UNKNOWN]
-        assert shard.inputs.flatten().tolist() == known
-        assert shard.labels.tolist() == columns[known].tolist()
-        assert shard.unlabelled.flatten().tolist() == [index for index in held if index not in known]
+        assert client_data.inputs.flatten().tolist() == known
+        assert client_data.labels.tolist() == columns[known].tolist()
+        assert client_data.unlabelled.flatten().tolist() == [index for index in held if index not in known]
 
 
 class Counting(TorchDispatchMode):
@@ -359,7 +359,7 @@ class Counting(TorchDispatchMode):
 def calls_of(clients: int) -> int:
     """What torch is asked to compute in a round of so many clients, and by the server once per round."""
     tasks = image_tasks(np.random.default_rng(0), [2], [[8] * clients])
-    federation = federation_of(FineTune(training=FAST), tiny_problem(), tasks)
+    federation = federation_of(FedAvg(training=FAST), tiny_context(), tasks)
     with Counting() as counting:
         federation.run(lambda _: None)
     return counting.calls

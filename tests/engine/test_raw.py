@@ -7,30 +7,30 @@ import pytest
 import torch
 
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import federation
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.test_revealed import HELD, tasks_of
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.01, augment="none")
 
 
-def exchanged(method, problem, tasks, **options):
-    made = federation_of(method, problem, tasks, **options)
+def exchanged(method, context, tasks, **options):
+    made = federation_of(method, context, tasks, **options)
     made.run(lambda _: None)
     return made.state.ledger.communication()
 
 
 @pytest.mark.parametrize("wire", WIRE_DTYPES)
 def test_joint_sends_the_raw_features(wire):
-    sent = exchanged(Joint(M=4), problem_of(6, wire=wire), tasks_of())
+    sent = exchanged(CentralisedRidge(M=4), context_of(6, wire=wire), tasks_of())
     raw = sent["raw"]
     assert raw["kind"] == "features"
     assert raw["total_bytes"] == sent["up_total_bytes"]
@@ -39,7 +39,7 @@ def test_joint_sends_the_raw_features(wire):
 
 
 def test_joint_training_sends_the_raw_images():
-    sent = exchanged(JointTraining(training=FAST), tiny_problem(), tasks_of(shape=(3, 8, 8)))
+    sent = exchanged(Centralised(training=FAST), tiny_context(), tasks_of(shape=(3, 8, 8)))
     samples = sum(n for clients in HELD for classes in clients for n in classes.values())
     assert sent["raw"]["total_bytes"] == sent["up_total_bytes"] == samples * (3 * 8 * 8 + 4)
     assert sent["raw"]["busiest_bytes"] == sent["up_max_bytes"]
@@ -49,8 +49,8 @@ def test_joint_training_sends_the_raw_images():
 def test_an_upload_is_the_sum_over_rounds_and_samples_are_sent_once():
     one, two = (
         exchanged(
-            FineTune(training=Training(rounds=rounds, epochs=1, batch_size=8)),
-            tiny_problem(),
+            FedAvg(training=Training(rounds=rounds, epochs=1, batch_size=8)),
+            tiny_context(),
             tasks_of(shape=(3, 8, 8)),
         )
         for rounds in (1, 2)
@@ -63,14 +63,14 @@ def test_an_upload_is_the_sum_over_rounds_and_samples_are_sent_once():
 def test_few_samples_are_smaller_than_their_statistics_and_many_are_not():
     """Class means of two classes: 2 (6 + 1) numbers, as much as two samples with their labels."""
     held = [[{0: 1}, {0: 1, 1: 1}, {0: 2, 1: 1}]]
-    sent = exchanged(FedNCM(), problem_of(6, wire="float32"), tasks_of(held))
+    sent = exchanged(FedNCM(), context_of(6, wire="float32"), tasks_of(held))
     assert sent["up_max_bytes"] == 2 * 7 * 4
     assert (sent["raw"]["uploads"], sent["raw"]["larger"]) == (3, 1)
     assert sent["raw"]["busiest_bytes"] == 3 * 7 * 4  # of three uploads of one size, that of the most samples
 
 
 def test_who_sends_nothing_is_not_compared():
-    sent = exchanged(STSA(M=4), problem_of(6), tasks_of(), unlabelled=[(0, 0)])
+    sent = exchanged(STSA(M=4), context_of(6), tasks_of(), unlabelled=[(0, 0)])
     assert sent["raw"]["uploads"] == 6
     without = sum(n for clients in HELD for classes in clients for n in classes.values()) - 6
     assert sent["raw"]["total_bytes"] == without * (6 * 8 + 4)

@@ -13,9 +13,9 @@ from fcl_bench.engine.single_sample_leakage import revealed
 from fcl_bench.methods.closed_form.fedncm import FedNCM, FedNCMClient
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.protocol.message import Message
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.test_revealed import small, tasks_of
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 from tests.small_methods import architecture, trains
 
 
@@ -57,7 +57,7 @@ def test_labels_that_clients_give_themselves_make_sums_larger():
     Z = torch.tensor([[4.0, 1, 0], [0, 1, 5], [0.1, 1, 5], [4.1, 1, 0], [4.2, 1, 0]], dtype=torch.float64)
     tasks = [[(Z, torch.tensor([0, 1, 1, 0, 0]))]]
     for ssl, alone in ((False, 2), (True, 0)):
-        federation = federation_of(FedRAN(M=None, rank=2, ssl=ssl, tau=0.9), problem_of(3), tasks)
+        federation = federation_of(FedRAN(M=None, rank=2, ssl=ssl, tau=0.9), context_of(3), tasks)
         data = federation.transport.everything
         data._labels = torch.tensor([0, 1, -1, -1, -1])
         data._known = (data._labels >= 0).numpy()
@@ -67,8 +67,8 @@ def test_labels_that_clients_give_themselves_make_sums_larger():
 
 
 class GuessingClient(FedNCMClient):
-    def pseudo_labels(self, shard):
-        return torch.ones(len(shard.unlabelled), dtype=torch.int64)
+    def pseudo_labels(self, client_data):
+        return torch.ones(len(client_data.unlabelled), dtype=torch.int64)
 
 
 class Guessing(FedNCM):
@@ -78,7 +78,7 @@ class Guessing(FedNCM):
 def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
     """The client knows the labels of samples 0 and 2, class 0, and takes sample 1 to be of class 1."""
     tasks = [[(torch.rand(3, 4, dtype=torch.float64), torch.tensor([0, 1, 0]))]]
-    federation = federation_of(Guessing(), problem_of(4), tasks)
+    federation = federation_of(Guessing(), context_of(4), tasks)
     data = federation.transport.everything
     data._labels = torch.tensor([0, -1, 0])
     data._known = (data._labels >= 0).numpy()
@@ -90,18 +90,18 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
 def test_a_resumed_run_counts_what_came_before(name):
     trained, vit = trains(name), architecture(name) == "vit"
     tasks = tasks_of(shape=(3, 8, 8) if trained else (6,))
-    problem = tiny_problem(architecture="vit" if vit else "conv") if trained else problem_of(6)
+    context = tiny_context(architecture="vit" if vit else "conv") if trained else context_of(6)
     saved = []
 
     def keep(federation: Federation) -> None:
         state, tensors = federation.save()
         saved.append((json.loads(json.dumps(state)), {key: value.clone() for key, value in tensors.items()}))
 
-    whole = federation_of(small(name), problem, tasks)
+    whole = federation_of(small(name), context, tasks)
     whole.run(keep, every=1)
     assert len(saved) > 1
     for state, tensors in saved:
-        resumed = federation_of(small(name), problem, tasks)
+        resumed = federation_of(small(name), context, tasks)
         resumed.restore(state, tensors)
         resumed.run(lambda _: None)
         assert resumed.state.ledger.told_alone() == whole.state.ledger.told_alone()

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.evaluation import Answers, Examination
+from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.rounds import RoundAccuracy
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.protocol.context import Prediction
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.small_methods import NAMES, short_run, trains
 from tests.small_runs import run_in
 
@@ -29,7 +29,7 @@ def training(rounds: int) -> Training:
 
 def learnt(method, every, tasks=2):
     data = image_tasks(np.random.default_rng(0), [3] * tasks, [[12, 9]] * tasks)
-    federation = federation_of(method, tiny_problem(), data, evaluate_rounds=every)
+    federation = federation_of(method, tiny_context(), data, evaluate_rounds=every)
     federation.run(lambda _: None)
     return federation
 
@@ -41,17 +41,15 @@ def after_task(federation) -> list[float]:
 
 
 def test_a_round_is_what_a_task_of_so_many_rounds_would_end_with():
-    watched = learnt(FineTune(training=training(5)), every=2, tasks=1)
-    expected = [
-        (0, rounds - 1, after_task(learnt(FineTune(training=training(rounds)), 0, 1))[0]) for rounds in (2, 4, 5)
-    ]
+    watched = learnt(FedAvg(training=training(5)), every=2, tasks=1)
+    expected = [(0, rounds - 1, after_task(learnt(FedAvg(training=training(rounds)), 0, 1))[0]) for rounds in (2, 4, 5)]
     np.testing.assert_allclose(watched.rounds.values(), expected)
     assert len({accuracy for *_, accuracy in expected}) > 1
 
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 def test_every_nth_round_and_the_last_of_each_task(every):
-    federation = learnt(FineTune(training=training(3)), every)
+    federation = learnt(FedAvg(training=training(3)), every)
     rounds = sorted({*range(every - 1, 3, every), 2})
     assert [row[:2] for row in federation.rounds.values()] == [(t, r) for t in range(2) for r in rounds]
     last = {task: accuracy for task, _, accuracy in federation.rounds.values()}
@@ -78,23 +76,23 @@ def test_rounds_are_counted_as_uploads_are_and_the_last_row_comes_after_all_stag
 
 
 def test_a_method_of_one_round_has_one_row_per_task():
-    data = feature_tasks(0, [2, 2], [[15, 9]] * 2, inputs=tiny_problem().inputs)
-    federation = federation_of(AFL(), tiny_problem(), data, evaluate_rounds=1)
+    data = feature_tasks(0, [2, 2], [[15, 9]] * 2, inputs=tiny_context().inputs)
+    federation = federation_of(AFL(), tiny_context(), data, evaluate_rounds=1)
     federation.run(lambda _: None)
     assert [row[:2] for row in federation.rounds.values()] == [(0, 0), (1, 0)]
     assert federation.rounds.best()["best_round"] == [0, 0]
 
 
 def test_it_costs_the_method_no_second(monkeypatch):
-    take = Examination.take
+    take = Evaluation.take
 
     def slow(self, *arguments):
         time.sleep(0.5)
         take(self, *arguments)
 
-    monkeypatch.setattr(Examination, "take", slow)
+    monkeypatch.setattr(Evaluation, "take", slow)
     begin = time.perf_counter()
-    ledger = learnt(FineTune(training=training(3)), every=1, tasks=1).state.ledger
+    ledger = learnt(FedAvg(training=training(3)), every=1, tasks=1).state.ledger
     spent = time.perf_counter() - begin
     assert spent > 1.5
     assert ledger.runtime()["server_seconds"] + ledger.runtime()["client_seconds"] < spent - 1.5
@@ -127,7 +125,7 @@ def accuracy_of(rights: list[list[int]], tests: list[int]) -> RoundAccuracy:
         task = Task(index, range(2 * index, 2 * index + 2), 2 * index + 2)
         for round_ in range(len(task_rights) - 1):
             measured.look(task, round_, Told())
-        answers = Answers(len(tests))
+        answers = Predictions(len(tests))
         measured._examination.take(task, Told(), answers)
         measured.finish(task, len(task_rights) - 1, answers)
     return measured

@@ -19,9 +19,9 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import federation
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 
 
 class Delegating:
@@ -71,11 +71,11 @@ def training() -> Training:
 
 
 CASES = {
-    "fedran": lambda: (FedRAN(M=12, rank=3), problem_of(6), feature_tasks(0, [2, 2], [[9, 4, 5], [5, 8, 3]])),
-    "afcl": lambda: (AFCL(), problem_of(6), feature_tasks(0, [2, 2], [[9, 4, 5], [5, 8, 3]])),
+    "fedran": lambda: (FedRAN(M=12, rank=3), context_of(6), feature_tasks(0, [2, 2], [[9, 4, 5], [5, 8, 3]])),
+    "afcl": lambda: (AFCL(), context_of(6), feature_tasks(0, [2, 2], [[9, 4, 5], [5, 8, 3]])),
     "fedprotip": lambda: (
         FedProTIP(training=training(), frozen_stages=1, tip=UPDATED, columns=8),
-        tiny_problem(),
+        tiny_context(),
         image_tasks(np.random.default_rng(0), [2, 2], [[9, 4, 5], [5, 8, 0]]),
     ),
 }
@@ -155,10 +155,10 @@ def test_where_the_data_stay_away_audits_are_refused_in_one_line():
 def half_labelled(transport):
     """Every other sample is labelled."""
 
-    def made(method, problem, shards, columns, labelled, inputs):
+    def made(method, context, shards, columns, labelled, inputs):
         labelled = labelled.copy()
         labelled[1::2] = False
-        return transport(method, problem, shards, columns, labelled, inputs)
+        return transport(method, context, shards, columns, labelled, inputs)
 
     return made
 
@@ -168,7 +168,7 @@ def test_where_the_data_stay_away_right_guesses_are_not_counted_and_nothing_else
     ledgers, states = [], []
     for transport in (InProcess.of, Remote):
         method = FedRAN(M=12, rank=3, ssl=True, tau=-1.0)
-        made = federation_of(method, problem_of(6), tasks, transport=half_labelled(transport))
+        made = federation_of(method, context_of(6), tasks, transport=half_labelled(transport))
         ledgers.append(made.run(lambda _: None).ledger)
         states.append(made.server.state_dict())
     seen, unseen = ([(row.accepted, row.right) for row in ledger.uploads] for ledger in ledgers)

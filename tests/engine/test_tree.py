@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedewc import FedEWC
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
@@ -31,8 +31,8 @@ from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.tree.tree import level_sizes
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import problem_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.harness import context_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, same
 
 #: Eleven clients, some without samples of a task: with a fan-in of 3, levels of 4 and 2 nodes.
@@ -63,8 +63,8 @@ EXACT = {
     "fedklda": FedKLDA(M=10),
     "ranpac": RanPAC(M=10, ridge="folds"),
     "fedran, all directions": FedRAN(M=10, rank=10),
-    "finetune": FineTune(training=small_training()),
-    "finetune, uniform": FineTune(training=small_training(weighting="uniform")),
+    "finetune": FedAvg(training=small_training()),
+    "finetune, uniform": FedAvg(training=small_training(weighting="uniform")),
 }
 
 
@@ -73,10 +73,10 @@ def run_of(method, fan_in=None, wire="float64", faults=None, drops=False, transp
     made = transport or InProcess.of
     reached = made if faults is None else lambda *parts: Faulty(made(*parts), faults, 0)
     if method.trains_network:
-        problem, tasks = tiny_problem(wire=wire), image_tasks(np.random.default_rng(0), [2, 2, 2][: len(sizes)], sizes)
+        context, tasks = tiny_context(wire=wire), image_tasks(np.random.default_rng(0), [2, 2, 2][: len(sizes)], sizes)
     else:
-        problem, tasks = problem_of(6, wire=wire), feature_tasks(0, [2, 2, 2], sizes)
-    found = federation_of(method, problem, tasks, transport=reached, drops=drops, fan_in=fan_in)
+        context, tasks = context_of(6, wire=wire), feature_tasks(0, [2, 2, 2], sizes)
+    found = federation_of(method, context, tasks, transport=reached, drops=drops, fan_in=fan_in)
     found.run(lambda _: None)
     return found
 
@@ -109,7 +109,7 @@ def test_what_adds_up_is_the_flat_runs_to_rounding_and_every_row_of_a_client_is_
         STSA(M=10),
         AFL(),
         FedLDA(),
-        FineTune(training=small_training()),
+        FedAvg(training=small_training()),
         FedRAN(M=10, rank=3),
         CentredSketch(M=10, rank=2),
     ],
@@ -200,7 +200,7 @@ def test_broadcasts_that_are_kept_go_to_a_node_once():
     assert any(max(sizes) > min(sizes) for sizes in received.values())
 
 
-@pytest.mark.parametrize("method", [STSA(M=10), AFL(), FineTune(training=small_training())], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [STSA(M=10), AFL(), FedAvg(training=small_training())], ids=lambda m: m.name)
 @pytest.mark.parametrize(
     "faults",
     [
@@ -278,14 +278,14 @@ def test_a_bad_upload_is_found_by_its_node_and_left_out_alone(method, bad, said,
 def test_a_node_that_sends_what_no_server_expects_ends_the_run(monkeypatch):
     """What nodes send is checked as clients' uploads are, against the samples of all below them."""
     monkeypatch.setattr(
-        STSA, "combination", lambda self, problem: lambda uploads: of_many(dataclasses.replace(uploads[0]))
+        STSA, "combination", lambda self, context: lambda uploads: of_many(dataclasses.replace(uploads[0]))
     )
     with pytest.raises(BadUpload, match="node 0 of level 1's upload in task 0, round 0.*clients=1000 .*expected: 3,"):
         run_of(STSA(M=10), FAN_IN)
     monkeypatch.setattr(
         FedNCM,
         "combination",
-        lambda self, problem: (
+        lambda self, context: (
             lambda uploads: dataclasses.replace(
                 uploads[0],
                 tensors={**uploads[0], "n": uploads[0]["n"] + 1000},
@@ -300,7 +300,7 @@ def test_a_node_that_sends_what_no_server_expects_ends_the_run(monkeypatch):
 @pytest.mark.parametrize("method", [FedRAN(M=10, rank=3), CentredSketch(M=10, rank=2)], ids=lambda m: m.name)
 def test_a_run_over_the_tree_resumes_between_tasks_bit_for_bit(method):
     tasks = feature_tasks(0, [2, 2, 2], SIZES)
-    assert_resumes(lambda: federation_of(method, problem_of(6), tasks, fan_in=FAN_IN))
+    assert_resumes(lambda: federation_of(method, context_of(6), tasks, fan_in=FAN_IN))
 
 
 def test_a_run_over_the_tree_resumes_within_a_task_with_the_rows_of_its_nodes():
@@ -308,7 +308,7 @@ def test_a_run_over_the_tree_resumes_within_a_task_with_the_rows_of_its_nodes():
     method = FedEWC(training=small_training())
 
     def made():
-        return federation_of(method, tiny_problem(), tasks, fan_in=2)
+        return federation_of(method, tiny_context(), tasks, fan_in=2)
 
     whole, kept = made(), []
     whole.run(lambda run: kept.append(saved_copy(run)), every=1)

@@ -13,15 +13,15 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.sources.digits import Digits
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedntd import FedNTD
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.methods.test_every_method import METHODS, every_method
 from tests.methods.test_gpu import classifier_on
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.simulated_cuda import CUDA, Counted, OnCuda, simulated_cuda
 from tests.small_runs import run_in
 
@@ -83,12 +83,12 @@ def test_the_simulation_trains():
 # A client's round -----------------------------------------------------------------------------------------------------
 
 
-def counted_round(method: Method, problem: Problem, tasks: Callable[[int], list]) -> Counted:
+def counted_round(method: Method, context: Context, tasks: Callable[[int], list]) -> Counted:
     """What one more client adds to a task."""
     found = []
     for clients in (2, 3):
         with simulated_cuda() as counted:
-            there = dataclasses.replace(problem, device=torch.device("cuda"))
+            there = dataclasses.replace(context, device=torch.device("cuda"))
             federation_of(method, there, tasks(clients)).run(lambda _: None)
         found.append(counted)
     return found[1] - found[0]
@@ -99,27 +99,27 @@ def images(clients: int, each: int = 8) -> list:
 
 
 @pytest.fixture(scope="module")
-def resnet18() -> Problem:
+def resnet18() -> Context:
     """Of ResNet-18's shape, and as wide: 62 tensors that train, and the statistics of 20 batch norms."""
     import timm
 
     start = Trainable(
         "resnet18", copies(timm.create_model("resnet18", num_classes=0)), 512, 16, (0.5,) * 3, (0.2,) * 3, (), {}
     )
-    return Problem(512, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32), start)
+    return Context(512, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32), start)
 
 
 def test_the_host_waits_six_times_for_a_client_however_large_the_network(resnet18):
     """Twice for the stopwatch's ends, twice for numbers that must be finite, twice for those that must be in range."""
-    large = counted_round(FineTune(training=ONCE), resnet18, images)
-    small = counted_round(FineTune(training=ONCE), tiny_problem(16), images)
+    large = counted_round(FedAvg(training=ONCE), resnet18, images)
+    small = counted_round(FedAvg(training=ONCE), tiny_context(16), images)
     assert large.waits == small.waits == {"synchronize": 2, "item": 3, "copy to the host": 1}
 
 
 def test_a_step_waits_for_nothing_and_uploads_its_crops():
     """Four steps in place of two: of uploads only those of the crops' corners, one for each batch."""
     once, twice = (
-        counted_round(FineTune(training=ONCE), tiny_problem(16), lambda clients, each=each: images(clients, each))
+        counted_round(FedAvg(training=ONCE), tiny_context(16), lambda clients, each=each: images(clients, each))
         for each in (8, 16)
     )
     assert once.waits == twice.waits
@@ -130,14 +130,14 @@ def test_a_step_waits_for_nothing_and_uploads_its_crops():
 @pytest.mark.parametrize("method", [FedNTD(training=ONCE)], ids=lambda method: method.name)
 def test_a_step_of_these_methods_waits_for_nothing_either(method):
     once, twice = (
-        counted_round(method, tiny_problem(16), lambda clients, each=each: images(clients, each)) for each in (8, 16)
+        counted_round(method, tiny_context(16), lambda clients, each=each: images(clients, each)) for each in (8, 16)
     )
     assert once.waits == twice.waits
 
 
 def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
     """Beside the two steps: a model is one buffer, however many tensors it has."""
-    counted = counted_round(FineTune(training=ONCE), resnet18, images)
+    counted = counted_round(FedAvg(training=ONCE), resnet18, images)
     with simulated_cuda() as steps:
         body = resnet18.network.build().to("cuda")
         for _ in range(2):
@@ -156,7 +156,7 @@ def test_the_host_waits_for_a_closed_form_client_a_fixed_number_of_times(method)
     small, large = (
         counted_round(
             method,
-            Problem(inputs, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32)),
+            Context(inputs, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32)),
             lambda clients, inputs=inputs: feature_tasks(0, [4], [[40] * clients], inputs),
         )
         for inputs in (8, 24)

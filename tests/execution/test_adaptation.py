@@ -26,7 +26,7 @@ from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import Adapted, adapt, adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
 from fcl_bench.execution.plan import Plan
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer
 from tests.execution.adaptation_runs import METHODS, SMALL, STSA, plan_of
@@ -65,9 +65,9 @@ def by_hand(plan: Plan) -> tuple[Network, Trainer, torch.Tensor]:
     train, _ = load_images(plan)
     columns = torch.from_numpy(plan.dealt.stream.train_columns)
     clients = [(train[indices], columns[indices]) for indices in plan.dealt.shards[0]]
-    method = FineTune(training=plan.settings.adapt.training)
-    server = method.server(plan.problem)
-    learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
+    method = FedAvg(training=plan.settings.adapt.training)
+    server = method.server(plan.context)
+    learn_image_task(method, plan.context, server, plan.dealt.stream.tasks[0], clients)
     return server.network, server.trainer, train
 
 
@@ -88,7 +88,7 @@ def test_the_features_are_those_of_the_network_that_fedavg_on_the_first_task_lea
     assert not any(module.training for module in inputs.adapted.body.modules())
     with torch.no_grad():
         features = torch.cat([body(trainer.standardise(batch)) for batch in images.split(200)])
-        plain = plan.problem.network.build().eval()(trainer.standardise(images[:50]))
+        plain = plan.context.network.build().eval()(trainer.standardise(images[:50]))
     torch.testing.assert_close(inputs.train, features, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(inputs.train[:50], plain, atol=0.01)
     _, test = load_images(plan)

@@ -84,7 +84,7 @@ def test_clients_train_side_by_side_in_the_first_stage_too(tmp_path, monkeypatch
 def test_the_models_of_a_round_of_the_first_stage_count_as_memory(tmp_path):
     plan = plan_of(tmp_path, *STSA, "adapt.training.aggregate=median")
     with pytest.raises(UserError, match=r"^adapt\.training\.aggregate=median needs .* GiB for the models of a round"):
-        plan.settings.adapt.check(replace(plan.problem, clients=10**9), [4])
+        plan.settings.adapt.check(replace(plan.context, clients=10**9), [4])
 
 
 def test_masks_leave_the_first_stage_as_it_is(tmp_path):

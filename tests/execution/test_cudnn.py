@@ -9,12 +9,12 @@ import torch
 
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.environment import choosing_kernels, describe, exact_kernels
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 from tests.simulated_cuda import simulated_cuda
 from tests.small_runs import run_in, settings_for
 
@@ -40,7 +40,7 @@ def test_networks_run_deterministically_unless_the_key_says_otherwise():
     assert flags() == before
 
 
-@pytest.mark.parametrize("method", [FineTune, FedProTIP])
+@pytest.mark.parametrize("method", [FedAvg, FedProTIP])
 @pytest.mark.parametrize("choice", CHOSEN)
 def test_whatever_a_network_does_on_a_gpu_takes_the_algorithms_of_the_key(choice, method, monkeypatch):
     """Steps, predictions, and the inputs of layers of which FedProTIP makes its bases."""
@@ -52,10 +52,10 @@ def test_whatever_a_network_does_on_a_gpu_takes_the_algorithms_of_the_key(choice
         return forward(self, images)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", noting)
-    problem = dataclasses.replace(tiny_problem(), device=CUDA, cudnn=choice)
+    context = dataclasses.replace(tiny_context(), device=CUDA, cudnn=choice)
     training = Training(rounds=1, epochs=1, batch_size=4, precision="float32")
     with simulated_cuda(), choosing_kernels(choice):
-        federation_of(method(training=training), problem, made_tasks([[5, 4]], classes=2)).run(lambda _: None)
+        federation_of(method(training=training), context, made_tasks([[5, 4]], classes=2)).run(lambda _: None)
     assert seen == {CHOSEN[choice]}
 
 
@@ -76,14 +76,14 @@ def test_steps_on_a_gpu_take_attention_whose_gradients_add_in_one_order(monkeypa
         (torch.device("cpu"), "deterministic", (True, True, True)),
     ):
         seen.clear()
-        problem = dataclasses.replace(tiny_problem(), device=device, cudnn=choice)
+        context = dataclasses.replace(tiny_context(), device=device, cudnn=choice)
         with simulated_cuda():
-            federation_of(FineTune(training=training), problem, tasks).run(lambda _: None)
+            federation_of(FedAvg(training=training), context, tasks).run(lambda _: None)
         assert seen == {wanted}
 
 
 def test_what_was_extracted_by_autotuned_algorithms_is_known_by_it():
-    start = tiny_problem().network
+    start = tiny_context().network
     assert start is not None
     found = {}
     with simulated_cuda():

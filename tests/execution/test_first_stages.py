@@ -55,17 +55,17 @@ def test_the_features_are_those_of_the_body_that_the_methods_first_task_leaves(r
         *(field for field in ("rank", "layers", "components", "length") if hasattr(method, field)),
     ):
         setattr(method, knob, getattr(plan.settings.adapt, knob))
-    server = method.server(plan.problem)
-    learn_image_task(method, plan.problem, server, plan.dealt.stream.tasks[0], clients)
+    server = method.server(plan.context)
+    learn_image_task(method, plan.context, server, plan.dealt.stream.tasks[0], clients)
     inputs = prepare_inputs(plan, runs[0], Here())
     ours, theirs = inputs.adapted.body.state_dict(), server.network.body.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
     torch.testing.assert_close(inputs.train, server.embed(images), rtol=1e-4, atol=1e-5)
-    plain = plan.problem.network.build().eval()(server.trainer.standardise(images[:20]))
+    plain = plan.context.network.build().eval()(server.trainer.standardise(images[:20]))
     assert not torch.allclose(inputs.train[:20], plain, atol=1e-4)
     frozen = {key.replace(".linear", "").replace(".attention", "").removeprefix("vit."): v for key, v in ours.items()}
-    assert all(torch.equal(frozen[key], v) for key, v in plan.problem.network.build().state_dict().items())
+    assert all(torch.equal(frozen[key], v) for key, v in plan.context.network.build().state_dict().items())
     assert not any(parameter.requires_grad for parameter in inputs.adapted.body.parameters())
     assert runs[1][name].record["adaptation"]["weights"] == weights_hash(inputs.adapted.body)
 
@@ -156,12 +156,12 @@ def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
     kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
     assert adaptation_identity(plan) == {
         **{key: whole[key] for key in kept},
-        "wire_dtype": str(plan.problem.wire.dtype),
+        "wire_dtype": str(plan.context.wire.dtype),
         "revision": 1,
         "training": training,
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
-        "device": environment.device_kind(plan.problem.device),
+        "device": environment.device_kind(plan.context.device),
     }
     assert whole["adapt"] == {"choice": "fedavg", "training": training}
 

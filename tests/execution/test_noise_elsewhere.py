@@ -54,8 +54,8 @@ def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_pa
 )
 def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypatch, given):
     town = Town(tmp_path / "nodes")
-    town.settle(0, 3)
-    town.settle(1, 2, 4)
+    town.commit(0, 3)
+    town.commit(1, 2, 4)
     one = run_in(tmp_path / "here", *SMALL, *given)
     with reached(town, monkeypatch):
         many = run_in(tmp_path / "there", *SMALL, *given, "transport=flower")
@@ -70,7 +70,7 @@ def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypat
 def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatch):
     whole = test_sites.divided(tmp_path)
     town = Town(tmp_path / "nodes")
-    test_sites.settle(town, tmp_path)
+    test_sites.commit(town, tmp_path)
     given = (*test_sites.GIVEN, "method.upload=sums", "noise=gaussian", "noise.multiplier=0.5")
     sites = (*given, *test_sites.SITES, f"data.path={tmp_path / 'test.npz'}")
     known = run_in(tmp_path / "known", *given, *whole)
@@ -85,14 +85,14 @@ def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatc
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "nodes").glob("*/nodes/noise.secret")} == {0o600}
     # Two runs with the same noise would tell by their difference what is without it.
     settings = settings_for(tmp_path / "known", *given, *whole)
-    seeds = {_with_own_seed(settings, make_plan(settings).problem, {"id": run}).seed for run in ("one", "two", "one")}
+    seeds = {_with_own_seed(settings, make_plan(settings).context, {"id": run}).seed for run in ("one", "two", "one")}
     assert len(seeds) == 2
 
 
 def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path, monkeypatch):
     """It left an empty file, which the next node refused; so did one that read the file before it was written."""
     settings = settings_for(tmp_path, *SMALL, *NOISE, "method=stsa", "method.M=8")
-    problem = make_plan(settings).problem
+    context = make_plan(settings).context
 
     def killed(count: int) -> bytes:
         raise KeyboardInterrupt
@@ -100,7 +100,7 @@ def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr("fcl_bench.execution.site.secrets.token_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            _with_own_seed(settings, problem, {"id": "one"})
-    seed = _with_own_seed(settings, problem, {"id": "one"}).seed
-    assert _with_own_seed(settings, problem, {"id": "one"}).seed == seed
+            _with_own_seed(settings, context, {"id": "one"})
+    seed = _with_own_seed(settings, context, {"id": "one"}).seed
+    assert _with_own_seed(settings, context, {"id": "one"}).seed == seed
     assert (tmp_path / "nodes" / "noise.secret").stat().st_mode & 0o777 == 0o600

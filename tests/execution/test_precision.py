@@ -9,7 +9,7 @@ from fcl_bench import environment
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
-from fcl_bench.engine.remote.replies import heard, said
+from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.execution import precision
 from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
@@ -82,13 +82,15 @@ def test_a_process_of_clients_extracts_in_the_servers_precision(tmp_path):
     settings = settings_for(tmp_path, "method=afl", *TRAINED[1:], *stage)
     site = Site(settings, "rank 1", lambda clients: range(clients.count))
     plan = site.plan
-    assert plan.problem.network is not None
-    body = plan.problem.network.build()
+    assert plan.context.network is not None
+    body = plan.context.network.build()
     trained = {f"body.{name}": value for name, value in body.state_dict().items() if value.is_floating_point()}
-    assert [heard(answer).kind for answer in site.answers(heard(said("network", Message(trained))))] == ["taken"]
-    asked = heard(said("extract", side="test", start=0, end=9))
-    [features] = (heard(answer).message["features"] for answer in site.answers(asked))
-    server = adapted_extractor(settings.backbone, body, plan.problem.network, CPU)
+    assert [
+        deserialise(answer).kind for answer in site.answers(deserialise(serialise("network", Message(trained))))
+    ] == ["taken"]
+    asked = deserialise(serialise("extract", side="test", start=0, end=9))
+    [features] = (deserialise(answer).message["features"] for answer in site.answers(asked))
+    server = adapted_extractor(settings.backbone, body, plan.context.network, CPU)
     assert server.identity["precision"] == "bfloat16"
     torch.testing.assert_close(features, next(iter(server.batches(plan.dealt.dataset.test))), rtol=0, atol=0)
 

@@ -18,7 +18,7 @@ import yaml
 from safetensors.torch import load_file
 
 from fcl_bench.engine import loop as engine
-from fcl_bench.engine.evaluation import Examination
+from fcl_bench.engine.evaluation import Evaluation
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import Outcome
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
@@ -233,14 +233,14 @@ def test_a_damaged_folder_is_redone_not_trusted(finished, tmp_path, name, damage
 
 def interrupt_after(tasks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next run is interrupted while it evaluates the task after `tasks` complete ones."""
-    evaluate = Examination.take
+    evaluate = Evaluation.take
 
     def interrupted(self, task, *others):
         if task.index == tasks:
             raise KeyboardInterrupt
         return evaluate(self, task, *others)
 
-    monkeypatch.setattr(Examination, "take", interrupted)
+    monkeypatch.setattr(Evaluation, "take", interrupted)
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 3])
@@ -371,8 +371,8 @@ def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_f
 
     knobs = (f"method.M={M}", f"method.rank={rank}")
     plan = make_plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
-    problem = dataclasses.replace(plan.problem, classes=100)
-    counted = accounting(plan.settings.method, problem, [20] * 5)
+    context = dataclasses.replace(plan.context, classes=100)
+    counted = accounting(plan.settings.method, context, [20] * 5)
     assert f"{counted['fedran_mib']:.2f}" == printed
 
 

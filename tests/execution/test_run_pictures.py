@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from fcl_bench.execution.pictures import drawn, drift_figure, rounds_figure, theory_figure
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 
 
 def lower(tasks: int, seed: int = 0) -> np.ndarray:
@@ -97,8 +97,8 @@ def test_rounds_of_all_tasks_follow_one_another_with_the_best_of_each():
 
 def test_evaluated_rounds_leave_their_picture():
     data = image_tasks(np.random.default_rng(0), [2], [[8, 8]])
-    method = FineTune(training=Training(rounds=3, epochs=1, augment="none"))
-    federation = federation_of(method, tiny_problem(), data, evaluate_rounds=2)
+    method = FedAvg(training=Training(rounds=3, epochs=1, augment="none"))
+    federation = federation_of(method, tiny_context(), data, evaluate_rounds=2)
     federation.run(lambda _: None)
     named = {"method": "finetune", "data": "made", "backbone": "tiny", "tasks": 1, "clients": 2, "seed": 0}
     measured = {"bounds": [], "rounds": federation.rounds.best(), "metrics": {"accuracy": [50.0]}}
@@ -119,9 +119,9 @@ def test_evaluated_rounds_leave_their_picture():
 )
 def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expected):
     training = Training(rounds=1, epochs=1, augment="none")
-    method = FedProTIP(training=training, theory=theory) if theory else FineTune(training=training)
+    method = FedProTIP(training=training, theory=theory) if theory else FedAvg(training=training)
     data = image_tasks(np.random.default_rng(0), [2] * tasks, [[8, 8]] * tasks)
-    federation = federation_of(method, tiny_problem(), data, drift)
+    federation = federation_of(method, tiny_context(), data, drift)
     federation.run(lambda _: None)
     record = {
         **{"method": method.name, "data": "made", "backbone": "tiny", "tasks": tasks, "clients": 2, "seed": 0},

@@ -50,7 +50,7 @@ def settings(*overrides):
     ],
 )
 def test_the_sizes_and_the_key_decide(overrides, threads):
-    assert make_plan(settings(*overrides)).problem.threads == threads
+    assert make_plan(settings(*overrides)).context.threads == threads
 
 
 def test_the_key_is_no_part_of_the_run_id():

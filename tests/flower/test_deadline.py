@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.process_info import Census
+from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import reply_said
 from fcl_bench.flower import transport
 from fcl_bench.flower.line import Answer
-from fcl_bench.flower.node_registry import Homes, Resident
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.transport import Flower
 from fcl_bench.protocol.message import Message
 
@@ -62,10 +62,10 @@ def test_what_the_server_computes_does_not_count(monkeypatch, takes, absorbing, 
     clock = Clock()
     monkeypatch.setattr(transport, "time", clock)
     seconds = {"0": 0.0, "1": takes}
-    homes = Homes(2, 1, lambda clients: None)
+    homes = NodeRegistry(2, 1, lambda clients: None)
     for node in seconds:
-        census = Census(node, "rank", "run", "version", "torch", 1, "cpu", [int(node)], [[5]], [[5]])
-        homes.enter(node, Resident(census, "data", "place"))
+        census = ProcessInfo(node, "rank", "run", "version", "torch", 1, "cpu", [int(node)], [[5]], [[5]])
+        homes.enter(node, NodeInfo(census, "data", "place"))
     flower = Flower(StandIn(clock, seconds), {"id": "x"}, homes, deadline=2.1)
     found = []
     for answer in flower.exchange([0, 1], Message({}, task=0, round=0)):

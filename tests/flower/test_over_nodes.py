@@ -65,8 +65,8 @@ def of(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_model_and_the_ledger_are_those_of_one_process(tmp_path, monkeypatch, here, town, method):
-    town.settle(0)
-    town.settle(1, 2)
+    town.commit(0)
+    town.commit(1, 2)
     one, many = here(*of(method)), there(tmp_path, monkeypatch, town, *of(method))
     assert model(many) == model(one)
     assert plain(many) == plain(one)
@@ -119,7 +119,7 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town
         return make
 
     for client in range(3):
-        town.settle(client, make=blind([client]))
+        town.commit(client, make=blind([client]))
     one, many = here(*given), there(tmp_path, monkeypatch, town, *given)
     assert len(poisoned) == 3
     assert min(poisoned) > 50
@@ -130,8 +130,8 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town
 def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_kept(
     tmp_path, monkeypatch, here, town, method
 ):
-    town.settle(0)
-    town.settle(1, 2)
+    town.commit(0)
+    town.commit(1, 2)
     killed = []
 
     def kill(node, kind, request):
@@ -139,7 +139,7 @@ def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_ke
         if kind == "turn" and request.message.task == 1 and not killed and node == "node-2":
             killed.append(node)
             town.kill(node)
-            town.settle(1, 2)
+            town.commit(1, 2)
 
     town.before = kill
     one, many = here(*of(method)), there(tmp_path, monkeypatch, town, *of(method))
@@ -150,16 +150,16 @@ def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_ke
 
 def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, here, town):
     """The answer is lost after the turn was done: it is asked for again, from the state before it."""
-    town.settle(0)
-    town.settle(1, 2)
+    town.commit(0)
+    town.commit(1, 2)
     twice = []
 
     def lose(node, kind, request):
         if kind == "turn" and request.message.task == 1 and len(twice) < 2:
             twice.append(node)
-            from fcl_bench.engine.remote.replies import said
+            from fcl_bench.engine.remote.replies import serialise
 
-            town.workers[node].answer(said("turn", request.message, **request.beside))
+            town.workers[node].answer(serialise("turn", request.message, **request.beside))
             raise TimeoutError("the answer was lost")
 
     town.before = lose
@@ -169,7 +169,7 @@ def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, here, town
 
 
 def test_a_superlink_that_is_gone_for_a_while_is_waited_for(tmp_path, monkeypatch, here, town):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     gone = []
 
     def cut(node, kind, request):
@@ -192,23 +192,23 @@ def silent_from(town, task, node):
 
 
 def test_a_client_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path, monkeypatch, here, town):
-    town.settle(0, 1)
-    lost = town.settle(2)
+    town.commit(0, 1)
+    lost = town.commit(2)
     silent_from(town, 1, lost)
     given = (*SMALL, *FLOWER, "transport.deadline=1", "method=fedprotip", *short_run("fedprotip"))
     one = here(*of("fedprotip"))
     with reached(town, monkeypatch):
         with pytest.raises(UserError, match="client 2 was lost in task 1, round 0: no answer within 1 seconds"):
             run_in(tmp_path / "there", *given)
-        town.settle(2)
+        town.commit(2)
         many = run_in(tmp_path / "there", *given)
     assert model(many) == model(one)
     assert not any(int(row["lost"]) for row in rows(many))
 
 
 def test_a_partial_round_counts_who_is_lost(tmp_path, monkeypatch, town):
-    town.settle(0, 1)
-    silent_from(town, 1, town.settle(2))
+    town.commit(0, 1)
+    silent_from(town, 1, town.commit(2))
     with reached(town, monkeypatch):
         given = ("transport.deadline=1", "transport.minimum=0.6", "method=afl")
         many = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
@@ -218,8 +218,8 @@ def test_a_partial_round_counts_who_is_lost(tmp_path, monkeypatch, town):
 
 
 def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkeypatch, here, town):
-    town.settle(0)
-    town.settle(1, 2)
+    town.commit(0)
+    town.commit(1, 2)
     given = ("method=fedicarl", *short_run("fedicarl"))
     one = here(*given)
     with reached(town, monkeypatch):
@@ -227,14 +227,14 @@ def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkey
             run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
         # Other processes at the nodes, too: all that is left of them is on their disks.
         town.workers.clear()
-        town.settle(0)
-        town.settle(1, 2)
+        town.commit(0)
+        town.commit(1, 2)
         many = run_in(tmp_path / "there", *SMALL, *FLOWER, *given)
     assert model(many) == model(one)
 
 
 def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monkeypatch, town):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     given = (*SMALL, *FLOWER, "method=fedicarl", *short_run("fedicarl"))
     with reached(town, monkeypatch):
         with interrupted_in(1, monkeypatch):
@@ -244,7 +244,7 @@ def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monk
         assert [file.name for file in kept] == [f"client-{k}-task-0-round-2.state" for k in range(3)]
         content = kept[1].read_bytes()
         kept[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        town.settle(0, 1, 2)
+        town.commit(0, 1, 2)
         with pytest.raises(UserError, match="client 1 kept in .* is damaged: it does not match its checksum"):
             run_in(tmp_path / "there", *given)
         kept[1].unlink()
@@ -255,15 +255,15 @@ def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monk
 def test_nodes_that_would_give_other_results_are_refused_before_the_first_round(tmp_path, monkeypatch, town):
     given = (*SMALL, *FLOWER, "transport.deadline=1", "method=afl")
     with reached(town, monkeypatch):
-        town.settle(0, 1, 2, changes={"seed": 1})
+        town.commit(0, 1, 2, changes={"seed": 1})
         with pytest.raises(UserError, match="the node of clients 0, 1, 2 has the run .*, the server"):
             run_in(tmp_path / "a", *given)
         town.workers.clear()
-        town.settle(0, 1)
+        town.commit(0, 1)
         with pytest.raises(UserError, match=r"client 2 has no node after 1 seconds \(1 of 3 clients"):
             run_in(tmp_path / "b", *given)
-        town.settle(1, 2)
-        town.settle(3)
+        town.commit(1, 2)
+        town.commit(3)
         with pytest.raises(UserError, match=r"the node of client 3: clients=3 is not in a run of clients=3"):
             run_in(tmp_path / "c", *given)
     assert not list(tmp_path.glob("[abc]/runs/*/run.json"))
@@ -272,24 +272,24 @@ def test_nodes_that_would_give_other_results_are_refused_before_the_first_round(
 @pytest.fixture
 def unequal_threads(monkeypatch):
     """The server's process seems to have 3 threads and nodes 5, but only to a census: torch itself says the truth."""
-    here, seen = census.Census.here, SimpleNamespace(__version__=torch.__version__, get_num_threads=None)
+    here, seen = census.ProcessInfo.here, SimpleNamespace(__version__=torch.__version__, get_num_threads=None)
 
     def told(process, *rest):
         seen.get_num_threads = lambda: 3 if process == "the server" else 5
         return here(process, *rest)
 
     monkeypatch.setattr(census, "torch", seen)
-    monkeypatch.setattr(census.Census, "here", told)
+    monkeypatch.setattr(census.ProcessInfo, "here", told)
 
 
 def test_threads_have_to_be_as_many(tmp_path, monkeypatch, town, unequal_threads):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     with reached(town, monkeypatch), pytest.raises(UserError, match="has threads: 5, the server 3"):
         run_in(tmp_path / "a", *SMALL, *FLOWER, "method=stsa", "method.M=2049")
 
 
 def test_a_small_run_has_one_thread_on_every_node(tmp_path, monkeypatch, town, unequal_threads):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     with reached(town, monkeypatch):
         record = run_in(tmp_path / "a", *SMALL, *FLOWER, "method=afl").record
     assert record["environment"]["threads"] == 1
@@ -297,7 +297,7 @@ def test_a_small_run_has_one_thread_on_every_node(tmp_path, monkeypatch, town, u
 
 
 def test_a_first_stage_and_audits_are_refused(tmp_path, monkeypatch, town):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     with reached(town, monkeypatch):
         with pytest.raises(UserError, match="drift"):
             run_in(tmp_path / "a", *SMALL, *FLOWER, "method=finetune", *short_run("finetune"), "drift=2")
@@ -307,7 +307,7 @@ def test_a_first_stage_and_audits_are_refused(tmp_path, monkeypatch, town):
 
 
 def test_the_record_says_what_the_nodes_are(tmp_path, monkeypatch, town):
-    town.settle(0, 1, 2)
+    town.commit(0, 1, 2)
     with reached(town, monkeypatch):
         many = run_in(tmp_path / "there", *SMALL, *FLOWER, "method=afl")
     (node,) = json.loads((many.folder / "run.json").read_text())["transport"]["nodes"]

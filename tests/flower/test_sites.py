@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.cli import predict
-from fcl_bench.engine.remote.replies import heard
+from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from tests.flower.test_over_nodes import features, model
@@ -44,21 +44,21 @@ def divided(tmp_path):
     return whole
 
 
-def settle(town, tmp_path, **changes):
+def commit(town, tmp_path, **changes):
     for client in range(3):
-        town.settle(client, changes={"data.path": str(tmp_path / f"site-{client}.npz"), **changes})
+        town.commit(client, changes={"data.path": str(tmp_path / f"site-{client}.npz"), **changes})
 
 
 def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, town):
     whole = divided(tmp_path)
-    settle(town, tmp_path)
+    commit(town, tmp_path)
     censuses = []
     answer = town.workers["node-1"].answer
 
     def listening(request):
         answers = answer(request)
-        if heard(request).kind == "census":
-            censuses.extend(heard(blob) for blob in answers)
+        if deserialise(request).kind == "census":
+            censuses.extend(deserialise(blob) for blob in answers)
         return answers
 
     town.workers["node-1"].answer = listening
@@ -90,7 +90,7 @@ def _weights(outcome):
 
 def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, town):
     divided(tmp_path)
-    settle(town, tmp_path)
+    commit(town, tmp_path)
     given = (*GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
     with reached(town, monkeypatch):
         first = run_in(tmp_path / "there", *given)
@@ -99,7 +99,7 @@ def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, town):
         arrays["x"][0, 0] += 1
         np.savez(tmp_path / "site-1.npz", **arrays)
         town.workers.clear()
-        settle(town, tmp_path)
+        commit(town, tmp_path)
         second = run_in(tmp_path / "there", *given)
     assert not second.was_complete
     assert second.record["data_fingerprint"] != first.record["data_fingerprint"]
@@ -108,7 +108,7 @@ def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, town):
 
 def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, monkeypatch, town, capsys):
     divided(tmp_path)
-    settle(town, tmp_path)
+    commit(town, tmp_path)
     with reached(town, monkeypatch):
         run = run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
     assert predict.work([str(run.folder)]) == 0
@@ -128,7 +128,7 @@ def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, t
         labelled = np.arange(len(arrays["task"])) % 2 == 0
         arrays["column"] = np.where(labelled, arrays["column"], -1)
         np.savez(tmp_path / f"site-{client}.npz", **arrays, labelled=labelled)
-    settle(town, tmp_path)
+    commit(town, tmp_path)
     with reached(town, monkeypatch):
         method = ("method=fedran", "method.M=96", "method.rank=20", "method.complement=floor", "method.ssl=true")
         there = run_in(tmp_path / "there", *GIVEN, *SITES, *method, f"data.path={tmp_path / 'test.npz'}")
@@ -156,7 +156,7 @@ def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, town, 
         arrays = dict(file)
     harm(arrays)
     np.savez(tmp_path / "site-2.npz", **arrays)
-    settle(town, tmp_path)
+    commit(town, tmp_path)
     with reached(town, monkeypatch), pytest.raises(UserError, match=f"the node of client 2: .*({told})") as error:
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
     assert "\n" not in str(error.value)
@@ -164,7 +164,7 @@ def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, town, 
 
 def test_a_site_cannot_change_the_result(tmp_path, monkeypatch, town):
     divided(tmp_path)
-    settle(town, tmp_path, seed=3)
+    commit(town, tmp_path, seed=3)
     with reached(town, monkeypatch), pytest.raises(UserError, match="a key of this node would change the result"):
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
 

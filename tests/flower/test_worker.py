@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.replies import heard, reply_heard, said
+from fcl_bench.engine.remote.replies import deserialise, reply_heard, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.turns import Asked, Tag
 from fcl_bench.flower.worker import Site, Worker
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from tests.engine.counting import PROBLEM, CountingServer
+from tests.engine.counting import CONTEXT, CountingServer
 
 RUN = {"id": "abc", "stage": "run"}
 
@@ -21,7 +21,7 @@ RUN = {"id": "abc", "stage": "run"}
 class Turns(Client):
     """Sends how many turns it remembers, and remembers one more."""
 
-    def update(self, shard, broadcast, state):
+    def update(self, client_data, broadcast, state):
         count = state.get("count", torch.tensor(0))
         return Message({"count": count}), {"count": count + 1}
 
@@ -29,10 +29,10 @@ class Turns(Client):
 class Remembering(Method):
     name = "remembering"
 
-    def client(self, problem):
+    def client(self, context):
         return Turns()
 
-    def server(self, problem):
+    def server(self, context):
         return CountingServer([])
 
 
@@ -43,15 +43,15 @@ def worker(tmp_path):
 
 def made(run):
     holdings = [[np.array([0]), np.array([1])]] * 3
-    clients = Clients(Remembering(), PROBLEM, holdings, np.zeros(2, dtype=np.int64), np.ones(2, dtype=bool), run="abc")
+    clients = Clients(Remembering(), CONTEXT, holdings, np.zeros(2, dtype=np.int64), np.ones(2, dtype=bool), run="abc")
     return Site(clients, torch.ones(2, 3, dtype=torch.float64), "data")
 
 
 def counts(worker, tag, *turns):
     broadcast = Message({}, task=tag[0], round=tag[1])
     asked = [Asked(*turn).state() for turn in turns]
-    answers = worker.answer(said("turn", broadcast, run=RUN, seconds=60, turns=asked))
-    return [int(reply_heard(heard(blob)).upload["count"]) for blob in answers]
+    answers = worker.answer(serialise("turn", broadcast, run=RUN, seconds=60, turns=asked))
+    return [int(reply_heard(deserialise(blob)).upload["count"]) for blob in answers]
 
 
 FIRST, SECOND, THIRD = Tag(0, 0), Tag(0, 1), Tag(1, 0)
@@ -97,11 +97,11 @@ def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path):
     assert len(list(tmp_path.rglob("*.state"))) == 2
     (answer,) = counts_of_an_old_state(one)
     with pytest.raises(UserError, match="client 0 has not kept .*task-0-round-0"):
-        heard(answer)
-    one.answer(said("forget", run=RUN))
+        deserialise(answer)
+    one.answer(serialise("forget", run=RUN))
     assert not list(tmp_path.rglob("*.state"))
 
 
 def counts_of_an_old_state(worker):
     asked = [Asked(0, FIRST, None).state()]
-    return worker.answer(said("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=asked))
+    return worker.answer(serialise("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=asked))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fcl_bench.engine.remote.replies import heard
+from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.execution.site import site_of
 from fcl_bench.flower import connection as flower
 from fcl_bench.flower.line import Answer, LinkLost
@@ -36,7 +36,7 @@ class Town:
         self._waiting: dict[str, tuple[str, bytes]] = {}
         self._count = 0
 
-    def settle(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
+    def commit(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
         """A node for these clients, in place of another one with the same folder."""
         self._count += 1
         name = f"node-{self._count}"
@@ -70,10 +70,10 @@ class Town:
             node, request = self._waiting[name]
             if node in self.dead:
                 continue
-            said = heard(request)
-            self.log.append((node, said.kind))
+            serialise = deserialise(request)
+            self.log.append((node, serialise.kind))
             try:
-                self.before(node, said.kind, said)
+                self.before(node, serialise.kind, serialise)
             except TimeoutError as error:
                 del self._waiting[name]
                 yield Answer(name, [], f"Flower's error 3: {error}")

@@ -70,7 +70,7 @@ def well_separated(bases: list[np.ndarray], d: int, dtype: torch.dtype = torch.f
 ranks = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 
-def softmax_problem(seed: int, d: int = 12, classes: int = 5, batches: int = 8):
+def softmax_context(seed: int, d: int = 12, classes: int = 5, batches: int = 8):
     rng = np.random.default_rng(seed)
     W, Phi = rng.standard_normal((classes, d)), orthonormal(rng, d, 5)
     data = [(rng.standard_normal((6, d)), rng.integers(classes, size=6)) for _ in range(batches)]

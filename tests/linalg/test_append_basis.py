@@ -23,7 +23,7 @@ from tests.linalg.subspace_cases import (
     orthonormal,
     ranks,
     seeds,
-    softmax_problem,
+    softmax_context,
     tensor,
     well_separated,
 )
@@ -266,7 +266,7 @@ def test_a_projected_convolution_answers_known_inputs_as_before():
 @pytest.mark.parametrize(("weight_decay", "momentum"), [(0.0, 0.0), (5e-4, 0.0), (0.1, 0.0), (5e-4, 0.9), (0.1, 0.9)])
 def test_projected_local_training_is_the_oracles(weight_decay, momentum, dtype):
     """An ordinary SGD whose applied step is projected (erratum 3): weights, and the invariant on the weights."""
-    W0, Phi, data = softmax_problem(0)
+    W0, Phi, data = softmax_context(0)
     W = tensor(W0, dtype).requires_grad_()
     optimiser = torch.optim.SGD([W], lr=0.1, weight_decay=weight_decay, momentum=momentum)
     for X, labels in data:

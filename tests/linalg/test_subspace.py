@@ -23,7 +23,7 @@ from tests.linalg.subspace_cases import (
     orthonormal,
     ranks,
     seeds,
-    softmax_problem,
+    softmax_context,
     tensor,
     well_separated,
 )
@@ -182,7 +182,7 @@ def test_the_oracle_on_cases_done_by_hand():
 
 
 def test_the_oracles_softmax_gradient_is_autograds():
-    W, _, ((X, labels), *_) = softmax_problem(1)
+    W, _, ((X, labels), *_) = softmax_context(1)
     weight = tensor(W).requires_grad_()
     F.cross_entropy(tensor(X) @ weight.T, torch.from_numpy(labels)).backward()
     np.testing.assert_allclose(oracle.softmax_gradient(W, X, labels), weight.grad, atol=1e-12)
@@ -193,7 +193,7 @@ def test_the_oracles_softmax_gradient_is_autograds():
 
 
 def test_the_oracles_training_moves_only_outside_the_known_space():
-    W, Phi, data = softmax_problem(2)
+    W, Phi, data = softmax_context(2)
     clients = [data[:3], data[3:], []]
     trained = oracle.train_task(W, clients, Phi, 3, 0.1, 0.05, 0.9)
     assert oracle.leak(trained, W, Phi) < 1e-13

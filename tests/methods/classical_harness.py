@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
 from tests.methods.classical_oracle import Classical
 from tests.methods.harness import draw_tasks
-from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem
+from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context
 
 #: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
 SIZES = [[14, 9, 0], [12, 0, 8], [9, 7, 1]]
@@ -39,13 +39,13 @@ def pictures(seed: int = 0):
 
 
 #: The streams of the comparisons with finetuning, by what methods train on.
-STREAMS = {"images": (tiny_problem, pictures), "features": (lambda: feature_problem(INPUTS), feature_tasks)}
+STREAMS = {"images": (tiny_context, pictures), "features": (lambda: feature_context(INPUTS), feature_tasks)}
 
 
-def federation(method: GradientMethod, tasks=None, problem: Problem | None = None):
+def federation(method: GradientMethod, tasks=None, context: Context | None = None):
     """The engine after the whole stream."""
-    problem_of, stream = STREAMS[method.on]
-    found = federation_of(method, problem or problem_of(), stream() if tasks is None else tasks)
+    context_of, stream = STREAMS[method.on]
+    found = federation_of(method, context or context_of(), stream() if tasks is None else tasks)
     found.run(lambda _: None)
     return found
 
@@ -57,15 +57,15 @@ def exchanged(found) -> list[tuple]:
 
 def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring: bool) -> None:
     """Both halves on features against the oracle, after every task, to float32's rounding."""
-    tasks, problem, found = feature_tasks(recurring), feature_problem(INPUTS), []
+    tasks, context, found = feature_tasks(recurring), feature_context(INPUTS), []
 
     def after(_, server):
         state = server.network.state_dict()
         parts = [[state[f"heads.{h}.weight"], state[f"heads.{h}.bias"][:, None]] for h in range(len(server.columns))]
         found.append(torch.cat([torch.cat(part, dim=1) for part in parts]).double().numpy())
 
-    learn_images(method, problem, tasks, after=after)
-    start = method.server(problem)
+    learn_images(method, context, tasks, after=after)
+    start = method.server(context)
     for task in images_stream(tasks):
         start.start_task(task)
     heads = [torch.cat([h.weight, h.bias[:, None]], 1).detach().double().numpy() for h in start.network.heads]
@@ -76,5 +76,5 @@ def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring:
 
 def assert_goes_on(method: GradientMethod) -> None:
     """From every other round of the stream on, bit for bit."""
-    problem_of, stream = STREAMS[method.on]
-    assert_resumes(lambda: federation_of(method, problem_of(), stream()), step=2)
+    context_of, stream = STREAMS[method.on]
+    assert_resumes(lambda: federation_of(method, context_of(), stream()), step=2)

@@ -9,12 +9,12 @@ import torch
 
 from fcl_bench.backbones.trainable import copies
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import ImageTasks, images_stream, learn_image_task, tiny_problem
+from tests.methods.training_harness import ImageTasks, images_stream, learn_image_task, tiny_context
 
 LAYERS = [1, 3]
 #: Components of a task and layer, and rows of a prompt.
@@ -46,9 +46,9 @@ def recurring() -> ImageTasks:
     ]
 
 
-def lively_problem(seed: int = 0, wire: str = "float32", width: int = 2) -> Problem:
+def lively_context(seed: int = 0, wire: str = "float32", width: int = 2) -> Context:
     """Of a tiny transformer in which prompts matter: first weights of timm's are too small for that."""
-    usual = tiny_problem(8, width, seed, wire, architecture="vit")
+    usual = tiny_context(8, width, seed, wire, architecture="vit")
     assert usual.network is not None
     body = usual.network.build()
     with torch.no_grad():
@@ -62,7 +62,7 @@ class Oracle:
     """Of a tiny transformer.
 
     Args:
-        problem: its network.
+        context: its network.
         training: the knobs.
         orthogonality: lambda_o.
         softmax: of A.
@@ -71,15 +71,15 @@ class Oracle:
 
     def __init__(
         self,
-        problem: Problem,
+        context: Context,
         training: Training,
         orthogonality: float = 0.0,
         softmax: bool = False,
         term: Term | None = None,
     ) -> None:
-        assert problem.network is not None
-        self.vit = problem.network.build().eval().double().requires_grad_(False)
-        self.problem, self.training = problem, training
+        assert context.network is not None
+        self.vit = context.network.build().eval().double().requires_grad_(False)
+        self.context, self.training = context, training
         self.orthogonality, self.softmax, self.term = orthogonality, softmax, term
 
     def features(self, values: Values, images: torch.Tensor, tasks: int) -> torch.Tensor:
@@ -150,7 +150,7 @@ class Oracle:
             values[name].requires_grad_()
         knobs, round_ = self.training, int(broadcast["round"])
         optimiser = torch.optim.SGD([values[name] for name in mine], lr=knobs.rate(round_), momentum=knobs.momentum)
-        seed = derived_seed(self.problem.seed, "training", task, round_, client)
+        seed = derived_seed(self.context.seed, "training", task, round_, client)
         generator = torch.Generator().manual_seed(seed)
         for _ in range(knobs.epochs):
             for chosen in epoch_batches(len(labels), knobs.batch_size, generator):
@@ -161,13 +161,13 @@ class Oracle:
         return {name: values[name].detach() for name in mine}
 
 
-def exchanges(method, problem: Problem, tasks: ImageTasks) -> list[tuple[int, int, Message, Message]]:
+def exchanges(method, context: Context, tasks: ImageTasks) -> list[tuple[int, int, Message, Message]]:
     """(task, client, broadcast, upload) of a whole run."""
-    server, states, found = method.server(problem), {}, []
+    server, states, found = method.server(context), {}, []
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         learn_image_task(
             method,
-            problem,
+            context,
             server,
             task,
             clients,

@@ -11,13 +11,13 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.engine.codec import encoded
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, State
+from fcl_bench.protocol.context import Context, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import take_in, turn
 from tests.methods.training_harness import ImageTasks, image_shard, images_stream
-from tests.methods.whole_runs import feature_problem
+from tests.methods.whole_runs import feature_context
 
 #: Samples of each client in each task; one has none, another one each time.
 COUNTS = [[12, 7, 0, 9], [9, 0, 8, 5], [6, 10, 7, 0]]
@@ -29,10 +29,10 @@ EXACT = {"epochs": 30, "batch_size": 64, "lr": 0.45, "weight_decay": 0.0, "augme
 
 
 def rounds_of(
-    method: GradientMethod, problem: Problem, tasks: ImageTasks, seen: Callable = lambda *_: None
+    method: GradientMethod, context: Context, tasks: ImageTasks, seen: Callable = lambda *_: None
 ) -> Iterator[tuple[Task, int, GradientServer, dict[int, State], list[int]]]:
     """After each round: task, round, server, all clients' states, participants. `seen` looks at every exchange."""
-    server, client, states = method.server(problem), method.client(problem), {}
+    server, client, states = method.server(context), method.client(context), {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         available = [k for k, (_, labels) in enumerate(clients) if len(labels)]
@@ -41,7 +41,7 @@ def rounds_of(
             broadcast = server.broadcast(task, round_)
             for k in present:
                 upload = turn(client, image_shard(k, task.index, *clients[k]), broadcast, states, round_)
-                sent = encoded(upload, problem.wire)
+                sent = encoded(upload, context.wire)
                 take_in(server, k, sent, task, round_)
                 seen(k, broadcast, sent)
             server.finish_round()
@@ -56,11 +56,11 @@ def with_loss(method: type[GradientMethod], loss: Callable[[int, torch.Tensor], 
     """The method with clients whose loss is `loss(client, w)` of the head's one weight; all else is its own."""
 
     class Client(method.client_half):
-        def objective(self, shard, broadcast, state):
-            made = super().objective(shard, broadcast, state)
+        def objective(self, client_data, broadcast, state):
+            made = super().objective(client_data, broadcast, state)
 
             def of_weight(objective, network, inputs, labels):
-                return loss(shard.client, network.heads[0].weight[0, 0])
+                return loss(client_data.client, network.heads[0].weight[0, 0])
 
             made.__class__ = type("Scalar", (type(made),), {"loss": of_weight})
             return made
@@ -75,7 +75,7 @@ def quadratic(client: int, w: torch.Tensor) -> torch.Tensor:
 def play_scalar(method: GradientMethod, sizes: tuple[int, int] = (2, 2)):
     """The server and the clients' states after all rounds."""
     clients = [(torch.ones(n, 1, dtype=torch.float64), torch.zeros(n, dtype=torch.int64)) for n in sizes]
-    *_, (_, _, server, states, _) = rounds_of(method, feature_problem(1), [clients])
+    *_, (_, _, server, states, _) = rounds_of(method, feature_context(1), [clients])
     return server, states
 
 

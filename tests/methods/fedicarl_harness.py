@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL, FediCaRLClient
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
-from tests.methods.whole_runs import feature_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
+from tests.methods.whole_runs import feature_context
 
 CLASSES = [2, 2, 2]
 #: Client 2 misses the first task, client 1 the second, client 0 the last.
@@ -29,8 +29,8 @@ def fedicarl(**knobs) -> FediCaRL:
     return FediCaRL(**{"training": training(), "memory": 8, **knobs})
 
 
-def problem_on(on: str, **options) -> Problem:
-    made_on = {"images": tiny_problem, "features": feature_problem}[on]
+def context_on(on: str, **options) -> Context:
+    made_on = {"images": tiny_context, "features": feature_context}[on]
     return dataclasses.replace(made_on(**options), clients=CLIENTS)
 
 
@@ -42,7 +42,7 @@ def tasks_on(on: str, sizes=None):
 
 
 def made(method, on: str = "images", sizes=None, **options):
-    return federation_of(method, problem_on(on, **options), tasks_on(on, sizes))
+    return federation_of(method, context_on(on, **options), tasks_on(on, sizes))
 
 
 def learnt(method, on: str = "images", sizes=None, after=lambda _: None, **options):
@@ -67,9 +67,11 @@ def trained_on(monkeypatch) -> list:
     """(task, round, client, inputs, labels) of every round of the model, filled while a federation runs."""
     seen, samples = [], FediCaRLClient.samples
 
-    def noted(self, shard, broadcast, state):
-        found = samples(self, shard, broadcast, state)
-        seen.append((shard.task, int(broadcast["round"]), shard.client, found.inputs.clone(), found.labels.clone()))
+    def noted(self, client_data, broadcast, state):
+        found = samples(self, client_data, broadcast, state)
+        seen.append(
+            (client_data.task, int(broadcast["round"]), client_data.client, found.inputs.clone(), found.labels.clone())
+        )
         return found
 
     monkeypatch.setattr(FediCaRLClient, "samples", noted)

@@ -11,7 +11,7 @@ from torch import nn
 
 from fcl_bench.backbones.trainable import Trainable, copies, seeded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
@@ -88,10 +88,10 @@ class Observed:
     server: Server | None = None
 
 
-def observed(method: FedProTIP, problem: Problem, tasks: ImageTasks) -> Observed:
+def observed(method: FedProTIP, context: Context, tasks: ImageTasks) -> Observed:
     """A whole stream, and how far every update was from orthogonal to the bases that the client had."""
     result = Observed()
-    server = result.server = method.server(problem)
+    server = result.server = method.server(context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         model: dict[str, tuple[torch.Tensor, np.ndarray]] = {}
 
@@ -114,7 +114,7 @@ def observed(method: FedProTIP, problem: Problem, tasks: ImageTasks) -> Observed
             if stage_of(message) == "model":
                 model.update({name: (broadcast[name], phi(broadcast, layer_of(name))) for name in names})
 
-        learn_image_task(method, problem, server, task, clients, seen=seen)
+        learn_image_task(method, context, server, task, clients, seen=seen)
         result.states.append(copy_of(server.network.state_dict()))
     return result
 
@@ -124,9 +124,9 @@ def projector(bases) -> np.ndarray:
     return oracle.projector(basis)
 
 
-def linear_problem(
+def linear_context(
     size: int = 3, features: int = 12, wire: str = "float32", weight: torch.Tensor | None = None, **look
-) -> Problem:
+) -> Context:
     """A network without a nonlinearity: pixels times a matrix; the heads follow."""
     with seeded(1):
         body = nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(3 * size * size, features, bias=False)))
@@ -134,4 +134,4 @@ def linear_problem(
         body.linear.weight.data.copy_(weight)
     look = {"mean": (0.5,) * 3, "std": (0.25,) * 3, **look}
     start = Trainable("linear", copies(body), features, size, stages=("linear",), identity={}, **look)
-    return Problem(features, 0, torch.float64, CPU, WireFormat(WIRE_DTYPES[wire]), start)
+    return Context(features, 0, torch.float64, CPU, WireFormat(WIRE_DTYPES[wire]), start)

@@ -13,7 +13,7 @@ from fcl_bench.methods.exemplars import proxy
 from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
 from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 
 #: Client 1 misses the second task, client 2 comes with it.
 SIZES = [[14, 9, 0], [12, 0, 11], [9, 8, 7]]
@@ -41,7 +41,7 @@ def tasks_of(sizes=None):
 
 
 def made(method: GLFC, sizes=None, tasks=None, **options):
-    return federation_of(method, tiny_problem(**options), tasks_of(sizes) if tasks is None else tasks)
+    return federation_of(method, tiny_context(**options), tasks_of(sizes) if tasks is None else tasks)
 
 
 def learnt(method: GLFC, sizes=None, after=lambda _: None, tasks=None, **options):
@@ -75,17 +75,17 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[dict]:
     """What every round of the model began with, filled while a federation runs."""
     seen, objective = [], GLFCClient.objective
 
-    def noted(self, shard, broadcast, state):
-        found = objective(self, shard, broadcast, state)
-        own = self.samples(shard, broadcast, state)
+    def noted(self, client_data, broadcast, state):
+        found = objective(self, client_data, broadcast, state)
+        own = self.samples(client_data, broadcast, state)
         seen.append(
             {
-                "at": (shard.task, int(broadcast["round"]), shard.client),
+                "at": (client_data.task, int(broadcast["round"]), client_data.client),
                 "signal": bool(state["signal"]),
                 "learnt": state["classes.learnt"].tolist(),
                 "inputs": own.inputs.clone(),
                 "labels": own.labels.clone(),
-                "own": len(shard.labels),
+                "own": len(client_data.labels),
                 "old": None if found._old is None else {n: v.clone() for n, v in found._old.state().items()},
             }
         )

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.codec import Codec, decoded, encoded
-from fcl_bench.engine.validation import admitted
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.engine.validation import validate_upload
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -21,13 +21,15 @@ CPU = torch.device("cpu")
 Tasks = list[list[tuple[np.ndarray, np.ndarray]]]
 
 
-def problem_of(inputs: int, seed: int = 0, wire: str = "float64", **options: str) -> Problem:
-    return Problem(inputs, seed, torch.float64, CPU, WireFormat(WIRE_DTYPES[wire], **options))
+def context_of(inputs: int, seed: int = 0, wire: str = "float64", **options: str) -> Context:
+    return Context(inputs, seed, torch.float64, CPU, WireFormat(WIRE_DTYPES[wire], **options))
 
 
-def shard_of(client: int, task: int, Z: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray | None = None) -> Shard:
+def shard_of(
+    client: int, task: int, Z: np.ndarray, labels: np.ndarray, unlabelled: np.ndarray | None = None
+) -> ClientData:
     unlabelled = Z[:0] if unlabelled is None else unlabelled
-    return Shard(client, task, *map(torch.from_numpy, (Z, labels, unlabelled)))
+    return ClientData(client, task, *map(torch.from_numpy, (Z, labels, unlabelled)))
 
 
 def draw_tasks(
@@ -80,29 +82,29 @@ def stream_of(tasks: Tasks) -> list[Task]:
 
 
 def turn(
-    client: Client, shard: Shard, broadcast: Message, states: dict[int, State] | None = None, round_: int = 0
+    client: Client, client_data: ClientData, broadcast: Message, states: dict[int, State] | None = None, round_: int = 0
 ) -> Message:
     """One client's upload, as the engine gets it from the method; `states` of the clients between their turns."""
     states = {} if states is None else states
-    upload, states[shard.client] = client.update(shard, broadcast, states.get(shard.client, {}))
-    return dataclasses.replace(upload, stage=broadcast.stage, task=shard.task, round=round_)
+    upload, states[client_data.client] = client.update(client_data, broadcast, states.get(client_data.client, {}))
+    return dataclasses.replace(upload, stage=broadcast.stage, task=client_data.task, round=round_)
 
 
-def over_the_wire(upload: Message, problem: Problem) -> Message:
+def over_the_wire(upload: Message, context: Context) -> Message:
     """What the server computes with."""
-    return decoded(encoded(upload, problem.wire), problem.dtype, problem.device)
+    return decoded(encoded(upload, context.wire), context.dtype, context.device)
 
 
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
     """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
-    problem = server.problem
+    context = server.context
     expected = server.expects(task, round_)
-    server.absorb(client, admitted(client, sent, Codec.of_server(problem), server, expected, problem))
+    server.absorb(client, validate_upload(client, sent, Codec.of_server(context), server, expected, context))
 
 
-def learn_task(method: Method, problem: Problem, server: Server, task: Task, clients, order=None) -> None:
+def learn_task(method: Method, context: Context, server: Server, task: Task, clients, order=None) -> None:
     """One task, all rounds; `order` of the clients' turns."""
-    client, states = method.client(problem), {}
+    client, states = method.client(context), {}
     server.start_task(task)
     for round_ in range(server.rounds(task)):
         broadcast = server.broadcast(task, round_)
@@ -110,16 +112,16 @@ def learn_task(method: Method, problem: Problem, server: Server, task: Task, cli
             Z, labels = clients[k]
             if len(labels):
                 upload = turn(client, shard_of(k, task.index, Z, labels), broadcast, states, round_)
-                take_in(server, k, encoded(upload, problem.wire), task, round_)
+                take_in(server, k, encoded(upload, context.wire), task, round_)
         server.finish_round()
     server.finish_task()
 
 
-def learn(method: Method, problem: Problem, tasks: Tasks) -> tuple[Server, list[torch.Tensor]]:
+def learn(method: Method, context: Context, tasks: Tasks) -> tuple[Server, list[torch.Tensor]]:
     """The server at the end, and the classifier after each task."""
-    server, classifiers = method.server(problem), []
+    server, classifiers = method.server(context), []
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
-        learn_task(method, problem, server, task, clients)
+        learn_task(method, context, server, task, clients)
         classifiers.append(server.model()["W"].clone())
     return server, classifiers
 

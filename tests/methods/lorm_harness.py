@@ -7,10 +7,10 @@ import torch
 
 from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import turn
-from tests.methods.training_harness import ImageTasks, image_shard, image_tasks, images_stream, tiny_problem
+from tests.methods.training_harness import ImageTasks, image_shard, image_tasks, images_stream, tiny_context
 
 QKV, FC2 = "body.blocks.1.attn.qkv", "body.blocks.1.mlp.fc2"
 #: d = 16 features and inputs of qkv, 64 of fc2.
@@ -24,18 +24,18 @@ def lorm(rounds: int = 2, **knobs) -> LoRM:
     return LoRM(made, **{"rank": RANK, "targets": ["qkv", "fc2"], "layers": [1], **knobs})
 
 
-def setting(per_client: list[list[int]], classes: int = 2, **options) -> tuple[Problem, ImageTasks]:
-    """`options` are those of `tiny_problem`."""
+def setting(per_client: list[list[int]], classes: int = 2, **options) -> tuple[Context, ImageTasks]:
+    """`options` are those of `tiny_context`."""
     tasks = image_tasks(np.random.default_rng(0), [classes] * len(per_client), per_client)
-    return tiny_problem(**{"width": 2, "architecture": "vit", "wire": "float64", **options}), tasks
+    return tiny_context(**{"width": 2, "architecture": "vit", "wire": "float64", **options}), tasks
 
 
 class Watched:
     """A client half whose true inputs of each adapted layer, and features, are known after every turn."""
 
-    def __init__(self, method: LoRM, problem: Problem) -> None:
-        self.client = method.client(problem)
-        self.problem = problem
+    def __init__(self, method: LoRM, context: Context) -> None:
+        self.client = method.client(context)
+        self.context = context
 
     def inputs(self, images: torch.Tensor) -> dict[str, np.ndarray]:
         """X (rows, i) under the network as it is."""
@@ -52,9 +52,9 @@ class Watched:
         return {name: X.flatten(0, -2).double().numpy() for name, X in seen.items()}
 
 
-def rounds_of(method: LoRM, problem: Problem, clients, rounds: int):
+def rounds_of(method: LoRM, context: Context, clients, rounds: int):
     """The first task by hand. Per round: the server before, each client's upload and true inputs, the server after."""
-    server, watched = method.server(problem), Watched(method, problem)
+    server, watched = method.server(context), Watched(method, context)
     [task] = images_stream([clients])
     server.start_task(task)
     for round_ in range(rounds):

@@ -12,7 +12,7 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 #: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
@@ -37,18 +37,18 @@ def tasks():
 
 def second_task(method: MFCL, steps: int = 0):
     """A client's half in the second task (classes 3 and 4) with its objective and a batch; `steps` rounds later."""
-    problem, stream = tiny_problem(), tasks()
-    server, client = learn_images(method, problem, stream[:1]), method.client(problem)
+    context, stream = tiny_context(), tasks()
+    server, client = learn_images(method, context, stream[:1]), method.client(context)
     task = images_stream(stream)[1]
     server.start_task(task)
-    shard = image_shard(0, 1, *stream[1][0])
+    client_data = image_shard(0, 1, *stream[1][0])
     for round_ in range(steps):
         broadcast = server.broadcast(task, round_)
-        server.absorb(0, turn(client, shard, broadcast))
+        server.absorb(0, turn(client, client_data, broadcast))
         server.finish_round()
     broadcast = server.broadcast(task, steps)
-    client.take_over(shard, broadcast)
-    return client, shard, broadcast, client.objective(shard, broadcast, {})
+    client.take_over(client_data, broadcast)
+    return client, client_data, broadcast, client.objective(client_data, broadcast, {})
 
 
 def softmax(q: np.ndarray) -> np.ndarray:

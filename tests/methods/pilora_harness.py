@@ -8,7 +8,7 @@ import numpy as np
 
 from fcl_bench.methods.transformers.pilora import PILoRA
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import image_tasks, tiny_problem
+from tests.methods.training_harness import image_tasks, tiny_context
 
 #: Of the tiny transformer: d, and the rank of the updates.
 D, R = 16, 2
@@ -27,8 +27,8 @@ def pilora(**knobs) -> PILoRA:
     return PILoRA(training(**how), **{"rank": R, **knobs})
 
 
-def problem(**options):
-    return tiny_problem(width=D // 8, architecture="vit", **options)
+def context(**options):
+    return tiny_context(width=D // 8, architecture="vit", **options)
 
 
 def pictures(classes=CLASSES, sizes=SIZES):

@@ -12,36 +12,36 @@ from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.methods.averaging.fedavg import FineTune
-from fcl_bench.protocol.context import Problem
+from fcl_bench.methods.averaging.fedavg import FedAvg
+from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import (
     ImageTasks,
     image_tasks,
-    tiny_problem,
+    tiny_context,
 )
 
 STAGE = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
 FAST = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "augment": "none"}
 
 
-def finetune(**knobs) -> FineTune:
+def finetune(**knobs) -> FedAvg:
     """`training` knobs and the method's own."""
     own = {name: knobs.pop(name) for name in ("frozen_stages", "frozen_heads", "loss_over") if name in knobs}
-    return FineTune(training=Training(**{**FAST, **knobs}), **own)
+    return FedAvg(training=Training(**{**FAST, **knobs}), **own)
 
 
 def made_tasks(sizes: list[list[int]], classes: int = 2, size: int = 8, seed: int = 0) -> ImageTasks:
     return image_tasks(np.random.default_rng(seed), [classes] * len(sizes), sizes, size)
 
 
-def resnet_problem() -> Problem:
+def resnet_context() -> Context:
     split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))
     transform = Transform(size=16, crop_pct=1.0, mean=[0.5, 0.4, 0.6], std=[0.25, 0.3, 0.2])
     backbone = Timm("test_resnet", pretrained=False, stem="cifar", transform=transform)
     network = backbone.trainable(Dataset("made", split, split), seed=1)
-    return dataclasses.replace(tiny_problem(), network=network, inputs=network.dimension)
+    return dataclasses.replace(tiny_context(), network=network, inputs=network.dimension)
 
 
 def cloned(tensors) -> dict[str, torch.Tensor]:
@@ -62,11 +62,11 @@ def differing(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -
 class Plain(torch.nn.Module):
     """A body and a head per task, as the first lines of any tutorial have it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__()
-        self.body = problem.network.build()
+        self.body = context.network.build()
         self.heads = torch.nn.ModuleList()
-        self.seed = derived_seed(problem.seed, "heads") % 2**62
+        self.seed = derived_seed(context.seed, "heads") % 2**62
 
     def add_head(self, classes: int) -> None:
         head = torch.nn.Linear(self.dimension, classes)
@@ -81,16 +81,16 @@ class Plain(torch.nn.Module):
         return torch.cat([head(features) for head in self.heads], dim=1)
 
 
-def plainly(problem: Problem, knobs: Training, data: list, joint: bool = False) -> Plain:
+def plainly(context: Context, knobs: Training, data: list, joint: bool = False) -> Plain:
     """SGD over each task's (images, labels), one client; joint: over all so far, from scratch at every task."""
-    start = problem.network
+    start = context.network
     augment, standardise = Augment(knobs.augment), Standardise(start.size, start.mean, start.std)
-    model = Plain(problem)
+    model = Plain(context)
     sizes: list[int] = []
     for task, (images, labels) in enumerate(data):
         sizes.append(int(labels.max()) + 1 - sum(sizes))
         if joint:
-            model = Plain(problem)
+            model = Plain(context)
             images, labels = (torch.cat([part[i] for part in data[: task + 1]]) for i in (0, 1))
         model.dimension = start.dimension
         while len(model.heads) < len(sizes):
@@ -98,7 +98,7 @@ def plainly(problem: Problem, knobs: Training, data: list, joint: bool = False) 
         model.to(memory_format=torch.channels_last).train()
         for round_ in range(knobs.rounds):
             where = (task, round_) if joint else (task, round_, 0)
-            generator = torch.Generator().manual_seed(derived_seed(problem.seed, "training", *where))
+            generator = torch.Generator().manual_seed(derived_seed(context.seed, "training", *where))
             optimiser = torch.optim.SGD(
                 model.parameters(), lr=knobs.rate(round_), momentum=knobs.momentum, weight_decay=knobs.weight_decay
             )

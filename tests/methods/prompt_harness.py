@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.ledger import Upload
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import learnt
 
 #: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
@@ -28,8 +28,8 @@ def training(**knobs) -> Training:
     return Training(**{**small, "augment": "none", **knobs})
 
 
-def problem(**options) -> Problem:
-    return tiny_problem(width=D // 8, architecture="vit", **options)
+def context(**options) -> Context:
+    return tiny_context(width=D // 8, architecture="vit", **options)
 
 
 def pictures(seed: int = 0, recurring: bool = False):
@@ -42,11 +42,11 @@ def pictures(seed: int = 0, recurring: bool = False):
 
 def run_of(method: GradientMethod, tasks=None):
     """The engine after the whole stream."""
-    return learnt(method, problem(), pictures() if tasks is None else tasks)
+    return learnt(method, context(), pictures() if tasks is None else tasks)
 
 
 def fresh(method: GradientMethod, tasks=None):
-    return federation_of(method, problem(), pictures() if tasks is None else tasks)
+    return federation_of(method, context(), pictures() if tasks is None else tasks)
 
 
 def digest(value: torch.Tensor) -> str:
@@ -58,11 +58,11 @@ def exchanges(found) -> list[Upload]:
     return [dataclasses.replace(row, client_seconds=0.0) for row in found.state.ledger.uploads if row.samples]
 
 
-class FrozenFineTune(FineTune):
+class FrozenFineTune(FedAvg):
     """Heads alone on the same ViT, which is frozen: a prompt method without a prompt."""
 
-    def build_network(self, problem: Problem) -> Network:
-        network = super().build_network(problem)
+    def build_network(self, context: Context) -> Network:
+        network = super().build_network(context)
         network.put_body(network.body.requires_grad_(False))
         return network
 

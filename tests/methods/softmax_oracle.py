@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import ImageTasks, feature_tasks, tiny_problem
-from tests.methods.whole_runs import feature_problem
+from tests.methods.training_harness import ImageTasks, feature_tasks, tiny_context
+from tests.methods.whole_runs import feature_context
 
 #: Two tasks of features: a client without samples in the first, one with a single one in the second.
 TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
 
 
-def setting(on: str) -> tuple[Problem, ImageTasks]:
+def setting(on: str) -> tuple[Context, ImageTasks]:
     """A problem and its tasks."""
     if on == "images":
-        return tiny_problem(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
-    return feature_problem(), TASKS
+        return tiny_context(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
+    return feature_context(), TASKS
 
 
 def whole_batches(**knobs) -> Training:
@@ -69,13 +69,13 @@ class Oracle:
     shares: Callable[[np.ndarray], np.ndarray] = plain_shares
     last: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def run(self, problem: Problem, tasks: ImageTasks) -> np.ndarray:
+    def run(self, context: Context, tasks: ImageTasks) -> np.ndarray:
         """(C, d + 1) class weights, the bias last."""
-        knobs, d = self.training, problem.inputs
+        knobs, d = self.training, context.inputs
         model, seen = np.zeros((0, d + 1)), 0
         for t, clients in enumerate(tasks):
             new = 1 + max(int(y.max()) for _, y in clients if len(y)) - seen
-            draw = torch.Generator().manual_seed(derived_seed(problem.seed, "heads") % 2**62 + t)
+            draw = torch.Generator().manual_seed(derived_seed(context.seed, "heads") % 2**62 + t)
             head = (2 * torch.rand(new, d, generator=draw).double().numpy() - 1) / np.sqrt(d)
             model = np.vstack([model, np.hstack([head, np.zeros((new, 1))])])
             old, seen = seen, seen + new

@@ -13,7 +13,7 @@ from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -25,7 +25,7 @@ from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.typed import typed_instance
-from tests.methods.harness import draw_tasks, learn, problem_of, projection_of, relative_error
+from tests.methods.harness import context_of, draw_tasks, learn, projection_of, relative_error
 from tests.small_methods import NAMES, class_of
 
 LINEAR = {"M": 6, "activation": "none"}
@@ -41,7 +41,7 @@ METHODS = [
     FedNCM(**LINEAR),
     FedRAN(**LINEAR, rank=3),
     FedRAN(**LINEAR, rank=3, complement="floor", bounds=True),
-    Joint(**LINEAR),
+    CentralisedRidge(**LINEAR),
     RanPAC(**LINEAR),
     STSA(**LINEAR, gamma=2.0),
     STSAE(**LINEAR, gamma=2.0, dummy_clients=3),
@@ -58,14 +58,14 @@ def after(tasks, P: np.ndarray):
 @pytest.mark.parametrize("projection", ["seed", "matrix"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_without_it_a_method_is_itself_on_the_projected_features(method, projection):
-    server, _ = learn(method, problem_of(8, projection=projection), TASKS)
+    server, _ = learn(method, context_of(8, projection=projection), TASKS)
     P = projection_of(server)
     default = next(field.default for field in dataclasses.fields(method) if field.name == "activation")
     plain = dataclasses.replace(method, M=None, activation=default)
-    expected, _ = learn(plain, problem_of(6), after(TASKS, P))
+    expected, _ = learn(plain, context_of(6), after(TASKS, P))
     scores = server.predict(torch.from_numpy(TESTS))
     assert relative_error(scores, expected.predict(torch.from_numpy(TESTS @ P)).numpy()) < 1e-8
-    with_relu, _ = learn(dataclasses.replace(method, activation="relu"), problem_of(8, projection=projection), TASKS)
+    with_relu, _ = learn(dataclasses.replace(method, activation="relu"), context_of(8, projection=projection), TASKS)
     assert relative_error(scores, with_relu.predict(torch.from_numpy(TESTS)).numpy()) > 1e-3
 
 
@@ -76,14 +76,14 @@ def test_every_method_on_random_features_is_among_them():
 
 
 @pytest.mark.parametrize("M", [8, 20])
-@pytest.mark.parametrize("method", [FedRAN, STSA, Joint], ids=lambda method: method.name)
+@pytest.mark.parametrize("method", [FedRAN, STSA, CentralisedRidge], ids=lambda method: method.name)
 def test_a_linear_projection_of_full_rank_changes_no_class(method, M):
     """FedRAN Fig. 7: H W = Z (P W), and P W can be any matrix, so least squares finds the same scores as on Z."""
     ridge = {"gamma": 1e-9} if method is STSA else {"ridge": 1e-9}
     whole = {"rank": None} if method is FedRAN else {}
     inputs = torch.from_numpy(TESTS)
     raw, linear, relu = (
-        learn(method(**knobs, **ridge, **whole), problem_of(8), TASKS)[0].predict(inputs)
+        learn(method(**knobs, **ridge, **whole), context_of(8), TASKS)[0].predict(inputs)
         for knobs in ({"M": None}, {"M": M, "activation": "none"}, {"M": M})
     )
     assert relative_error(linear, raw.numpy()) < 1e-6
@@ -91,14 +91,14 @@ def test_a_linear_projection_of_full_rank_changes_no_class(method, M):
     assert relative_error(relu, raw.numpy()) > 0.1
     if M == 8:
         # Of fewer random directions than features it is another class of classifiers, a smaller one.
-        narrow = learn(method(M=5, activation="none", **ridge, **whole), problem_of(8), TASKS)[0].predict(inputs)
+        narrow = learn(method(M=5, activation="none", **ridge, **whole), context_of(8), TASKS)[0].predict(inputs)
         assert relative_error(narrow, raw.numpy()) > 0.1
 
 
 def test_the_ridge_on_linear_features_is_a_smaller_one_on_the_features():
     """||W||^2 is least at tr V'(PP')^-1 V for V = P W, and PP' is about M I: a ridge lambda of H is lambda / M of Z."""
-    server, _ = learn(STSA(M=4000, activation="none", gamma=4000.0), problem_of(8), TASKS)
-    raw, _ = learn(STSA(M=None, gamma=1.0), problem_of(8), TASKS)
+    server, _ = learn(STSA(M=4000, activation="none", gamma=4000.0), context_of(8), TASKS)
+    raw, _ = learn(STSA(M=None, gamma=1.0), context_of(8), TASKS)
     inputs = torch.from_numpy(TESTS)
     assert relative_error(server.predict(inputs), raw.predict(inputs).numpy()) < 0.02
     # Exactly: Z (Z'Z + lambda (PP')^-1)^-1 Z'Y.
@@ -110,7 +110,7 @@ def test_the_ridge_on_linear_features_is_a_smaller_one_on_the_features():
 
 def test_the_gaussian_remainder_has_the_covariance_of_linear_features():
     method = CentredSketch(**LINEAR, rank=2, remainder="gaussian", input_rank=8, mix=0.0, bounds=True)
-    server, _ = learn(method, problem_of(8), TASKS)
+    server, _ = learn(method, context_of(8), TASKS)
     P = projection_of(server)
     # input_rank is d, so the scatter is the exact sum over clients of deviations from their own class means.
     scatter = np.zeros((8, 8))
@@ -142,4 +142,4 @@ def test_what_it_may_be():
     with pytest.raises(UserError, match=r"method.activation=cos is not known"):
         typed_instance(FedRAN, {"M": 8, "activation": "cos"}, "method")
     with pytest.raises(UserError, match=r"takes features that are not negative.*method.activation=relu"):
-        learn(FedFeCAM(**LINEAR), problem_of(8), TASKS)
+        learn(FedFeCAM(**LINEAR), context_of(8), TASKS)

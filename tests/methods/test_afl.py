@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL, AFCLServer
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from tests.methods import afcl_oracle, afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     random_tasks,
     relative_error,
     shard_of,
@@ -35,7 +35,7 @@ from tests.methods.harness import (
 def test_afl_agrees_with_the_papers_pairwise_form(seed, ri):
     """Erratum 2: with the right signs, the pairwise law is a running sum."""
     tasks, gamma = random_tasks(seed, 30), [1.0, 0.01, 100.0][seed % 3]
-    _, classifiers = learn(AFL(gamma=gamma, ri=ri), problem_of(8), tasks)
+    _, classifiers = learn(AFL(gamma=gamma, ri=ri), context_of(8), tasks)
     pairwise = afl_oracle.afl_pairwise(tasks, gamma, ri)
     summed = afl_oracle.afl_running_sum(tasks, gamma, ri)
     for ours, theirs, sums in zip(classifiers, pairwise, summed, strict=True):
@@ -67,7 +67,7 @@ def test_any_partition_order_and_number_of_clients_give_the_centralised_solution
     tasks = draw_tasks(rng, 6, [3, 2], [[70], [60]])
     upload = "sums" if method == "afl sums" else "solution"
     choice, ridge = (AFCL(gamma=1.0, ridge=0.5), 0.5) if method == "afcl" else (AFL(upload=upload), 0.0)
-    _, classifiers = learn(choice, problem_of(6), dealt(rng, tasks, clients, beta))
+    _, classifiers = learn(choice, context_of(6), dealt(rng, tasks, clients, beta))
     for ours, theirs in zip(classifiers, stsa_oracle.centralised(tasks, None, ridge), strict=True):
         assert relative_error(ours, theirs) < 1e-9
 
@@ -76,7 +76,7 @@ def test_any_partition_order_and_number_of_clients_give_the_centralised_solution
 def test_afcl_agrees_with_the_recursion(seed):
     tasks = random_tasks(seed, 30)
     gamma, ridge = [1.0, 0.1][seed % 2], [None, 2.0, 1e-3][seed % 3]
-    server, classifiers = learn(AFCL(gamma=gamma, ridge=ridge), problem_of(8), tasks)
+    server, classifiers = learn(AFCL(gamma=gamma, ridge=ridge), context_of(8), tasks)
     for ours, theirs in zip(
         classifiers, afcl_oracle.afcl(tasks, gamma, gamma if ridge is None else ridge), strict=True
     ):
@@ -96,8 +96,8 @@ def test_registration_splits_known_from_unknown_classes():
     rng = np.random.default_rng(0)
     held = [np.array([0, 1, 1]), np.array([1, 2]), np.array([2, 2, 1])]
     clients = [(rng.standard_normal((len(labels), 4)), labels) for labels in held]
-    method, problem = AFCL(), problem_of(4)
-    server, client = method.server(problem), method.client(problem)
+    method, context = AFCL(), context_of(4)
+    server, client = method.server(context), method.client(context)
     assert isinstance(server, AFCLServer)
     [task] = stream_of([clients])
     server.start_task(task)
@@ -131,8 +131,8 @@ def test_uploads_may_arrive_in_any_order(method):
     [task] = stream_of(tasks)
     classifiers = []
     for order in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3, 1, 0]):
-        server = method.server(problem_of(6))
-        learn_task(method, problem_of(6), server, task, tasks[0], order)
+        server = method.server(context_of(6))
+        learn_task(method, context_of(6), server, task, tasks[0], order)
         classifiers.append(server.model()["W"])
     for other in classifiers[1:]:
         assert relative_error(other, classifiers[0].numpy()) < 1e-12
@@ -142,8 +142,8 @@ def test_an_upload_may_be_late_within_its_task():
     """Registered 0, 1, 2; the statistics arrive 2, 0, 1."""
     tasks = draw_tasks(np.random.default_rng(2), 6, [5], [[20, 12, 15]])
     [task] = stream_of(tasks)
-    method, problem = AFCL(ridge=0.3), problem_of(6)
-    server, client = method.server(problem), method.client(problem)
+    method, context = AFCL(ridge=0.3), context_of(6)
+    server, client = method.server(context), method.client(context)
     server.start_task(task)
     shards = [shard_of(k, 0, *tasks[0][k]) for k in range(3)]
     broadcast = server.broadcast(task, 0)
@@ -151,7 +151,7 @@ def test_an_upload_may_be_late_within_its_task():
         server.absorb(k, turn(client, shards[k], broadcast))
     broadcast = server.broadcast(task, 1)
     for k in (2, 0, 1):
-        server.absorb(k, decoded(encoded(turn(client, shards[k], broadcast), problem.wire), problem.dtype, CPU))
+        server.absorb(k, decoded(encoded(turn(client, shards[k], broadcast), context.wire), context.dtype, CPU))
     server.finish_task()
     assert relative_error(server.model()["W"], stsa_oracle.centralised(tasks, None, 0.3)[0]) < 1e-9
 
@@ -160,17 +160,17 @@ def test_an_upload_may_even_be_late_for_its_task():
     """Client 1's statistics of the first task arrive in the second: the sums are those of everyone's data."""
     tasks = draw_tasks(np.random.default_rng(2), 6, [3, 2], [[20, 12], [15, 18]])
     first, second = stream_of(tasks)
-    method, problem = AFCL(ridge=0.3), problem_of(6)
-    server, client = method.server(problem), method.client(problem)
+    method, context = AFCL(ridge=0.3), context_of(6)
+    server, client = method.server(context), method.client(context)
     late = None
     for task, clients in ((first, tasks[0]), (second, tasks[1])):
         server.start_task(task)
         shards = [shard_of(k, task.index, *data) for k, data in enumerate(clients)]
         registration = server.broadcast(task, 0)
-        for k, shard in enumerate(shards):
-            server.absorb(k, turn(client, shard, registration))
+        for k, client_data in enumerate(shards):
+            server.absorb(k, turn(client, client_data, registration))
         second_broadcast = server.broadcast(task, 1)
-        uploads = [turn(client, shard, second_broadcast) for shard in shards]
+        uploads = [turn(client, client_data, second_broadcast) for client_data in shards]
         server.absorb(0, uploads[0])
         if task is first:
             late = uploads[1]
@@ -190,7 +190,7 @@ def test_rank_deficient_data_give_the_moore_penrose_solution_and_it_is_told(dead
         for Z, _ in clients:
             Z[:, :dead] = 0
     with caplog.at_level(logging.WARNING):
-        _, [W] = learn(AFL(), problem_of(tasks[0][0][0].shape[1]), tasks)
+        _, [W] = learn(AFL(), context_of(tasks[0][0][0].shape[1]), tasks)
     assert relative_error(W, afl_oracle.moore_penrose(tasks)[0]) < 1e-9
     [told] = [record.message for record in caplog.records]
     assert "Moore-Penrose" in told
@@ -201,12 +201,12 @@ def test_no_regulariser_on_rank_deficient_clients_is_told_once_and_still_exact(c
     """gamma 0: each client's own solution is its Moore-Penrose one, and C_k W_k is X'Y all the same."""
     tasks = draw_tasks(np.random.default_rng(5), 10, [3], [[4, 3, 20, 6, 5]])
     with caplog.at_level(logging.WARNING):
-        _, [W] = learn(AFL(gamma=0.0), problem_of(10), tasks)
+        _, [W] = learn(AFL(gamma=0.0), context_of(10), tasks)
     assert relative_error(W, stsa_oracle.centralised(tasks, None, 0.0)[0]) < 1e-9
     Z = tasks[0][0][0]
     duplicated = [[(np.concatenate([Z, Z]), np.zeros(8, dtype=int)), tasks[0][2]]]
     with caplog.at_level(logging.WARNING):
-        _, [W] = learn(AFL(gamma=0.0), problem_of(10), duplicated)
+        _, [W] = learn(AFL(gamma=0.0), context_of(10), duplicated)
     told = [record.message for record in caplog.records if "a client's own solution" in record.message]
     assert len(told) == 1
     assert "condition number" in told[0]
@@ -215,18 +215,18 @@ def test_no_regulariser_on_rank_deficient_clients_is_told_once_and_still_exact(c
 
 def test_least_squares_in_one_place_is_the_same():
     tasks = random_tasks(2, 30)
-    _, afl = learn(AFL(), problem_of(8), tasks)
-    _, joint = learn(Joint(M=None, ridge=0.0), problem_of(8), tasks)
+    _, afl = learn(AFL(), context_of(8), tasks)
+    _, joint = learn(CentralisedRidge(M=None, ridge=0.0), context_of(8), tasks)
     for ours, theirs in zip(afl, joint, strict=True):
         assert relative_error(ours, theirs.numpy()) < 1e-9
 
 
 @pytest.mark.parametrize("method", [AFL(), AFCL()])
 def test_a_restored_server_goes_on_bit_for_bit(method):
-    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
-    whole, _ = learn(method, problem, tasks)
-    before, _ = learn(method, problem, tasks[:2])
-    after = method.server(problem)
+    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
+    whole, _ = learn(method, context, tasks)
+    before, _ = learn(method, context, tasks[:2])
+    after = method.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
     assert torch.equal(after.model()["W"], whole.model()["W"])

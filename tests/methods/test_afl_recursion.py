@@ -15,10 +15,10 @@ from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw, inve
 from tests.methods import afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,
+    context_of,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     random_tasks,
     relative_error,
     stream_of,
@@ -37,8 +37,8 @@ def recursive(**knobs: float | bool | str) -> AFL:
 @pytest.mark.parametrize("seed", range(8))
 def test_with_a_regulariser_the_recursion_is_the_papers_pairwise_form_and_the_sum(seed, ri):
     tasks, gamma = random_tasks(seed, 30), [1.0, 0.01, 100.0][seed % 3]
-    _, classifiers = learn(recursive(gamma=gamma, ri=ri), problem_of(8), tasks)
-    _, sums = learn(AFL(gamma=gamma, ri=ri), problem_of(8), tasks)
+    _, classifiers = learn(recursive(gamma=gamma, ri=ri), context_of(8), tasks)
+    _, sums = learn(AFL(gamma=gamma, ri=ri), context_of(8), tasks)
     for ours, theirs, sum_ in zip(classifiers, afl_oracle.afl_pairwise(tasks, gamma, ri), sums, strict=True):
         assert relative_error(ours, theirs) < 1e-7
         assert relative_error(ours, sum_.numpy()) < 1e-7
@@ -76,11 +76,11 @@ def few_each(seed: int, samples: int):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_a_regulariser_it_collapses_on_small_clients_and_the_sum_does_not(dtype, caplog):
     """Table 3, gamma 0: fewer samples than features at each client."""
-    tasks, problem = few_each(0, 5), dataclasses.replace(problem_of(FEATURES), dtype=dtype)
+    tasks, context = few_each(0, 5), dataclasses.replace(context_of(FEATURES), dtype=dtype)
     exact = stsa_oracle.centralised(tasks, None, 0.0)[0]
-    _, [summed] = learn(AFL(gamma=0.0, ri=False), problem, tasks)
+    _, [summed] = learn(AFL(gamma=0.0, ri=False), context, tasks)
     with caplog.at_level(logging.WARNING):
-        server, [found] = learn(recursive(gamma=0.0, ri=False), problem, tasks)
+        server, [found] = learn(recursive(gamma=0.0, ri=False), context, tasks)
     assert relative_error(summed, exact) < (1e-3 if dtype == torch.float32 else 1e-9)
     assert relative_error(found, exact) > 10 or not found.any()
     told = [record.message for record in caplog.records if "the recursion" in record.message]
@@ -92,14 +92,14 @@ def test_without_a_regulariser_it_collapses_on_small_clients_and_the_sum_does_no
 def test_with_more_samples_than_features_it_is_exact_without_a_regulariser_too():
     """K = 100 of Table 3; and then nothing is told."""
     tasks = few_each(0, 60)
-    server, [found] = learn(recursive(gamma=0.0, ri=False), problem_of(FEATURES), tasks)
+    server, [found] = learn(recursive(gamma=0.0, ri=False), context_of(FEATURES), tasks)
     assert relative_error(found, stsa_oracle.centralised(tasks, None, 0.0)[0]) < 1e-9
     assert server.report()["trouble"] is None
 
 
 def test_an_overflow_leaves_zeros_and_no_nan():
     tasks = few_each(1, 5)
-    server, [found] = learn(recursive(gamma=0.0, ri=False), problem_of(FEATURES), tasks)
+    server, [found] = learn(recursive(gamma=0.0, ri=False), context_of(FEATURES), tasks)
     assert found.any()
     server.law.W[0, 0] = float("inf")
     server.finish_task()
@@ -113,7 +113,7 @@ def test_dead_features_have_a_moore_penrose_inverse():
     tasks = few_each(2, 60)
     for Z, _ in tasks[0]:
         Z[:, :3] = 0
-    _, [found] = learn(recursive(gamma=0.0, ri=False), problem_of(FEATURES), tasks)
+    _, [found] = learn(recursive(gamma=0.0, ri=False), context_of(FEATURES), tasks)
     assert relative_error(found, afl_oracle.moore_penrose(tasks)[0]) < 1e-6
     R, condition = inverse(torch.diag(torch.tensor([2.0, 0.0])))
     torch.testing.assert_close(R, torch.diag(torch.tensor([0.5, 0.0])))
@@ -122,21 +122,21 @@ def test_dead_features_have_a_moore_penrose_inverse():
 
 @pytest.mark.parametrize("knobs", [{}, {"gamma": 0.0, "ri": False}, {"ridge": 2.0}])
 def test_a_restored_server_goes_on_bit_for_bit(knobs):
-    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
     method = recursive(**knobs)
-    whole, _ = learn(method, problem, tasks)
-    before, _ = learn(method, problem, tasks[:2])
-    after = method.server(problem)
+    whole, _ = learn(method, context, tasks)
+    before, _ = learn(method, context, tasks[:2])
+    after = method.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
     assert after.report() == before.report()
-    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
     assert torch.equal(after.model()["W"], whole.model()["W"])
     assert after.report() == whole.report()
 
 
 def test_a_ridge_is_added_after_the_recursion():
     tasks = random_tasks(3, 30)
-    _, ours = learn(recursive(ridge=2.0), problem_of(8), tasks)
+    _, ours = learn(recursive(ridge=2.0), context_of(8), tasks)
     for found, exact in zip(ours, stsa_oracle.centralised(tasks, None, 2.0), strict=True):
         assert relative_error(found, exact) < 1e-7
 

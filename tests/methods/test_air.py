@@ -18,11 +18,11 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import air_oracle as oracle
 from tests.methods.harness import (
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     random_tasks,
     relative_error,
@@ -54,7 +54,7 @@ def tasks_of_sizes(sizes: list[list[int]], seed: int = 0):
 def test_weights_agree_with_the_oracle(seed, M, normalise):
     tasks = random_tasks(seed, 12)
     method = AIR(M=M, gamma=0.3, normalise=normalise)
-    server, classifiers = learn(method, problem_of(8, seed), tasks)
+    server, classifiers = learn(method, context_of(8, seed), tasks)
     P = projection_of(server)
     for ours, theirs in zip(classifiers, oracle.weighted(tasks, P, 0.3, normalise), strict=True):
         assert relative_error(ours, theirs) < 1e-9
@@ -73,8 +73,8 @@ def test_weights_agree_with_the_oracle(seed, M, normalise):
 def test_any_partition_and_order_gives_the_classifier_of_one_client(seed, clients, beta, correction):
     rng = np.random.default_rng(seed)
     tasks, method = draw_tasks(rng, 5, [3, 2], [[60], [50]]), AIR(M=12, gamma=2.0, correction=correction)
-    parted, classifiers = learn(method, problem_of(5), dealt(rng, tasks, clients, beta))
-    central, expected = learn(method, problem_of(5), tasks)
+    parted, classifiers = learn(method, context_of(5), dealt(rng, tasks, clients, beta))
+    central, expected = learn(method, context_of(5), tasks)
     for ours, theirs in zip(classifiers, expected, strict=True):
         assert relative_error(ours, theirs.numpy()) < 1e-9
     assert torch.equal(parted.state_dict()["counts"], central.state_dict()["counts"])
@@ -87,7 +87,7 @@ def test_any_partition_and_order_gives_the_classifier_of_one_client(seed, client
 def test_a_class_that_comes_back_is_weighed_by_its_samples_so_far(seed, normalise):
     tasks, _, _ = blurred_tasks(np.random.default_rng(seed))
     assert any(set(task.columns) - set(task.new_columns) for task in stream_of(tasks))
-    server, classifiers = learn(AIR(M=20, gamma=3.0, normalise=normalise), problem_of(8), tasks)
+    server, classifiers = learn(AIR(M=20, gamma=3.0, normalise=normalise), context_of(8), tasks)
     for ours, theirs in zip(classifiers, oracle.weighted(tasks, projection_of(server), 3.0, normalise), strict=True):
         assert relative_error(ours, theirs) < 1e-9
 
@@ -95,11 +95,11 @@ def test_a_class_that_comes_back_is_weighed_by_its_samples_so_far(seed, normalis
 def test_the_hand_value():
     """Three samples (1, 0) of one class and one (0, 1) of another."""
     Z, labels = np.array([[1.0, 0], [1, 0], [1, 0], [0, 1]]), np.array([0, 0, 0, 1])
-    _, [W] = learn(AIR(M=None, gamma=0.25, normalise=False), problem_of(2), [[(Z, labels)]])
+    _, [W] = learn(AIR(M=None, gamma=0.25, normalise=False), context_of(2), [[(Z, labels)]])
     assert relative_error(W, 0.8 * np.eye(2)) < 1e-12
-    _, [W] = learn(AIR(M=None, gamma=0.25), problem_of(2), [[(Z, labels)]])
+    _, [W] = learn(AIR(M=None, gamma=0.25), context_of(2), [[(Z, labels)]])
     assert relative_error(W, np.eye(2) / (1 + 0.25 * (1 / 3 + 1) / 2)) < 1e-12
-    server, [W] = learn(AIR(M=None, gamma=0.25, correction="logits", tau=0.5), problem_of(2), [[(Z, labels)]])
+    server, [W] = learn(AIR(M=None, gamma=0.25, correction="logits", tau=0.5), context_of(2), [[(Z, labels)]])
     assert relative_error(W, np.diag([12 / 13, 0.8])) < 1e-12
     scores = server.predict(torch.eye(2, dtype=torch.float64))
     assert relative_error(scores, np.diag([12 / 13, 0.8]) + 0.5 * np.log([4 / 3, 4])) < 1e-12
@@ -109,13 +109,13 @@ def test_classes_of_equal_size_make_weights_stsa():
     """With the same ridge if the weights have mean 1; else with n times it. Chosen by `auto`, either way."""
     tasks = tasks_of_sizes([[20, 20, 20], [20, 20]])
     for gamma, air in ((3.0, AIR(M=30, gamma=3.0)), (60.0, AIR(M=30, gamma=3.0, normalise=False))):
-        _, ours = learn(air, problem_of(8), tasks)
-        _, theirs = learn(STSA(M=30, gamma=gamma), problem_of(8), tasks)
+        _, ours = learn(air, context_of(8), tasks)
+        _, theirs = learn(STSA(M=30, gamma=gamma), context_of(8), tasks)
         for W, expected in zip(ours, theirs, strict=True):
             assert relative_error(W, expected.numpy()) < 1e-10
     for chosen in ("auto", "gcv"):
-        server, [_, W] = learn(AIR(M=30, gamma=chosen), problem_of(8), tasks)
-        stsa, [_, expected] = learn(STSA(M=30, gamma=chosen), problem_of(8), tasks)
+        server, [_, W] = learn(AIR(M=30, gamma=chosen), context_of(8), tasks)
+        stsa, [_, expected] = learn(STSA(M=30, gamma=chosen), context_of(8), tasks)
         assert relative_error(W, expected.numpy()) < 1e-10
         assert server.report()["ridge"] == pytest.approx(stsa.report()["ridge"] / 20, rel=1e-10)
 
@@ -125,15 +125,15 @@ def test_more_copies_of_a_classs_samples_change_nothing_with_weights():
     [task] = tasks_of_sizes([[12, 7, 9]])
     copied = [(np.concatenate([Z, *[Z[y == 1]] * 5]), np.concatenate([y, *[y[y == 1]] * 5])) for Z, y in task]
     for method, same in ((AIR(M=30, gamma=0.5, normalise=False), True), (STSA(M=30, gamma=0.5), False)):
-        classifiers = [learn(method, problem_of(8), [clients])[1][0] for clients in (task, copied)]
+        classifiers = [learn(method, context_of(8), [clients])[1][0] for clients in (task, copied)]
         assert (relative_error(classifiers[0], classifiers[1].numpy()) < 1e-10) is same
 
 
 @pytest.mark.parametrize("M", [None, 30])
 def test_logits_are_stsas_scores_adjusted_by_all_counts_so_far(M):
     tasks, Z, labels = blurred_tasks(np.random.default_rng(4))
-    server, classifiers = learn(AIR(M=M, gamma=3.0, correction="logits", tau=0.7), problem_of(8), tasks)
-    stsa, expected = learn(STSA(M=M, gamma=3.0), problem_of(8), tasks)
+    server, classifiers = learn(AIR(M=M, gamma=3.0, correction="logits", tau=0.7), context_of(8), tasks)
+    stsa, expected = learn(STSA(M=M, gamma=3.0), context_of(8), tasks)
     assert all(torch.equal(a, b) for a, b in zip(classifiers, expected, strict=True))
     inputs = torch.from_numpy(Z[:30])
     theirs = oracle.adjusted(stsa.predict(inputs).numpy(), np.bincount(labels), 0.7)
@@ -146,8 +146,8 @@ def test_logits_are_stsas_scores_adjusted_by_all_counts_so_far(M):
 
 def test_without_strength_logits_are_stsa_to_the_bit():
     tasks = random_tasks(1, 12)
-    server, _ = learn(AIR(M=30, correction="logits", tau=0.0), problem_of(8), tasks)
-    stsa, _ = learn(STSA(M=30), problem_of(8), tasks)
+    server, _ = learn(AIR(M=30, correction="logits", tau=0.0), context_of(8), tasks)
+    stsa, _ = learn(STSA(M=30), context_of(8), tasks)
     assert "bias" not in server.model()
     inputs = torch.from_numpy(tasks[0][0][0])
     assert torch.equal(server.predict(inputs), stsa.predict(inputs))
@@ -156,8 +156,8 @@ def test_without_strength_logits_are_stsa_to_the_bit():
 def test_scaled_scores_scale_the_adjustment_too():
     tasks = tasks_of_sizes([[30, 5, 12]])
     knobs = {"M": 30, "gamma": 3.0, "correction": "logits"}
-    plain, _ = learn(AIR(**knobs), problem_of(8), tasks)
-    scaled, _ = learn(AIR(**knobs, scale_scores=True), problem_of(8), tasks)
+    plain, _ = learn(AIR(**knobs), context_of(8), tasks)
+    scaled, _ = learn(AIR(**knobs, scale_scores=True), context_of(8), tasks)
     inputs = torch.from_numpy(tasks[0][0][0])
     own = (plain.B * plain.W).sum(dim=0)
     assert relative_error(scaled.predict(inputs), (plain.predict(inputs) / own.sqrt()).numpy()) < 1e-12
@@ -166,7 +166,7 @@ def test_scaled_scores_scale_the_adjustment_too():
 @pytest.mark.parametrize("correction", ["weights", "logits"])
 def test_gcv_is_that_of_the_weighted_samples(correction):
     tasks, _, _ = blurred_tasks(np.random.default_rng(1))
-    server, _ = learn(AIR(M=12, gamma="gcv", correction=correction), problem_of(8), tasks)
+    server, _ = learn(AIR(M=12, gamma="gcv", correction=correction), context_of(8), tasks)
     H, labels, when = oracle.pooled(tasks, projection_of(server))
     pi = oracle.sample_weights(labels, when) if correction == "weights" else np.ones(len(labels))
     mean = np.sum(pi[:, None] * H**2) / H.shape[1]
@@ -185,7 +185,7 @@ def test_a_rare_class_is_found_more_often():
     recall = {}
     methods = {"stsa": STSA(gamma=1.0), "weights": AIR(gamma=1.0), "logits": AIR(gamma=1.0, correction="logits")}
     for name, method in methods.items():
-        server, _ = learn(type(method)(**{**vars(method), "M": 60}), problem_of(8), train)
+        server, _ = learn(type(method)(**{**vars(method), "M": 60}), context_of(8), train)
         right = server.predict(tests).argmax(dim=1).numpy() == truth
         recall[name] = right[truth == 3].mean(), right.mean()
     for name in ("weights", "logits"):
@@ -198,9 +198,9 @@ def test_a_class_without_a_labelled_sample_is_not_lifted(correction):
     """Column 1 is a class of whose samples nobody has the label."""
     rng = np.random.default_rng(0)
     Z, labels = np.abs(rng.standard_normal((20, 8))), rng.choice([0, 2], 20)
-    method, problem = AIR(M=20, gamma=1.0, correction=correction), problem_of(8)
-    server = method.server(problem)
-    learn_task(method, problem, server, Task(0, range(3), 3), [(Z, labels)])
+    method, context = AIR(M=20, gamma=1.0, correction=correction), context_of(8)
+    server = method.server(context)
+    learn_task(method, context, server, Task(0, range(3), 3), [(Z, labels)])
     scores = server.predict(torch.from_numpy(Z))
     assert torch.isfinite(scores).all()
     assert (scores[:, 1] == 0).all()
@@ -211,8 +211,8 @@ def test_a_class_without_a_labelled_sample_is_not_lifted(correction):
 @pytest.mark.parametrize("gram", ["full", "packed"])
 def test_coarser_wires_change_little(wire, gram):
     tasks = tasks_of_sizes([[400, 20, 3]])
-    _, [exact] = learn(AIR(M=20, gamma=30.0), problem_of(8), tasks)
-    _, [ours] = learn(AIR(M=20, gamma=30.0), problem_of(8, wire=wire, gram=gram, columns="held"), tasks)
+    _, [exact] = learn(AIR(M=20, gamma=30.0), context_of(8), tasks)
+    _, [ours] = learn(AIR(M=20, gamma=30.0), context_of(8, wire=wire, gram=gram, columns="held"), tasks)
     assert relative_error(ours, exact.numpy()) < {"float32": 1e-5, "float16": 5e-3, "bfloat16": 5e-2}[wire]
 
 
@@ -222,20 +222,20 @@ def test_bytes(gamma):
     M, c = 20, 3
     tasks = tasks_of_sizes([[9, 7, 8], [5, 5, 5]])
     first = stream_of(tasks)[0]
-    shard = shard_of(0, 0, *tasks[0][0])
+    client_data = shard_of(0, 0, *tasks[0][0])
     for gram, size in (("full", M * M), ("packed", M * (M + 1) // 2)):
-        problem = problem_of(8, wire="float32", gram=gram)
+        context = context_of(8, wire="float32", gram=gram)
         for correction, down, up in (
             ("weights", [4 * c, 8 + 8 * c], [4 * c, 4 * (size + M * c)]),
             ("logits", [8 + 4 * c], [4 * (size + M * c) + 4 * c]),
         ):
             method = AIR(M=M, gamma=gamma, correction=correction)
-            server, client = method.server(problem), method.client(problem)
+            server, client = method.server(context), method.client(context)
             server.start_task(first)
             assert server.rounds(first) == len(up)
             for round_ in range(len(up)):
                 broadcast = server.broadcast(first, round_)
-                sent = encoded(turn(client, shard, broadcast, round_=round_), problem.wire)
+                sent = encoded(turn(client, client_data, broadcast, round_=round_), context.wire)
                 assert (broadcast.nbytes, sent.nbytes) == (down[round_], up[round_])
                 take_in(server, 0, sent, first, round_)
 
@@ -244,7 +244,7 @@ def test_everything_sent_up_may_be_summed_on_the_way():
     [task], tasks = stream_of(tasks_of_sizes([[9, 7]])), tasks_of_sizes([[9, 7]])
     for correction in ("weights", "logits"):
         method = AIR(M=20, correction=correction)
-        server, client = method.server(problem_of(8)), method.client(problem_of(8))
+        server, client = method.server(context_of(8)), method.client(context_of(8))
         server.start_task(task)
         for round_ in range(server.rounds(task)):
             upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(task, round_))
@@ -256,26 +256,26 @@ def test_everything_sent_up_may_be_summed_on_the_way():
 @pytest.mark.parametrize("gamma", [2.0, "gcv"])
 def test_a_server_goes_on_from_its_state_to_the_bit(correction, gamma):
     tasks, _, _ = blurred_tasks(np.random.default_rng(2))
-    method, problem, stream = AIR(M=20, gamma=gamma, correction=correction), problem_of(8), stream_of(tasks)
-    whole, _ = learn(method, problem, tasks)
-    server = method.server(problem)
+    method, context, stream = AIR(M=20, gamma=gamma, correction=correction), context_of(8), stream_of(tasks)
+    whole, _ = learn(method, context, tasks)
+    server = method.server(context)
     for task, clients in zip(stream, tasks, strict=True):
-        saved, server = server, method.server(problem)
+        saved, server = server, method.server(context)
         if task.index:
             server.load_state_dict({name: tensor.clone() for name, tensor in saved.state_dict().items()})
-        learn_task(method, problem, server, task, clients)
+        learn_task(method, context, server, task, clients)
     assert whole.model().keys() == server.model().keys()
     assert all(torch.equal(tensor, server.model()[name]) for name, tensor in whole.model().items())
     assert whole.report() == server.report()
 
 
 def test_uploads_that_contradict_the_counts_are_refused():
-    tasks, problem = tasks_of_sizes([[9, 7]]), problem_of(8)
+    tasks, context = tasks_of_sizes([[9, 7]]), context_of(8)
     Z, labels = tasks[0][1]
     task = Task(0, range(3), 3)
     for correction in ("weights", "logits"):
         method = AIR(M=20, correction=correction)
-        server, client = method.server(problem), method.client(problem)
+        server, client = method.server(context), method.client(context)
         server.start_task(task)
         for round_ in range(server.rounds(task)):
             upload = turn(client, shard_of(1, 0, Z, labels), server.broadcast(task, round_))

@@ -11,7 +11,7 @@ from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.stsa import STSA
-from tests.methods.harness import Tasks, draw_tasks, learn, problem_of, projection_of, relative_error
+from tests.methods.harness import Tasks, context_of, draw_tasks, learn, projection_of, relative_error
 from tests.methods.test_recurring_classes import blurred_tasks
 
 #: R (M, M), W (M, C): what the recursions keep.
@@ -123,7 +123,7 @@ def recurring_classes(seed: int) -> Tasks:
 def test_the_published_recursion_ends_at_stsa(step, made, M, seed):
     """In batches of 7 over everyone's samples, against sums of whole clients; ACIL's ridge, 0.1."""
     tasks = made(seed)
-    server, classifiers = learn(STSA(M=M, gamma=0.1), problem_of(8, seed), tasks)
+    server, classifiers = learn(STSA(M=M, gamma=0.1), context_of(8, seed), tasks)
     for ours, theirs in zip(classifiers, recursion(step, tasks, projection_of(server), 0.1), strict=True):
         assert relative_error(ours, theirs) < 1e-10
 
@@ -131,7 +131,7 @@ def test_the_published_recursion_ends_at_stsa(step, made, M, seed):
 @pytest.mark.parametrize("made", [new_classes, recurring_classes])
 def test_afcl_is_the_online_recursion_too(made):
     tasks = made(1)
-    _, classifiers = learn(AFCL(gamma=0.1), problem_of(8), tasks)
+    _, classifiers = learn(AFCL(gamma=0.1), context_of(8), tasks)
     for ours, theirs in zip(classifiers, recursion(online, tasks, None, 0.1), strict=True):
         assert relative_error(ours, theirs) < 1e-10
 

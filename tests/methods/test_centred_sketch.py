@@ -19,10 +19,10 @@ from fcl_bench.typed import typed_instance
 from tests.methods import centred_sketch_oracle as oracle
 from tests.methods.harness import (
     CPU,
+    context_of,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     random_tasks,
     relative_error,
@@ -40,7 +40,7 @@ def test_scores_agree_with_the_oracle(seed, M, rank, centre):
     """The server works in factors where M is 300, and with the whole matrix where it is 8 or 20."""
     tasks, ridge = random_tasks(seed, 9), float(10.0 ** (seed - 1))
     rank = min(rank, 8 if M is None else M)
-    server, classifiers = learn(CentredSketch(M=M, rank=rank, ridge=ridge, centre=centre), problem_of(8, seed), tasks)
+    server, classifiers = learn(CentredSketch(M=M, rank=rank, ridge=ridge, centre=centre), context_of(8, seed), tasks)
     expected = oracle.centred_sketch(tasks, projection_of(server), rank, ridge, centre)
     for ours, theirs in zip(classifiers, expected, strict=True):
         assert relative_error(ours, theirs) < 1e-8
@@ -50,7 +50,7 @@ def test_scores_agree_with_the_oracle(seed, M, rank, centre):
 @given(seed=st.integers(0, 10**6), rank=st.integers(0, 25), centre=st.booleans())
 def test_the_trace_is_kept_at_every_rank(seed, rank, centre):
     tasks = random_tasks(seed, 9)
-    server, _ = learn(CentredSketch(M=25, rank=rank, centre=centre), problem_of(8), tasks)
+    server, _ = learn(CentredSketch(M=25, rank=rank, centre=centre), context_of(8), tasks)
     assert isinstance(server, CentredSketchServer)
     P = projection_of(server)
     H = np.concatenate([np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
@@ -63,8 +63,8 @@ def test_the_trace_is_kept_at_every_rank(seed, rank, centre):
 def test_a_rank_that_covers_every_client_gives_stsa(rank, centre, ridge):
     """r at least n_kt, and beyond it: nothing is dropped."""
     tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[40, 1, 12], [25, 0, 30]])
-    server, ours = learn(CentredSketch(M=90, rank=rank, ridge=ridge, centre=centre), problem_of(8), tasks)
-    _, exact = learn(STSA(M=90, gamma=ridge), problem_of(8), tasks)
+    server, ours = learn(CentredSketch(M=90, rank=rank, ridge=ridge, centre=centre), context_of(8), tasks)
+    _, exact = learn(STSA(M=90, gamma=ridge), context_of(8), tasks)
     H = np.maximum(np.random.default_rng(9).standard_normal((40, 8)) @ projection_of(server), 0)
     for W, theirs in zip(ours, exact, strict=True):
         scores = H @ theirs.numpy()
@@ -103,35 +103,35 @@ def test_the_sum_is_kept_as_whichever_is_smaller():
 @pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize(("rank", "samples"), [(0, 30), (6, 30), (6, 3), (6, 1)])
 def test_the_upload_has_the_documented_size(rank, samples, centre):
-    method, problem = CentredSketch(M=40, rank=rank, centre=centre), problem_of(8, wire="float32")
+    method, context = CentredSketch(M=40, rank=rank, centre=centre), context_of(8, wire="float32")
     Z = np.random.default_rng(4).standard_normal((samples, 8))
     tasks = [[(Z, np.arange(samples) % 5)]]
     [task] = stream_of(tasks)
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    message = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    message = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     classes = len(task.new_columns)
     # Centring takes a dimension for each class held; directions of zero length are left out.
     directions = min(rank, samples - min(classes, samples) if centre else samples)
-    assert encoded(message, problem.wire).nbytes == 4 * centred_sketch_values(40, directions, classes, centre)
+    assert encoded(message, context.wire).nbytes == 4 * centred_sketch_values(40, directions, classes, centre)
 
 
 def test_impossible_ranks_are_refused():
     with pytest.raises(UserError, match="method.rank=-1 is out of range"):
         typed_instance(CentredSketch, {"rank": -1}, "method")
     with pytest.raises(UserError, match="method.rank=9 is more than the 8 features"):
-        CentredSketch(M=None, rank=9).check(problem_of(8), [2])
+        CentredSketch(M=None, rank=9).check(context_of(8), [2])
 
 
 def test_a_restored_server_goes_on_bit_for_bit():
-    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
     for M in (None, 25, 400):
         method = CentredSketch(M=M, rank=5)
-        whole, _ = learn(method, problem, tasks)
-        before, _ = learn(method, problem, tasks[:2])
-        after = method.server(problem)
+        whole, _ = learn(method, context, tasks)
+        before, _ = learn(method, context, tasks[:2])
+        after = method.server(context)
         after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-        learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+        learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
         assert torch.equal(after.model()["W"], whole.model()["W"])
 
 
@@ -139,7 +139,7 @@ def test_a_restored_server_goes_on_bit_for_bit():
 def test_coarse_wires_leave_the_estimate_positive(wire):
     """sigma^2 - tau may fall below zero by rounding; the server then takes zero."""
     tasks = draw_tasks(np.random.default_rng(7), 8, [3], [[30, 12]])
-    server, [W] = learn(CentredSketch(M=30, rank=12, ridge=1.0), problem_of(8, wire=wire), tasks)
+    server, [W] = learn(CentredSketch(M=30, rank=12, ridge=1.0), context_of(8, wire=wire), tasks)
     assert isinstance(server, CentredSketchServer)
     assert np.linalg.eigvalsh(server.gram())[0] > -1e-9
     assert torch.isfinite(W).all()

@@ -12,17 +12,17 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from tests.linalg.test_ridge import plain_scores
 from tests.methods.harness import (
+    context_of,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     relative_error,
     shard_of,
@@ -35,7 +35,7 @@ TASKS = draw_tasks(np.random.default_rng(2), 8, [3, 2], [[40, 15], [25, 30]])
 #: Each method so that it keeps the exact Gram matrix, and the name of its knob.
 EXACT = {
     "stsa": (STSA(M=30), "gamma"),
-    "joint": (Joint(M=30), "ridge"),
+    "joint": (CentralisedRidge(M=30), "ridge"),
     "afl": (AFL(M=30), "ridge"),
     "afcl": (AFCL(M=30), "ridge"),
     "fedran": (FedRAN(M=30, rank=30), "ridge"),
@@ -56,7 +56,7 @@ def samples_of(tasks, P):
 @pytest.mark.parametrize("chosen", ["auto", "gcv"])
 def test_the_ridge_is_that_of_all_samples_together(name, chosen):
     method, key = EXACT[name]
-    server, classifiers = learn(dataclasses.replace(method, **{key: chosen}), problem_of(8), TASKS)
+    server, classifiers = learn(dataclasses.replace(method, **{key: chosen}), context_of(8), TASKS)
     for last in (1, 2):
         H, labels = samples_of(TASKS[:last], projection_of(server))
         Y, mean = np.eye(labels.max() + 1)[labels], np.square(H).sum() / 30
@@ -70,23 +70,23 @@ def test_the_ridge_is_that_of_all_samples_together(name, chosen):
 
 
 def test_a_number_is_not_reported_as_chosen():
-    assert "ridge" not in learn(STSA(M=30, gamma=1.0), problem_of(8), TASKS)[0].report()
+    assert "ridge" not in learn(STSA(M=30, gamma=1.0), context_of(8), TASKS)[0].report()
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_gcv_costs_eight_bytes_where_nothing_sent_counts_the_samples(name):
     method, key = EXACT[name]
-    problem, sizes = problem_of(8, wire="float32"), {}
+    context, sizes = context_of(8, wire="float32"), {}
     for chosen in (1.0, "auto", "gcv"):
         own = dataclasses.replace(method, **{key: chosen})
-        server, [task, _] = own.server(problem), stream_of(TASKS)
+        server, [task, _] = own.server(context), stream_of(TASKS)
         server.start_task(task)
         if name == "afcl":
             registration = server.broadcast(task, 0)
-            take_in(server, 0, turn(own.client(problem), shard_of(0, 0, *TASKS[0][0]), registration), task)
+            take_in(server, 0, turn(own.client(context), shard_of(0, 0, *TASKS[0][0]), registration), task)
         broadcast = server.broadcast(task, server.rounds(task) - 1)
-        upload = turn(own.client(problem), shard_of(0, 0, *TASKS[0][0]), broadcast)
-        sizes[chosen] = encoded(upload, problem.wire).nbytes
+        upload = turn(own.client(context), shard_of(0, 0, *TASKS[0][0]), broadcast)
+        sizes[chosen] = encoded(upload, context.wire).nbytes
     counted = name in ("joint", "centred_sketch", "stsa_e")
     assert sizes["auto"] == sizes[1.0]
     assert sizes["gcv"] == sizes[1.0] + (0 if counted else 8)
@@ -96,10 +96,10 @@ def test_gcv_costs_eight_bytes_where_nothing_sent_counts_the_samples(name):
 def test_an_upload_that_hides_its_samples_is_refused(name):
     method, key = EXACT[name]
     own = dataclasses.replace(method, **{key: "gcv"})
-    problem, [task, _] = problem_of(8), stream_of(TASKS)
-    server = own.server(problem)
+    context, [task, _] = context_of(8), stream_of(TASKS)
+    server = own.server(context)
     server.start_task(task)
-    upload = turn(own.client(problem), shard_of(0, 0, *TASKS[0][0]), server.broadcast(task, 0))
+    upload = turn(own.client(context), shard_of(0, 0, *TASKS[0][0]), server.broadcast(task, 0))
     with pytest.raises(UserError, match="does not say how many samples"):
         take_in(server, 0, dataclasses.replace(upload, samples=None), task)
 
@@ -107,18 +107,18 @@ def test_an_upload_that_hides_its_samples_is_refused(name):
 @pytest.mark.parametrize("name", EXACT)
 def test_a_restored_server_chooses_the_same(name):
     method, key = EXACT[name]
-    own, problem = dataclasses.replace(method, **{key: "gcv"}), problem_of(8)
-    whole, _ = learn(own, problem, TASKS)
-    before, _ = learn(own, problem, TASKS[:1])
-    after = own.server(problem)
+    own, context = dataclasses.replace(method, **{key: "gcv"}), context_of(8)
+    whole, _ = learn(own, context, TASKS)
+    before, _ = learn(own, context, TASKS[:1])
+    after = own.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    learn_task(own, problem, after, stream_of(TASKS)[1], TASKS[1])
+    learn_task(own, context, after, stream_of(TASKS)[1], TASKS[1])
     assert torch.equal(after.model()["W"], whole.model()["W"])
     assert after.report()["ridge"] == whole.report()["ridge"]
 
 
 def test_afl_can_add_a_ridge_after_taking_the_regularisers_out():
-    server, [_, W] = learn(AFL(M=30, gamma=3.0, ridge=0.5), problem_of(8), TASKS)
+    server, [_, W] = learn(AFL(M=30, gamma=3.0, ridge=0.5), context_of(8), TASKS)
     H, labels = samples_of(TASKS, projection_of(server))
     expected = np.linalg.solve(H.T @ H + 0.5 * np.eye(30), H.T @ np.eye(5)[labels])
     assert relative_error(W, expected) < 1e-8
@@ -127,7 +127,7 @@ def test_afl_can_add_a_ridge_after_taking_the_regularisers_out():
 @pytest.mark.parametrize("chosen", ["auto", "gcv"])
 def test_without_an_upload_there_is_a_classifier_all_the_same(chosen, caplog):
     method, [task, _] = STSA(M=30, gamma=chosen), stream_of(TASKS)
-    server = method.server(problem_of(8))
+    server = method.server(context_of(8))
     server.start_task(task)
     server.finish_task()
     assert not server.model()["W"].any()

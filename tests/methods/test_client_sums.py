@@ -11,8 +11,8 @@ from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import COUNTS, SMALL
 from tests.methods.plain_training import made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, learn_images, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, learn_images, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt
 
 both = pytest.mark.parametrize("kind", [FedDyn, Scaffold])
 
@@ -22,7 +22,7 @@ both = pytest.mark.parametrize("kind", [FedDyn, Scaffold])
 def test_it_goes_on_within_a_task_bit_for_bit(kind, reset):
     method = kind(Training(fraction=0.5, **SMALL), on="features", reset=reset)
     tasks = feature_tasks(0, [3, 2], COUNTS[:2])
-    _, saved = assert_resumes(lambda: federation_of(method, feature_problem(), tasks))
+    _, saved = assert_resumes(lambda: federation_of(method, feature_context(), tasks))
     # FedDyn asks for sizes before the rounds of the model.
     assert len(saved) == 2 * (4 if kind is FedDyn else 3)
 
@@ -35,7 +35,7 @@ def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back(ki
     second = [(torch.cat([a, c]), torch.cat([b, d])) for (a, b), (c, d) in zip(second, back, strict=True)]
     ends = []
     method = kind(Training(**SMALL), frozen_heads=True)
-    learn_images(method, tiny_problem(), [first, second], after=lambda _, server: ends.append(state_of(server)))
+    learn_images(method, tiny_context(), [first, second], after=lambda _, server: ends.append(state_of(server)))
     for name in ("weight", "bias"):
         before, after = (end[f"heads.0.{name}"] for end in ends)
         assert torch.equal(before[1:], after[1:])
@@ -46,5 +46,5 @@ def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back(ki
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
 def test_every_wire_and_loss_over_the_task_run(kind, wire):
     method = kind(Training(fraction=0.5, **SMALL), loss_over="task")
-    federation = learnt(method, tiny_problem(wire=wire), made_tasks(COUNTS), unlabelled=[(1, 0)])
+    federation = learnt(method, tiny_context(wire=wire), made_tasks(COUNTS), unlabelled=[(1, 0)])
     assert all(bool(torch.isfinite(value).all()) for value in state_of(federation.server).values())

@@ -24,12 +24,12 @@ from tests.methods.coda_oracle import (
     adam,
     assert_uploads,
     exchanges,
-    lively_problem,
+    lively_context,
     plain_training,
     recurring,
 )
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import federation_of, image_shard, tiny_problem
+from tests.methods.training_harness import federation_of, image_shard, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 
 
@@ -43,9 +43,9 @@ def coda(training: Training | None = None, **knobs) -> CodaPrompt:
 
 @pytest.mark.parametrize("orthogonality", [0.0, 0.5])
 def test_every_upload_is_that_of_the_oracle_and_the_server_averages_them(orthogonality):
-    found = exchanges(coda(orthogonality=orthogonality), lively_problem(), TASKS)
+    found = exchanges(coda(orthogonality=orthogonality), lively_context(), TASKS)
     assert [(task, client) for task, client, *_ in found] == [(0, 0), (0, 0), (1, 0), (1, 1), (1, 0), (1, 1)]
-    moved = assert_uploads(Oracle(lively_problem(), plain_training(), orthogonality), found, TASKS)
+    moved = assert_uploads(Oracle(lively_context(), plain_training(), orthogonality), found, TASKS)
     assert moved > 0.01
     (_, _, _, first), (_, _, _, second), (_, _, after, _) = found[2:5]
     for name in first:
@@ -53,14 +53,14 @@ def test_every_upload_is_that_of_the_oracle_and_the_server_averages_them(orthogo
 
 
 def test_the_penalty_is_skipped_without_a_weight():
-    runs = [model_of(learnt(coda(orthogonality=weight), lively_problem(), TASKS)) for weight in (0.0, 0.0, 0.5)]
+    runs = [model_of(learnt(coda(orthogonality=weight), lively_context(), TASKS)) for weight in (0.0, 0.0, 0.5)]
     assert same(runs[0], runs[1])
     assert not same(runs[0], runs[2])
 
 
 def test_only_the_last_tasks_group_and_head_have_gradients():
     method = coda(orthogonality=0.5)
-    federation = learnt(method, lively_problem(), TASKS)
+    federation = learnt(method, lively_context(), TASKS)
     network = federation.server.network
     images, labels = TASKS[1][0]
     network.train()
@@ -73,7 +73,7 @@ def test_only_the_last_tasks_group_and_head_have_gradients():
 
 
 def test_old_groups_and_heads_stay_bit_for_bit_and_new_ones_are_orthogonal_to_them():
-    found = exchanges(coda(adam()), lively_problem(), TASKS)
+    found = exchanges(coda(adam()), lively_context(), TASKS)
     first_end = {name: value for _, _, down, _ in found[2:3] for name, value in down.items() if "_0" in name}
     last = found[-1][2]
     assert first_end
@@ -96,7 +96,7 @@ def floats(classes: int, dimension: int = 16) -> int:
 
 def test_a_round_sends_one_group_and_one_head_up_and_old_ones_down_once():
     method = coda(plain_training(rounds=3))
-    rows = [row for row in learnt(method, lively_problem(), TASKS).state.ledger.uploads if row.up_bytes]
+    rows = [row for row in learnt(method, lively_context(), TASKS).state.ledger.uploads if row.up_bytes]
     assert [(row.task, row.client) for row in rows] == [(0, 0)] * 3 + [(1, 0), (1, 1)] * 3
     assert {row.up_bytes for row in rows} == {4 * floats(2) + 8}
     # Per task and client. Beside the model: the round and its rate, and the heads' sizes.
@@ -127,13 +127,13 @@ def test_the_papers_setting_sends_391690_floats_a_round():
 @pytest.mark.parametrize("tasks", [TASKS, recurring()], ids=["late", "recurring"])
 def test_a_resumed_run_is_an_uninterrupted_one(tasks):
     method = coda(adam(fraction=0.5), orthogonality=0.1)
-    assert_resumes(lambda: federation_of(method, lively_problem(), tasks))
+    assert_resumes(lambda: federation_of(method, lively_context(), tasks))
 
 
 def test_a_class_that_comes_back_trains_its_own_row_beside_new_prompts():
     """Rows of other classes of its head stay, as do the groups of its task."""
     tasks = recurring()
-    found = exchanges(coda(adam()), lively_problem(), tasks)
+    found = exchanges(coda(adam()), lively_context(), tasks)
     second = [(down, up) for task, _, down, up in found if task == 1]
     names = {f"body.prompts.{kind}.{layer}_1" for kind in "AKP" for layer in LAYERS}
     heads = {f"heads.{head}.{own}" for head in (0, 1) for own in ("weight", "bias")}
@@ -145,7 +145,7 @@ def test_a_class_that_comes_back_trains_its_own_row_beside_new_prompts():
     last = found[-1][3]
     assert last["heads.2.weight"].shape == (0, 16)
     assert any(name.endswith("_2") and "prompts" in name for name in last)
-    scores = learnt(coda(adam()), lively_problem(), tasks).server.predict(tasks[2][0][0])
+    scores = learnt(coda(adam()), lively_context(), tasks).server.predict(tasks[2][0][0])
     assert scores.shape == (len(tasks[2][0][0]), 4)
     assert bool(torch.isfinite(scores).all())
 
@@ -153,9 +153,9 @@ def test_a_class_that_comes_back_trains_its_own_row_beside_new_prompts():
 def test_a_client_that_comes_late_learns_as_if_it_had_been_there():
     """Its model is all broadcast, so what the half that stands for it has seen before is no matter."""
     method, tasks = coda(adam()), TASKS
-    found = exchanges(method, lively_problem(), tasks)
+    found = exchanges(method, lively_context(), tasks)
     late = next((down, up) for task, client, down, up in found if (task, client) == (1, 1))
-    fresh = method.client(lively_problem())
+    fresh = method.client(lively_context())
     upload, state = fresh.update(image_shard(1, 1, *tasks[1][1]), late[0], {})
     assert same(dict(upload), dict(late[1]))
     assert state == {}
@@ -163,19 +163,19 @@ def test_a_client_that_comes_late_learns_as_if_it_had_been_there():
 
 @pytest.mark.parametrize("unlabelled", [[(1, 1)], [(1, 0), (1, 1)]], ids=["one", "all"])
 def test_clients_without_a_label_change_nothing(unlabelled):
-    run = learnt(coda(adam()), lively_problem(), TASKS, unlabelled=unlabelled)
+    run = learnt(coda(adam()), lively_context(), TASKS, unlabelled=unlabelled)
     assert all(bool(torch.isfinite(value).all()) for value in model_of(run).values())
     if len(unlabelled) == 2:
-        alone = learnt(coda(adam()), lively_problem(), TASKS[:1])
+        alone = learnt(coda(adam()), lively_context(), TASKS[:1])
         kept = model_of(run)
         assert all(torch.equal(kept[name], value) for name, value in model_of(alone).items())
 
 
 def test_seeds_and_wires():
-    one, two, other = (model_of(learnt(coda(adam()), lively_problem(seed), TASKS)) for seed in (0, 0, 1))
+    one, two, other = (model_of(learnt(coda(adam()), lively_context(seed), TASKS)) for seed in (0, 0, 1))
     assert same(one, two)
     assert not any(torch.equal(one[name], other[name]) for name in one if "prompts" in name)
-    found = exchanges(coda(adam(precision="bfloat16")), lively_problem(wire="bfloat16"), TASKS)
+    found = exchanges(coda(adam(precision="bfloat16")), lively_context(wire="bfloat16"), TASKS)
     # Beside half the bytes, a scale for each column of a matrix, and for each number of a prompt's rows.
     scales = len(LAYERS) * (LENGTH + 2) * 16 + 16
     assert {up.nbytes for *_, up in found} == {2 * (floats(2) - 2) + 4 * (scales + 2) + 8}
@@ -184,7 +184,7 @@ def test_seeds_and_wires():
 def test_it_learns_what_one_task_brings():
     tasks = made_tasks([[24, 24]], classes=3)
     method = coda(Training(optimizer="adam", lr=0.02, rounds=3, epochs=3, batch_size=8, augment="none"))
-    run = learnt(method, lively_problem(width=4), tasks)
+    run = learnt(method, lively_context(width=4), tasks)
     answers = torch.cat([run.server.predict(images).argmax(dim=1) for images, _ in tasks[0]])
     labels = torch.cat([labels for _, labels in tasks[0]])
     assert np.mean((answers == labels).numpy()) > 0.8
@@ -198,11 +198,11 @@ def test_impossible_knobs_are_refused_in_a_line():
         coda(length=7)
     for layers in ([], [4], [1, 1]):
         with pytest.raises(UserError, match=r"method\.layers=.*distinct numbers from 0 to 3"):
-            coda(layers=layers).check(lively_problem(), [2, 2])
+            coda(layers=layers).check(lively_context(), [2, 2])
     with pytest.raises(UserError, match=r"method\.on=features: method=coda_prompt trains a part"):
-        coda(on="features").check(lively_problem(), [2])
+        coda(on="features").check(lively_context(), [2])
     with pytest.raises(UserError, match="method=coda_prompt works inside a vision transformer"):
-        coda().check(tiny_problem(), [2])
+        coda().check(tiny_context(), [2])
     for name, value in (("components", 0), ("orthogonality", -1), ("layers", [-1])):
         with pytest.raises(UserError, match=rf"^method\.{name}"):
             typed_instance(CodaPrompt, {name: value}, "method")
@@ -210,13 +210,13 @@ def test_impossible_knobs_are_refused_in_a_line():
 
 def test_more_components_than_dimensions_are_told_before_the_run_and_run(caplog):
     with caplog.at_level(logging.WARNING):
-        coda().check(lively_problem(), [2] * 5)
+        coda().check(lively_context(), [2] * 5)
         assert not caplog.records
-        coda().check(lively_problem(), [2] * 6)
+        coda().check(lively_context(), [2] * 6)
     [record] = caplog.records
     assert record.getMessage() == (
         "method.components=3 in 6 tasks are more than the 16 dimensions of a key: from task 5 on, new keys are random"
         " where no orthogonal one is left (method.components=2 always fits)"
     )
-    run = learnt(dataclasses.replace(coda(adam()), components=10), lively_problem(), TASKS)
+    run = learnt(dataclasses.replace(coda(adam()), components=10), lively_context(), TASKS)
     assert all(bool(torch.isfinite(value).all()) for value in model_of(run).values())

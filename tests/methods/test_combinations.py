@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
@@ -17,13 +17,13 @@ from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.protocol.combining import added_up, as_one
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import draw_tasks, problem_of, shard_of, stream_of, turn
+from tests.methods.harness import context_of, draw_tasks, shard_of, stream_of, turn
 from tests.methods.training_harness import feature_tasks, federation_of
 from tests.small_methods import NAMES, made, short_run, trains
 from tests.small_runs import run_in
 
 M = 12
-PROBLEM = problem_of(6)
+CONTEXT = context_of(6)
 #: Samples of five clients; the last has few.
 COUNTS = [9, 14, 11, 8, 3]
 
@@ -32,12 +32,12 @@ def uploads_of(method, seed=0):
     """The uploads of one task's clients, and the features (n, M) and columns (n,) of each."""
     [clients] = draw_tasks(np.random.default_rng(seed), 6, [3], [COUNTS])
     [task] = stream_of([clients])
-    server, client = method.server(PROBLEM), method.client(PROBLEM)
+    server, client = method.server(CONTEXT), method.client(CONTEXT)
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
     shards = [shard_of(k, 0, Z, labels) for k, (Z, labels) in enumerate(clients)]
-    features = [client.features(shard, broadcast).numpy() for shard in shards]
-    uploads = [turn(client, shard, broadcast) for shard in shards]
+    features = [client.features(client_data, broadcast).numpy() for client_data in shards]
+    uploads = [turn(client, client_data, broadcast) for client_data in shards]
     return uploads, [(H, labels) for H, (_, labels) in zip(features, clients, strict=True)]
 
 
@@ -78,14 +78,14 @@ def test_a_field_that_an_upload_leaves_out_counts_as_zero():
 def test_moments_of_clients_with_different_classes_come_over_the_tree(covariance):
     """Full second moments travel for the classes alone that a client has."""
     sizes = [[2, 14, 3, 4, 3], [3, 2, 11, 3, 2]]
-    method = FineTune(
+    method = FedAvg(
         training=Training(rounds=1, epochs=1, batch_size=8, lr=0.1),
         on="features",
         replay_head="gaussian",
         gaussian=Gaussian(covariance=covariance, samples=16),
     )
     flat, tree = (
-        federation_of(method, problem_of(6), feature_tasks(0, [3, 2], sizes), fan_in=fan_in) for fan_in in (None, 2)
+        federation_of(method, context_of(6), feature_tasks(0, [3, 2], sizes), fan_in=fan_in) for fan_in in (None, 2)
     )
     for federation in (flat, tree):
         federation.run(lambda _: None)
@@ -101,7 +101,7 @@ def test_moments_of_clients_with_different_classes_come_over_the_tree(covariance
 @pytest.mark.parametrize("gamma", [1.0, 0.01])
 def test_afls_nodes_send_what_one_client_with_all_samples_and_all_regularisers_would(gamma):
     uploads, held = uploads_of(AFL(gamma=gamma))
-    whole = AFL(gamma=gamma).combination(PROBLEM)(uploads)
+    whole = AFL(gamma=gamma).combination(CONTEXT)(uploads)
     H, Y = np.concatenate([H for H, _ in held]), np.concatenate([np.eye(3)[labels] for _, labels in held])
     C = H.T @ H + len(COUNTS) * gamma * np.eye(H.shape[1])
     np.testing.assert_allclose(whole["C"], C, rtol=1e-12)
@@ -120,7 +120,7 @@ def test_fedrans_nodes_stay_within_what_they_say_they_dropped(merge, levels):
     """Theorem 1 over a tree: the first dropped eigenvalues of all merges, added to what clients dropped themselves."""
     method = FedRAN(M=M, rank=3, merge=merge)
     uploads, held = uploads_of(method)
-    combine = method.combination(PROBLEM)
+    combine = method.combination(CONTEXT)
     whole = nested(combine, uploads) if levels == "two" else combine(uploads)
     first, share, truncations, cut = whole[MERGES].tolist()
     V, sigma = whole["V"].numpy(), whole["sigma"].numpy()
@@ -147,7 +147,7 @@ def test_fedrans_nodes_stay_within_what_they_say_they_dropped(merge, levels):
 def test_fedran_with_all_directions_loses_nothing_in_a_node():
     method = FedRAN(M=M, rank=M)
     uploads, held = uploads_of(method)
-    whole = nested(method.combination(PROBLEM), uploads)
+    whole = nested(method.combination(CONTEXT), uploads)
     G = (whole["V"] * whole["sigma"] ** 2) @ whole["V"].T
     np.testing.assert_allclose(G, grams(held), rtol=1e-9, atol=1e-9 * np.abs(grams(held)).max())
     assert whole[MERGES][0] <= 1e-9 * np.linalg.norm(grams(held), 2)
@@ -168,7 +168,7 @@ def sketched(upload, centre=True):
 def test_the_sketchs_nodes_are_off_by_no_more_than_they_say(rank, centre):
     method = CentredSketch(M=M, rank=rank, centre=centre)
     uploads, held = uploads_of(method)
-    combine = method.combination(PROBLEM)
+    combine = method.combination(CONTEXT)
     apart, said = [], []
     for whole in (combine(uploads), nested(combine, uploads)):
         exact = sum(sketched(upload, centre) for upload in uploads)
@@ -203,7 +203,7 @@ def oracle_error(uploads, rank, centre):
 @pytest.mark.parametrize("fan_in", [2, 4])
 def test_the_bounds_of_the_audit_hold_over_the_tree(method, fan_in):
     sizes = [[5, 14, 6, 3, 7, 15, 4], [4, 0, 5, 16, 3, 4, 9]]
-    run = federation_of(method, problem_of(6), feature_tasks(0, [2, 2], sizes), fan_in=fan_in)
+    run = federation_of(method, context_of(6), feature_tasks(0, [2, 2], sizes), fan_in=fan_in)
     run.run(lambda _: None)
     rows = run.audits["bounds"].rows
     assert len(rows) == 2
@@ -220,12 +220,12 @@ def test_the_bounds_of_the_audit_hold_over_the_tree(method, fan_in):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_models_are_averaged_with_the_weights_that_the_server_would_give_them(weighting):
-    method = FineTune(training=Training(weighting=weighting))
+    method = FedAvg(training=Training(weighting=weighting))
     rng = np.random.default_rng(0)
     models = rng.standard_normal((4, 3, 2))
     samples = [5, 1, 9, 3]
     uploads = [Message({"w": torch.from_numpy(w)}, "model", n) for w, n in zip(models, samples, strict=True)]
-    combine = method.combination(PROBLEM)
+    combine = method.combination(CONTEXT)
     whole = combine([combine(uploads[:3]), uploads[3]])
     weights = np.array(samples if weighting == "samples" else [1] * 4, dtype=float)
     np.testing.assert_allclose(whole["w"], np.tensordot(weights / weights.sum(), models, 1), rtol=1e-6, atol=1e-7)
@@ -233,11 +233,11 @@ def test_models_are_averaged_with_the_weights_that_the_server_would_give_them(we
 
 
 def test_a_robust_aggregate_looks_at_single_models_so_they_are_not_combined():
-    assert FineTune(training=Training(aggregate="median")).combination(PROBLEM) is None
-    assert CentredSketch(M=M, remainder="gaussian").combination(PROBLEM) is None
+    assert FedAvg(training=Training(aggregate="median")).combination(CONTEXT) is None
+    assert CentredSketch(M=M, remainder="gaussian").combination(CONTEXT) is None
 
 
-REFUSED = [name for name in NAMES if made(name).combination(PROBLEM) is None]
+REFUSED = [name for name in NAMES if made(name).combination(CONTEXT) is None]
 
 
 def test_methods_whose_uploads_are_not_combined_are_refused_in_one_line_before_anything_is_written(tmp_path):
@@ -249,7 +249,7 @@ def test_methods_whose_uploads_are_not_combined_are_refused_in_one_line_before_a
         assert list(tmp_path.glob("*/runs/*")) == []
 
 
-COMBINED = [name for name in NAMES if made(name).combination(PROBLEM) is not None]
+COMBINED = [name for name in NAMES if made(name).combination(CONTEXT) is not None]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.methods.coda_oracle import (
     adam,
     assert_uploads,
     exchanges,
-    lively_problem,
+    lively_context,
     plain_training,
     recurring,
 )
@@ -112,10 +112,10 @@ CASES = {
 def test_every_upload_is_that_of_the_oracle(name):
     knobs, term, softmax = CASES[name]
     training = plain_training()
-    found = exchanges(cprompt(training, **knobs), lively_problem(), TASKS)
-    assert_uploads(Oracle(lively_problem(), training, softmax=softmax, term=term), found, TASKS)
+    found = exchanges(cprompt(training, **knobs), lively_context(), TASKS)
+    assert_uploads(Oracle(lively_context(), training, softmax=softmax, term=term), found, TASKS)
     # The term is worth seeing.
-    without = exchanges(cprompt(training, **{**knobs, "strength": 0.0}), lively_problem(), TASKS)
+    without = exchanges(cprompt(training, **{**knobs, "strength": 0.0}), lively_context(), TASKS)
     for task in (0, 1):
         mine, theirs = ([up for t, _, _, up in run if t == task] for run in (found, without))
         assert max(float((mine[-1][n] - theirs[-1][n]).abs().max()) for n in mine[-1]) > 1e-3
@@ -123,20 +123,20 @@ def test_every_upload_is_that_of_the_oracle(name):
 
 def halves(method: CPrompt, task: int = 1):
     """A client at the first step of the task's first round: itself, its objective, inputs, labels, the last end."""
-    found = exchanges(method, lively_problem(), TASKS)
+    found = exchanges(method, lively_context(), TASKS)
     down = next(down for t, _, down, _ in found if t == task)
-    client, (images, labels) = method.client(lively_problem()), TASKS[task][0]
-    shard = image_shard(0, task, images, labels)
-    client.take_over(shard, down)
+    client, (images, labels) = method.client(lively_context()), TASKS[task][0]
+    client_data = image_shard(0, task, images, labels)
+    client.take_over(client_data, down)
     client.network.train()
-    return client, client.objective(shard, down, {}), images.float() / 127.5 - 1, labels, found
+    return client, client.objective(client_data, down, {}), images.float() / 127.5 - 1, labels, found
 
 
 def test_the_last_tasks_model_is_that_with_which_it_ended():
     """phi_o is made of the groups before the last; the server's own model at the end of the first task agrees."""
     method = cprompt()
     client, objective, inputs, *_ = halves(method)
-    ended = learnt(method, lively_problem(), TASKS[:1]).server
+    ended = learnt(method, lively_context(), TASKS[:1]).server
     expected = ended.network.eval().body(inputs).detach()
     own = client.network.body(inputs)
     theirs, earlier = objective._theirs(client.network, inputs)
@@ -205,8 +205,8 @@ def test_a_strong_contrast_keeps_features_where_they_were():
     moved = []
     for near in (0.0, 10.0, 100.0):
         method = cprompt(plain_training(rounds=1, epochs=4, lr=0.2, momentum=0.0), near=near)
-        [(*_, down, up)] = exchanges(method, lively_problem(), TASKS[:1])
-        client, (images, labels) = method.client(lively_problem()), TASKS[0][0]
+        [(*_, down, up)] = exchanges(method, lively_context(), TASKS[:1])
+        client, (images, labels) = method.client(lively_context()), TASKS[0][0]
         client.take_over(image_shard(0, 0, images, labels), down)
         network, inputs = client.network.eval(), images.float() / 127.5 - 1
         with torch.no_grad():
@@ -222,7 +222,7 @@ def test_a_strong_contrast_keeps_features_where_they_were():
 @pytest.mark.parametrize("contrast", ["features", "prompts"])
 def test_without_its_weight_it_is_coda_prompt_bit_for_bit(contrast):
     runs = [
-        learnt(method, lively_problem(), TASKS)
+        learnt(method, lively_context(), TASKS)
         for method in (
             cprompt(adam(), orthogonality=0.1, strength=0, contrast=contrast),
             CodaPrompt(adam(), **KNOBS, orthogonality=0.1),
@@ -244,7 +244,7 @@ def test_which_objective_a_client_has():
         ({"contrast": "prompts"}, PromptContrast),
         ({"strength": 0}, PromptObjective),
     ):
-        client = cprompt(**knobs).client(lively_problem())
+        client = cprompt(**knobs).client(lively_context())
         client.prepare(Heads.from_message(heads))
         assert type(client.objective(image_shard(0, 0, *TASKS[0][0]), heads, {})) is kind
 
@@ -255,12 +255,12 @@ def test_which_objective_a_client_has():
 @pytest.mark.parametrize("tasks", [TASKS, recurring()], ids=["late", "recurring"])
 def test_a_resumed_run_is_an_uninterrupted_one(tasks):
     assert_resumes(
-        lambda: federation_of(cprompt(adam(fraction=0.5), orthogonality=0.1), lively_problem(), tasks), step=3
+        lambda: federation_of(cprompt(adam(fraction=0.5), orthogonality=0.1), lively_context(), tasks), step=3
     )
 
 
 def test_it_runs_in_half_precision_over_recurring_classes():
-    run = learnt(cprompt(adam(precision="bfloat16"), contrast="features"), lively_problem(wire="bfloat16"), recurring())
+    run = learnt(cprompt(adam(precision="bfloat16"), contrast="features"), lively_context(wire="bfloat16"), recurring())
     assert all(bool(torch.isfinite(value).all()) for value in model_of(run).values())
     assert np.isfinite(run.server.predict(TASKS[0][0][0]).numpy()).all()
 

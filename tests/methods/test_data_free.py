@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from fcl_bench.errors import UserError
 from fcl_bench.execution.pictures import images_figure
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.replay import ImagePool
@@ -21,7 +21,7 @@ from fcl_bench.protocol.method import Picture
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 
 SIZES = [[9, 6, 0], [8, 0, 7], [6, 6, 6]]
@@ -49,11 +49,11 @@ class Echoed(Objective):
 
 
 class EchoingClient(DataFreeClient):
-    def objective(self, shard, broadcast, state):
-        made = self.made(shard, broadcast)
+    def objective(self, client_data, broadcast, state):
+        made = self.made(client_data, broadcast)
         if not made:
-            return super().objective(shard, broadcast, state)
-        seed = self.synthetic_seed(shard, broadcast)
+            return super().objective(client_data, broadcast, state)
+        seed = self.synthetic_seed(client_data, broadcast)
         pool = ImagePool(made["images"], made["labels"], seed, lambda images, _: images, self.scale)
         return Echoed(Heads.from_message(broadcast), self.method.loss_over, False, pool)
 
@@ -85,13 +85,13 @@ class Echoing(DataFreeMethod):
 
 
 def learnt(method, seen=None):
-    federation = federation_of(method, tiny_problem(), tasks())
+    federation = federation_of(method, tiny_context(), tasks())
     federation.run(seen or (lambda _: None))
     return federation
 
 
 def test_a_method_that_makes_nothing_is_finetune_bit_for_bit():
-    ours, plain = learnt(Echoing(on_=False)), learnt(FineTune(training=training(), loss_over="task"))
+    ours, plain = learnt(Echoing(on_=False)), learnt(FedAvg(training=training(), loss_over="task"))
     assert same(model_of(ours), model_of(plain))
     assert ours.server.privacy() == {"synthetic_images": 0}
     assert ours.server.pictures() == {}
@@ -108,10 +108,10 @@ def test_images_are_made_before_every_task_but_the_first():
 
 
 def test_images_and_the_teacher_go_down_once_to_each_client_of_a_task():
-    federation, plain = learnt(Echoing()), learnt(FineTune(training=training(), loss_over="task"))
+    federation, plain = learnt(Echoing()), learnt(FedAvg(training=training(), loss_over="task"))
     body = sum(value.nbytes for name, value in model_of(plain).items() if name.startswith("body."))
     for ours, theirs in zip(federation.state.ledger.uploads, plain.state.ledger.uploads, strict=True):
-        teacher = body + ours.task * 2 * (tiny_problem().network.dimension + 1) * 4
+        teacher = body + ours.task * 2 * (tiny_context().network.dimension + 1) * 4
         pool = POOL * (3 * 8 * 8 + 8)
         first = ours.task and ours.round == 0 and ours.down_bytes
         assert ours.down_bytes - theirs.down_bytes == (teacher + pool if first else 0)
@@ -119,7 +119,7 @@ def test_images_and_the_teacher_go_down_once_to_each_client_of_a_task():
 
 
 def test_a_run_goes_on_with_the_same_images():
-    whole, saved = assert_resumes(lambda: federation_of(Echoing(), tiny_problem(), tasks()))
+    whole, saved = assert_resumes(lambda: federation_of(Echoing(), tiny_context(), tasks()))
     assert whole.server.made["images"].any()
     assert len(saved) == 6
 

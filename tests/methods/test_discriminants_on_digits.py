@@ -11,7 +11,7 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa import STSA
-from tests.methods.harness import dealt, learn, problem_of
+from tests.methods.harness import context_of, dealt, learn
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +44,13 @@ def accuracy(scores: torch.Tensor, truth: np.ndarray) -> float:
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_five_clients_have_the_scores_of_one(digits, method):
     whole, parts, test, _ = digits
-    [one, five] = [learn(method, problem_of(64), tasks)[0].predict(test) for tasks in (whole, parts)]
+    [one, five] = [learn(method, context_of(64), tasks)[0].predict(test) for tasks in (whole, parts)]
     assert float((one - five).abs().max() / one.abs().max()) < 1e-8
 
 
 def test_the_nearest_mean_is_the_floor_and_the_kernel_on_top(digits):
     _, parts, test, truth = digits
-    servers = {name: learn(method, problem_of(64), parts)[0] for name, method in METHODS.items()}
+    servers = {name: learn(method, context_of(64), parts)[0] for name, method in METHODS.items()}
     found = {name: accuracy(server.predict(test), truth) for name, server in servers.items()}
     assert found["ncm"] + 0.02 < found["lda"] < found["klda"] - 0.01
     assert found["ensemble"] > found["lda"]
@@ -62,7 +62,7 @@ def test_with_rare_classes_discriminants_beat_ridge_regression_on_the_same_featu
     _, parts, test, truth = digits
     kept = [[(Z[chosen], labels[chosen]) for Z, labels in task for chosen in [scarce(labels)]] for task in parts]
     [lda, ridge] = [
-        accuracy(learn(method, problem_of(64), kept)[0].predict(test), truth)
+        accuracy(learn(method, context_of(64), kept)[0].predict(test), truth)
         for method in (FedLDA(), STSA(M=None, gamma="auto"))
     ]
     assert lda > ridge + 0.02

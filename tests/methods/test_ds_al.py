@@ -18,11 +18,11 @@ from fcl_bench.typed import typed_instance
 from tests.methods import ds_al_oracle as oracle
 from tests.methods.harness import (
     Tasks,
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     relative_error,
     shard_of,
@@ -42,11 +42,11 @@ def recurring_tasks(seed: int) -> Tasks:
     return [first, [*second, again], third]
 
 
-def learnt_with_both(method: DSAL, problem, tasks: Tasks) -> tuple[DSALServer, list[tuple[torch.Tensor, torch.Tensor]]]:
+def learnt_with_both(method: DSAL, context, tasks: Tasks) -> tuple[DSALServer, list[tuple[torch.Tensor, torch.Tensor]]]:
     """The server at the end, and W and W_c after each task."""
-    server, found = method.server(problem), []
+    server, found = method.server(context), []
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
-        learn_task(method, problem, server, task, clients)
+        learn_task(method, context, server, task, clients)
         model = server.model()
         found.append((model["W"].clone(), model["W_c"].clone()))
     return server, found
@@ -58,7 +58,7 @@ def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
     """With classes that come back, clients without samples, and more features than samples."""
     tasks = recurring_tasks(seed)
     method = DSAL(M=M, gamma=0.1 * 10**seed, gamma_c=0.3, kappa=0.6 + seed)
-    server, found = learnt_with_both(method, problem_of(8, seed), tasks)
+    server, found = learnt_with_both(method, context_of(8, seed), tasks)
     P = projection_of(server)
     expected = oracle.ds_al(tasks, P, method.gamma, method.gamma_c)
     for ours, theirs in zip(found, expected, strict=True):
@@ -74,7 +74,7 @@ def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
 def test_neither_partition_nor_order_changes_either_stream(seed, clients, beta):
     rng = np.random.default_rng(seed)
     tasks, method = draw_tasks(rng, 5, [3, 2], [[60], [50]]), DSAL(M=40)
-    server, apart = learnt_with_both(method, problem_of(5), dealt(rng, tasks, clients, beta))
+    server, apart = learnt_with_both(method, context_of(5), dealt(rng, tasks, clients, beta))
     for ours, theirs in zip(apart, oracle.ds_al(tasks, projection_of(server), 0.1, 0.1), strict=True):
         assert relative_error(ours[0], theirs[0]) < 1e-8
         assert relative_error(ours[1], theirs[1]) < 1e-8
@@ -82,13 +82,13 @@ def test_neither_partition_nor_order_changes_either_stream(seed, clients, beta):
 
 @pytest.mark.parametrize("M", [None, 40])
 def test_without_weight_the_compensation_changes_nothing_and_stsa_is_left(M):
-    tasks, problem = recurring_tasks(1), problem_of(8)
-    ours, _ = learn(DSAL(M=M, gamma=2.0, kappa=0.0), problem, tasks)
-    theirs, _ = learn(STSA(M=M, gamma=2.0), problem, tasks)
+    tasks, context = recurring_tasks(1), context_of(8)
+    ours, _ = learn(DSAL(M=M, gamma=2.0, kappa=0.0), context, tasks)
+    theirs, _ = learn(STSA(M=M, gamma=2.0), context, tasks)
     assert torch.equal(ours.model()["W"], theirs.model()["W"])
     Z = torch.from_numpy(np.random.default_rng(2).standard_normal((50, 8)))
     assert torch.equal(ours.predict(Z), theirs.predict(Z))
-    assert not torch.equal(learn(DSAL(M=M, gamma=2.0), problem, tasks)[0].predict(Z), theirs.predict(Z))
+    assert not torch.equal(learn(DSAL(M=M, gamma=2.0), context, tasks)[0].predict(Z), theirs.predict(Z))
 
 
 def test_a_main_stream_that_fits_perfectly_leaves_nothing_to_compensate():
@@ -98,23 +98,23 @@ def test_a_main_stream_that_fits_perfectly_leaves_nothing_to_compensate():
     Z = np.concatenate([np.eye(3)[labels], rng.standard_normal((90, 5))], axis=1)
     Z = Z @ np.linalg.qr(rng.standard_normal((8, 8)))[0]
     tasks = [[(Z[:50], labels[:50]), (Z[50:], labels[50:])]]
-    perfect, _ = learn(DSAL(M=None, gamma=0.0), problem_of(8), tasks)
+    perfect, _ = learn(DSAL(M=None, gamma=0.0), context_of(8), tasks)
     assert isinstance(perfect, DSALServer)
     assert float(perfect.T.abs().max()) < 1e-11
     assert float(perfect.W_c.abs().max()) < 1e-11
-    shrunk, _ = learn(DSAL(M=None, gamma=10.0), problem_of(8), tasks)
+    shrunk, _ = learn(DSAL(M=None, gamma=10.0), context_of(8), tasks)
     assert float(shrunk.T.abs().max()) > 0.1
 
 
 def test_earlier_residuals_stay_as_they_were():
     """The columns of T of classes that do not come back never change, though W does."""
-    tasks, problem = draw_tasks(np.random.default_rng(4), 6, [3, 2], [[30, 20], [25, 10]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(4), 6, [3, 2], [[30, 20], [25, 10]]), context_of(6)
     method = DSAL(M=20)
     first, second = stream_of(tasks)
-    server = method.server(problem)
-    learn_task(method, problem, server, first, tasks[0])
+    server = method.server(context)
+    learn_task(method, context, server, first, tasks[0])
     T, W = server.T.clone(), server.W.clone()
-    learn_task(method, problem, server, second, tasks[1])
+    learn_task(method, context, server, second, tasks[1])
     assert torch.equal(server.T[:, :3], T)
     assert not torch.allclose(server.W[:, :3], W)
 
@@ -125,15 +125,15 @@ def test_the_compensation_reduces_the_training_residual():
     Z, labels = (np.concatenate(parts) for parts in zip(*tasks[0], strict=True))
     errors = []
     for kappa in (0.0, 1.0):
-        server, _ = learn(DSAL(M=60, gamma=1e4, kappa=kappa), problem_of(8), tasks)
+        server, _ = learn(DSAL(M=60, gamma=1e4, kappa=kappa), context_of(8), tasks)
         errors.append(float((server.predict(torch.from_numpy(Z)) - torch.from_numpy(np.eye(4)[labels])).square().sum()))
     assert errors[1] < errors[0] / 2
 
 
 @pytest.mark.parametrize("wire", [{}, {"gram": "packed"}, {"projection": "matrix"}])
 def test_bytes_are_twice_those_of_stsa_up_and_the_columns_of_w_down(wire):
-    method, problem = DSAL(M=40), problem_of(6, wire="float32", **wire)
-    federation = federation_of(method, problem, feature_tasks(0, [5, 2, 3], [[14, 0, 9], [8, 1, 7], [6, 5, 0]]))
+    method, context = DSAL(M=40), context_of(6, wire="float32", **wire)
+    federation = federation_of(method, context, feature_tasks(0, [5, 2, 3], [[14, 0, 9], [8, 1, 7], [6, 5, 0]]))
     state = federation.run(lambda _: None)
     rows = [row for row in state.ledger.uploads if row.up_bytes]
     assert len(rows) == 14
@@ -148,13 +148,13 @@ def test_bytes_are_twice_those_of_stsa_up_and_the_columns_of_w_down(wire):
 
 @pytest.mark.parametrize("knobs", [{}, {"gamma": "gcv"}, {"gamma": "auto", "scale_scores": True}])
 def test_a_restored_server_goes_on_bit_for_bit(knobs):
-    tasks, problem, method = recurring_tasks(6), problem_of(8), DSAL(M=25, **knobs)
-    whole, _ = learn(method, problem, tasks)
-    before, _ = learn(method, problem, tasks[:2])
-    after = method.server(problem)
+    tasks, context, method = recurring_tasks(6), context_of(8), DSAL(M=25, **knobs)
+    whole, _ = learn(method, context, tasks)
+    before, _ = learn(method, context, tasks[:2])
+    after = method.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
     assert all(torch.equal(tensor, before.model()[name]) for name, tensor in after.model().items())
-    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
     assert all(torch.equal(tensor, whole.model()[name]) for name, tensor in after.model().items())
     assert after.report() == whole.report()
 
@@ -171,9 +171,9 @@ def test_an_interrupted_run_ends_as_a_whole_one(tmp_path, monkeypatch):
 
 
 def test_scaled_scores_scale_both_streams_alike():
-    tasks, problem = recurring_tasks(7), problem_of(8)
-    plain, _ = learn(DSAL(M=30), problem, tasks)
-    scaled, _ = learn(DSAL(M=30, scale_scores=True), problem, tasks)
+    tasks, context = recurring_tasks(7), context_of(8)
+    plain, _ = learn(DSAL(M=30), context, tasks)
+    scaled, _ = learn(DSAL(M=30, scale_scores=True), context, tasks)
     scales = (plain.B * plain.W).sum(dim=0).rsqrt()
     Z = torch.from_numpy(np.random.default_rng(8).standard_normal((30, 8)))
     torch.testing.assert_close(scaled.predict(Z), plain.predict(Z) * scales)
@@ -187,17 +187,17 @@ def test_scaled_scores_scale_both_streams_alike():
 
 def test_the_numbers_of_samples_are_told_once_for_gcv():
     """In the first round of a task; the second has no number and none is asked for."""
-    tasks, problem = recurring_tasks(0), problem_of(8)
-    server, _ = learn(DSAL(M=20, gamma="gcv"), problem, tasks)
+    tasks, context = recurring_tasks(0), context_of(8)
+    server, _ = learn(DSAL(M=20, gamma="gcv"), context, tasks)
     assert server.samples == sum(len(labels) for clients in tasks for _, labels in clients)
-    assert server.report()["ridge"] == learn(STSA(M=20, gamma="gcv"), problem, tasks)[0].ridge
+    assert server.report()["ridge"] == learn(STSA(M=20, gamma="gcv"), context, tasks)[0].ridge
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_coarse_wires_leave_a_useful_classifier(wire):
     tasks = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[60, 50], [50, 1]])
-    problem = problem_of(8, wire=wire, gram="packed", columns="held")
-    server, _ = learn(DSAL(M=30, gamma=1.0, gamma_c=1.0), problem, tasks)
+    context = context_of(8, wire=wire, gram="packed", columns="held")
+    server, _ = learn(DSAL(M=30, gamma=1.0, gamma_c=1.0), context, tasks)
     Z, labels = (np.concatenate(parts) for parts in zip(*(part for clients in tasks for part in clients), strict=True))
     assert (server.predict(torch.from_numpy(Z)).argmax(dim=1).numpy() == labels).mean() > 0.8
 
@@ -206,7 +206,7 @@ def test_trouble_of_the_second_system_is_told_as_such(caplog):
     """More features than samples and no ridge in the compensation stream alone."""
     tasks = draw_tasks(np.random.default_rng(0), 8, [2], [[20, 3]])
     with caplog.at_level(logging.WARNING):
-        server, _ = learn(DSAL(M=60, gamma=1.0, gamma_c=0.0), problem_of(8), tasks)
+        server, _ = learn(DSAL(M=60, gamma=1.0, gamma_c=0.0), context_of(8), tasks)
     [told] = [record.message for record in caplog.records]
     assert told.startswith("ds_al, compensation stream: the system is")
     assert server.report()["trouble"] is None
@@ -214,15 +214,15 @@ def test_trouble_of_the_second_system_is_told_as_such(caplog):
 
 
 def test_an_upload_of_the_other_round_is_refused():
-    method, problem = DSAL(M=8), problem_of(6)
+    method, context = DSAL(M=8), context_of(6)
     tasks = draw_tasks(np.random.default_rng(1), 6, [3], [[30]])
     [task] = stream_of(tasks)
-    server, shard = method.server(problem), shard_of(0, 0, *tasks[0][0])
+    server, client_data = method.server(context), shard_of(0, 0, *tasks[0][0])
     server.start_task(task)
-    upload = turn(method.client(problem), shard, server.broadcast(task, 0))
-    take_in(server, 0, encoded(upload, problem.wire), task)
+    upload = turn(method.client(context), client_data, server.broadcast(task, 0))
+    take_in(server, 0, encoded(upload, context.wire), task)
     with pytest.raises(UserError, match="T is missing"):
-        take_in(server, 0, encoded(upload, problem.wire), task, round_=1)
+        take_in(server, 0, encoded(upload, context.wire), task, round_=1)
 
 
 @pytest.mark.parametrize(

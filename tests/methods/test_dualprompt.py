@@ -14,16 +14,16 @@ from tests.methods.harness import turn
 from tests.methods.prompt_harness import (
     SIZES,
     D,
+    context,
     digest,
     exchanges,
     fresh,
     heads_alone,
     pictures,
-    problem,
     run_of,
     training,
 )
-from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 from tests.training.vit.prompt_oracle import naive_features
 
@@ -36,7 +36,7 @@ def small(**knobs) -> DualPrompt:
 
 def second_task(method: DualPrompt, tasks=None, client: int = 0):
     """A server and a client's half at the second task, with the client's shard and the first broadcast."""
-    tasks, given = tasks or pictures(), problem()
+    tasks, given = tasks or pictures(), context()
     server = learn_images(method, given, tasks[:1])
     server.start_task(images_stream(tasks)[1])
     return (
@@ -60,22 +60,22 @@ def test_a_step_is_that_of_the_equations(reduction):
     rate, pull = 0.5, 0.3
     knobs = training(optimizer="sgd", lr=rate, batch_size=32, momentum=0.0)
     method = small(training=knobs, pull=pull, pull_reduction=reduction)
-    server, client, shard, broadcast = second_task(method)
+    server, client, client_data, broadcast = second_task(method)
     before = {name: value.clone() for name, value in server.network.state().items()}
-    upload = turn(client, shard, broadcast)
+    upload = turn(client, client_data, broadcast)
 
     names = {kind: f"body.prompts.{kind}" for kind in ("G", "E.1", "K.1")} | {
         kind: f"heads.1.{kind}" for kind in ("weight", "bias")
     }
     values = {kind: before[name].double().requires_grad_() for kind, name in names.items()}
-    vit = tiny_problem(width=2, architecture="vit").network.build()
-    images = client.trainer.standardise(shard.inputs)
+    vit = tiny_context(width=2, architecture="vit").network.build()
+    images = client.trainer.standardise(client_data.inputs)
     queries = naive_features(vit, images, {}).detach()
     rows = {layer: values["G"][layer].expand(len(images), -1, -1) for layer in (0, 1)}
     rows |= {layer: values["E.1"][layer - 2].expand(len(images), -1, -1) for layer in (2, 3)}
     logits = naive_features(vit, images, rows) @ values["weight"].T + values["bias"]
     logs = logits - logits.exp().sum(dim=1, keepdim=True).log()
-    loss = -sum(logs[i, int(label) - 3] for i, label in enumerate(shard.labels)) / len(images)
+    loss = -sum(logs[i, int(label) - 3] for i, label in enumerate(client_data.labels)) / len(images)
     cosines = [q @ k / q.norm() / k.norm() for q in queries for k in values["K.1"]]
     away = sum(1 - cosine for cosine in cosines)
     (loss + pull * (away if reduction == "sum" else away / len(images))).backward()
@@ -89,10 +89,10 @@ def test_a_step_is_that_of_the_equations(reduction):
 
 def test_a_test_sample_takes_the_nearest_tasks_prompts_and_all_classes_compete():
     method = small(training=training(rounds=3, lr=0.05))
-    server = learn_images(method, problem(), pictures())
+    server = learn_images(method, context(), pictures())
     images = torch.cat([images for clients in pictures() for images, _ in clients])
     state = server.network.state()
-    vit = tiny_problem(width=2, architecture="vit").network.build()
+    vit = tiny_context(width=2, architecture="vit").network.build()
     standard = server.trainer.standardise(images)
     queries = naive_features(vit, standard, {}).detach()
     keys = torch.stack([state[f"body.prompts.K.{task}"].double() for task in range(3)])
@@ -122,7 +122,7 @@ def test_old_tasks_prompts_keys_and_heads_keep_their_bytes(recurring):
     kept: list[dict[str, str]] = []
     learn_images(
         small(),
-        problem(),
+        context(),
         pictures(recurring=recurring),
         after=lambda _, server: kept.append({n: digest(v) for n, v in server.network.state().items()}),
     )
@@ -143,7 +143,7 @@ def test_old_tasks_prompts_keys_and_heads_keep_their_bytes(recurring):
 def test_without_pull_keys_stay_as_they_are_drawn_and_nothing_else_differs():
     """Queries do not depend on prompts, and no prompt's gradient on the keys."""
     pulled, free = (model_of(run_of(small(pull=pull))) for pull in (1.0, 0.0))
-    start = small().server(problem())
+    start = small().server(context())
     for task in images_stream(pictures()):
         start.start_task(task)
     drawn = start.network.state()
@@ -180,9 +180,11 @@ def test_without_prompts_only_the_heads_train_bit_for_bit_and_byte_for_byte():
 def test_a_client_with_a_single_sample_trains_the_tasks_own_prompt():
     tasks = pictures()
     tasks[1][0] = tuple(part[:1] for part in tasks[1][0])
-    server, client, shard, broadcast = second_task(small(), tasks)
-    server.network.body.prompts.K[0].data.copy_(server.network.body.queries(client.trainer.standardise(shard.inputs)))
-    upload = turn(client, shard, server.broadcast(server_task(tasks), 0))
+    server, client, client_data, broadcast = second_task(small(), tasks)
+    server.network.body.prompts.K[0].data.copy_(
+        server.network.body.queries(client.trainer.standardise(client_data.inputs))
+    )
+    upload = turn(client, client_data, server.broadcast(server_task(tasks), 0))
     for kind in "EK":
         name = f"body.prompts.{kind}.1"
         assert not torch.equal(upload[name], broadcast[name])
@@ -228,7 +230,7 @@ def test_classes_that_come_back_are_learnt_and_resumed():
 
 def test_new_prompts_follow_from_the_runs_seed():
     def start(seed):
-        server = small().server(problem(seed=seed))
+        server = small().server(context(seed=seed))
         for task in images_stream(pictures()):
             server.start_task(task)
         return server.network.state()
@@ -267,9 +269,9 @@ def test_wrong_knobs_name_the_key(knobs, told):
 )
 def test_what_the_network_does_not_have_is_refused_in_a_line(knobs, told):
     with pytest.raises(UserError, match=told) as refused:
-        DualPrompt(**knobs).check(problem(), [2, 2])
+        DualPrompt(**knobs).check(context(), [2, 2])
     assert "\n" not in str(refused.value)
-    small().check(problem(), [2, 2])
+    small().check(context(), [2, 2])
 
 
 def test_the_heads_message_is_the_only_thing_beside_the_model():

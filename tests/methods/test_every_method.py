@@ -12,7 +12,7 @@ import torch
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
@@ -22,7 +22,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, shard_of, stream_of, turn
+from tests.methods.harness import context_of, draw_tasks, learn, learn_task, shard_of, stream_of, turn
 
 METHODS = {
     "fedran": FedRAN(M=30, rank=10),
@@ -47,7 +47,7 @@ METHODS = {
     "centred_sketch gaussian, diagonal": CentredSketch(
         M=30, rank=4, remainder="gaussian", input_rank=4, input_remainder="diagonal"
     ),
-    "joint": Joint(M=30),
+    "joint": CentralisedRidge(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
     "ranpac, every fold of a task": RanPAC(M=30, ridge="folds", scope="task"),
@@ -81,8 +81,8 @@ def test_the_server_keeps_no_upload(method):
 
     def after(clients: int) -> int:
         tasks = draw_tasks(np.random.default_rng(3), 6, [3], [[12] * clients])
-        problem = problem_of(6)
-        client, server = method.client(problem), method.server(problem)
+        context = context_of(6)
+        client, server = method.client(context), method.server(context)
         [task] = stream_of(tasks)
         server.start_task(task)
         for round_ in range(server.rounds(task)):
@@ -108,7 +108,7 @@ def test_dead_constant_and_huge_features_give_finite_scores(method, scale):
             Z *= scale
             Z[:, 0], Z[:, 1], Z[:, 2] = 0, scale, Z[:, 3]
     for wire in ("float64", "float32", "float16", "bfloat16"):
-        server, classifiers = learn(method, problem_of(8, wire=wire), tasks)
+        server, classifiers = learn(method, context_of(8, wire=wire), tasks)
         assert all(torch.isfinite(W).all() for W in classifiers)
         assert np.isfinite(server.report()["condition"])
         if wire == "float64" and scale == 1e6:
@@ -119,25 +119,33 @@ def test_dead_constant_and_huge_features_give_finite_scores(method, scale):
 
 @pytest.mark.parametrize(
     "method",
-    [STSA(M=None, gamma=0.0), STSA(M=40, gamma=0.0), AFL(gamma=0.0), AFCL(gamma=0.0), Joint(M=None, ridge=0.0)],
+    [
+        STSA(M=None, gamma=0.0),
+        STSA(M=40, gamma=0.0),
+        AFL(gamma=0.0),
+        AFCL(gamma=0.0),
+        CentralisedRidge(M=None, ridge=0.0),
+    ],
 )
 def test_no_regulariser_on_singular_data_is_told_with_a_condition_number(method, caplog):
     tasks = draw_tasks(np.random.default_rng(0), 8, [2], [[20, 3]])
     for Z, _ in tasks[0]:
         Z[:, 2] = Z[:, 3]
     with caplog.at_level(logging.WARNING):
-        _, [W] = learn(method, problem_of(8), tasks)
+        _, [W] = learn(method, context_of(8), tasks)
     told = [record.message for record in caplog.records]
     assert told
     assert all("condition number" in message for message in told)
     assert torch.isfinite(W).all()
 
 
-@pytest.mark.parametrize("method", [STSA(M=200, gamma=1e-2), Joint(M=200, ridge=1e-2), STSA(M=None, gamma=1e-9)])
+@pytest.mark.parametrize(
+    "method", [STSA(M=200, gamma=1e-2), CentralisedRidge(M=200, ridge=1e-2), STSA(M=None, gamma=1e-9)]
+)
 def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog):
     tasks = draw_tasks(np.random.default_rng(0), 20, [3], [[100, 80]], offset=30)
-    problem = problem_of(20)
-    coarse = type(problem)(**{**vars(problem), "dtype": torch.float32})
+    context = context_of(20)
+    coarse = type(context)(**{**vars(context), "dtype": torch.float32})
     for Z, _ in tasks[0]:
         Z[:, :8] = Z[:, 8:16]
     with caplog.at_level(logging.WARNING):
@@ -146,8 +154,8 @@ def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog)
         server.start_task(task)
         broadcast = server.broadcast(task, 0)
         for k, (Z, labels) in enumerate(tasks[0]):
-            shard = shard_of(k, 0, Z.astype(np.float32), labels)
-            server.absorb(k, turn(client, shard, broadcast))
+            client_data = shard_of(k, 0, Z.astype(np.float32), labels)
+            server.absorb(k, turn(client, client_data, broadcast))
         server.finish_task()
     [told] = [record.message for record in caplog.records]
     assert "condition number" in told
@@ -161,14 +169,14 @@ def test_float32_sums_at_m_8192_are_told(caplog):
     Z, labels = rng.standard_normal((200, 16)).astype(np.float32) + 1, np.arange(200) % 4
     told = {}
     for dtype in (torch.float64, torch.float32):
-        problem = type(problem_of(16))(**{**vars(problem_of(16)), "dtype": dtype})
-        probe = STSA(M=8192).server(problem)
+        context = type(context_of(16))(**{**vars(context_of(16)), "dtype": dtype})
+        probe = STSA(M=8192).server(context)
         H = torch.from_numpy(Z).to(dtype) @ probe.model()["projection"]
         largest = float(torch.linalg.matrix_norm(H.relu(), 2)) ** 2
         data = [[(Z.astype(str(dtype).removeprefix("torch.")), labels)]]
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            _, [W] = learn(STSA(M=8192, gamma=largest / 3e7), problem, data)
+            _, [W] = learn(STSA(M=8192, gamma=largest / 3e7), context, data)
         assert torch.isfinite(W).all()
         told[dtype] = caplog.text
     assert told[torch.float64] == ""
@@ -179,19 +187,19 @@ def test_float32_sums_at_m_8192_are_told(caplog):
 def test_well_conditioned_data_bring_no_warning(method, caplog):
     tasks = draw_tasks(np.random.default_rng(1), 6, [2, 2], [[60, 50], [70, 40]])
     with caplog.at_level(logging.WARNING):
-        learn(method, problem_of(6, wire="float32"), tasks)
+        learn(method, context_of(6, wire="float32"), tasks)
     assert [record.message for record in caplog.records] == []
 
 
 @every_method
 def test_columns_of_earlier_tasks_keep_their_class_sums(method):
     """A later task adds columns to B and nothing to the old ones."""
-    tasks, problem = draw_tasks(np.random.default_rng(2), 6, [3, 2], [[30, 20], [25, 10]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(2), 6, [3, 2], [[30, 20], [25, 10]]), context_of(6)
     first, second = stream_of(tasks)
-    server = method.server(problem)
-    learn_task(method, problem, server, first, tasks[0])
+    server = method.server(context)
+    learn_task(method, context, server, first, tasks[0])
     before = server.state_dict()["B"].clone()
-    learn_task(method, problem, server, second, tasks[1])
+    learn_task(method, context, server, second, tasks[1])
     after = server.state_dict()["B"]
     assert after.shape == (before.shape[0], 5)
     assert torch.equal(after[:, :3], before)

@@ -17,7 +17,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
 from tests.methods.harness import draw_tasks, turn
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_images
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, same
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, same
 from tests.training.class_vaes_oracle import (
     FIT,
     SMALL,
@@ -31,7 +31,7 @@ from tests.training.class_vaes_oracle import (
 
 #: P of `SMALL`.
 NUMBERS = SMALL.numbers
-PROBLEM = feature_problem(INPUTS)
+CONTEXT = feature_context(INPUTS)
 
 
 def method(rounds: int = 2, fraction: float = 1.0, epochs: int = 2, **knobs) -> FedCBC:
@@ -40,7 +40,7 @@ def method(rounds: int = 2, fraction: float = 1.0, epochs: int = 2, **knobs) -> 
 
 
 def stream_key(purpose: str, column: int, *indices: int) -> torch.Tensor:
-    return keys(derived_seed(PROBLEM.seed, f"vae {purpose}", *indices), torch.tensor([column]))
+    return keys(derived_seed(CONTEXT.seed, f"vae {purpose}", *indices), torch.tensor([column]))
 
 
 def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
@@ -92,7 +92,7 @@ def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
 )
 def test_a_whole_run_is_what_the_equations_say(knobs, recurring):
     tasks, ours = feature_tasks(recurring), method(**knobs)
-    server = learnt(ours, PROBLEM, tasks).server
+    server = learnt(ours, CONTEXT, tasks).server
     expected = wholly(ours, tasks)
     assert server.bank.columns.tolist() == sorted(expected)
     for column, weights in zip(server.bank.columns.tolist(), server.bank.weights, strict=True):
@@ -101,7 +101,7 @@ def test_a_whole_run_is_what_the_equations_say(knobs, recurring):
 
 
 def test_scores_are_the_losses_at_the_posterior_mean():
-    server = learnt(method(), PROBLEM, feature_tasks()).server
+    server = learnt(method(), CONTEXT, feature_tasks()).server
     Z = torch.randn(9, INPUTS, dtype=torch.float64)
     x = ((Z - server.low) / (server.high - server.low)).clamp(0, 1)
     for column, weights in enumerate(server.bank.weights):
@@ -111,7 +111,7 @@ def test_scores_are_the_losses_at_the_posterior_mean():
 
 
 def test_published_scores_are_at_a_random_z_of_each_sample_and_class():
-    server = learnt(method(variant="published", scaling="none"), PROBLEM, feature_tasks()).server
+    server = learnt(method(variant="published", scaling="none"), CONTEXT, feature_tasks()).server
     Z = torch.rand(9, INPUTS, dtype=torch.float64)
     found = server.predict(Z)
     for column, weights in enumerate(server.bank.weights):
@@ -134,7 +134,7 @@ def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_co
         found.append([server.predict(torch.cat([Z for Z, _ in clients])) for clients in tasks[: task.index + 1]])
         found[-1].append(server.bank)
 
-    learn_images(ours, feature_problem(8), tasks, after=look)
+    learn_images(ours, feature_context(8), tasks, after=look)
     labels = [torch.cat([y for _, y in clients]) for clients in tasks]
     right = [(scores.argmax(dim=1) == y).double().mean() for scores, y in zip(found[-1], labels, strict=False)]
     assert min(right) > 0.9
@@ -150,7 +150,7 @@ def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_co
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_the_order_of_the_clients_turns_changes_no_bit(variant):
     ours = method(variant=variant, scaling="range" if variant == "working" else "none")
-    ends = [learn_images(ours, PROBLEM, feature_tasks(True), order=order) for order in (None, [2, 0, 1], [1, 2, 0])]
+    ends = [learn_images(ours, CONTEXT, feature_tasks(True), order=order) for order in (None, [2, 0, 1], [1, 2, 0])]
     for end in ends[1:]:
         assert same(end.state_dict(), ends[0].state_dict())
 
@@ -158,7 +158,7 @@ def test_the_order_of_the_clients_turns_changes_no_bit(variant):
 def test_the_autoencoder_of_a_single_client_is_taken_as_it_is_and_then_fused_with_what_is_known():
     tasks, sent = [[(torch.rand(9, INPUTS).double(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1]))]], []
     for rounds in (1, 2):
-        server = learn_images(method(rounds), PROBLEM, tasks, seen=lambda *told: sent.append(told[2]))
+        server = learn_images(method(rounds), CONTEXT, tasks, seen=lambda *told: sent.append(told[2]))
         parts = torch.cat([sent[-1][name].movedim(-1, 0).flatten(1) for name in SMALL.shapes], dim=1)
         assert torch.equal(server.bank.weights, parts) == (rounds == 1)
         assert server.versions.tolist() == [rounds] * 2
@@ -166,20 +166,20 @@ def test_the_autoencoder_of_a_single_client_is_taken_as_it_is_and_then_fused_wit
 
 def test_a_client_goes_on_from_its_own_and_keeps_them_apart_from_what_it_is_given():
     tasks, ours = feature_tasks(), method()
-    server, client, states = ours.server(PROBLEM), ours.client(PROBLEM), {}
+    server, client, states = ours.server(CONTEXT), ours.client(CONTEXT), {}
     [task, *_] = images_stream(tasks)
-    shard = image_shard(0, 0, *tasks[0][0])
+    client_data = image_shard(0, 0, *tasks[0][0])
     server.start_task(task)
     server.low, server.high = torch.zeros(INPUTS), torch.ones(INPUTS)
     broadcast = dataclasses.replace(server.broadcast(task, 1), stage="model")
-    first = turn(client, shard, broadcast, states)
+    first = turn(client, client_data, broadcast, states)
     kept = {name: value.clone() for name, value in states[0].items()}
     assert set(kept) == {"vaes.columns", "vaes.weights"}
-    again, back = turn(client, shard, broadcast, states), states[0]
+    again, back = turn(client, client_data, broadcast, states), states[0]
     assert not same(first.tensors, again.tensors)
-    assert same(turn(client, shard, broadcast).tensors, first.tensors)
+    assert same(turn(client, client_data, broadcast).tensors, first.tensors)
     [before] = [dict(kept)]
-    client.update(shard, broadcast, before)
+    client.update(client_data, broadcast, before)
     assert same(before, kept)
     assert not same(back, kept)
 
@@ -191,9 +191,9 @@ def test_without_alpha_no_posterior_is_asked_for(monkeypatch):
     for module in ("fusion", ""):
         name = "fcl_bench.methods.autoencoders.class_vaes.fusion" if module else "fcl_bench.methods.autoencoders.fedcbc"
         monkeypatch.setattr(f"{name}.posteriors", never)
-    learnt(method(alpha=0.0), PROBLEM, feature_tasks(True))
+    learnt(method(alpha=0.0), CONTEXT, feature_tasks(True))
     with pytest.raises(AssertionError):
-        learnt(method(), PROBLEM, feature_tasks(True))
+        learnt(method(), CONTEXT, feature_tasks(True))
 
 
 # Scaling --------------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_without_alpha_no_posterior_is_asked_for(monkeypatch):
 
 def test_the_range_is_everyones_in_the_first_task_and_later_features_are_clipped():
     tasks = feature_tasks()
-    server = learnt(method(1, epochs=1), PROBLEM, tasks).server
+    server = learnt(method(1, epochs=1), CONTEXT, tasks).server
     everyone = torch.cat([Z for Z, _ in tasks[0]]).float()
     assert torch.equal(server.low, everyone.amin(dim=0))
     assert torch.equal(server.high, everyone.amax(dim=0))
@@ -215,13 +215,13 @@ def test_a_feature_that_never_varies_is_finite():
     tasks = [[(Z.clone(), y) for Z, y in clients] for clients in feature_tasks()]
     for Z, _ in tasks[0]:
         Z[:, 2] = 4.0
-    server = learnt(method(), PROBLEM, tasks).server
+    server = learnt(method(), CONTEXT, tasks).server
     assert bool(torch.isfinite(server.predict(torch.cat([Z for Z, _ in tasks[1]]))).all())
 
 
 @pytest.mark.parametrize("scaling", ["logistic", "none"])
 def test_other_scalings_need_no_message(scaling):
-    federation = learnt(method(1, epochs=1, scaling=scaling), PROBLEM, feature_tasks())
+    federation = learnt(method(1, epochs=1, scaling=scaling), CONTEXT, feature_tasks())
     assert {row.stage for row in federation.state.ledger.uploads if row.up_bytes} == {"model"}
     Z = torch.randn(4, INPUTS, dtype=torch.float64)
     expected = Z if scaling == "none" else 1 / (1 + (-Z).exp())
@@ -241,8 +241,8 @@ def upload_bytes(held: int, wire: str) -> int:
 @pytest.mark.parametrize("wire", ["float64", "float32", "bfloat16", "float16"])
 def test_bytes_are_a_hand_count(wire):
     """Up: a client's classes. Down: what has changed since its last turn, all that it has missed included."""
-    tasks, problem = feature_tasks(True), feature_problem(INPUTS, wire=wire)
-    ledger = learnt(method(), problem, tasks).state.ledger
+    tasks, context = feature_tasks(True), feature_context(INPUTS, wire=wire)
+    ledger = learnt(method(), context, tasks).state.ledger
     number = {"float64": 8, "float32": 4}.get(wire, 4)  # vectors stay in float32
     known: dict[int, int] = {}
     had: dict[int, dict[int, int]] = {}
@@ -268,11 +268,11 @@ def test_bytes_are_a_hand_count(wire):
 
 
 def test_a_class_of_512_features_costs_1_45_megabytes():
-    ours, problem = FedCBC(VAETraining(1, epochs=1)), feature_problem(512)
+    ours, context = FedCBC(VAETraining(1, epochs=1)), feature_context(512)
     tasks = [
         [(torch.rand(4, 512).double(), torch.tensor([0, 0, 1, 1])), (torch.rand(2, 512).double(), torch.tensor([1, 1]))]
     ]
-    federation = learnt(ours, problem, tasks)
+    federation = learnt(ours, context, tasks)
     sent = {row.client: row.up_bytes for row in federation.state.ledger.uploads if row.stage == "model"}
     assert sent == {0: 2 * (1_446_912 + 4), 1: 1_446_912 + 4}
     assert federation.server.report() == {"vae_bytes": 1_446_912, "classes": 2}
@@ -284,7 +284,7 @@ def test_a_class_of_512_features_costs_1_45_megabytes():
 )
 def test_classes_that_a_client_cannot_have_are_refused(classes, said):
     tasks, ours = feature_tasks(), method()
-    server = learn_images(ours, PROBLEM, tasks[:1])
+    server = learn_images(ours, CONTEXT, tasks[:1])
     [task, *_] = images_stream(tasks)
     server.start_task(dataclasses.replace(task, columns=(0, 1, 2), columns_seen=5))
     server.broadcast(task, 1)
@@ -297,14 +297,14 @@ def test_classes_that_a_client_cannot_have_are_refused(classes, said):
 
 @pytest.mark.parametrize("knobs", [{}, {"variant": "published", "scaling": "none"}, {"fraction": 0.5}], ids=str)
 def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    assert_resumes(lambda: federation_of(method(**knobs), PROBLEM, feature_tasks(True)))
+    assert_resumes(lambda: federation_of(method(**knobs), CONTEXT, feature_tasks(True)))
 
 
 def test_a_class_without_a_labelled_sample_is_never_named():
     """Until somebody has one; nobody says how far features reach in a first task without labels."""
     tasks = feature_tasks()
     whole = [(0, k) for k in range(3)]
-    federation = federation_of(method(), PROBLEM, tasks, unlabelled=whole)
+    federation = federation_of(method(), CONTEXT, tasks, unlabelled=whole)
     federation.run(lambda _: None)
     server = federation.server
     scores = server.predict(torch.cat([Z for Z, _ in tasks[1]]))
@@ -319,7 +319,7 @@ def test_a_class_without_a_labelled_sample_is_never_named():
 def test_a_fraction_of_the_clients_takes_part_and_everyone_says_its_range():
     tasks = draw_tasks(np.random.default_rng(0), INPUTS, [3, 2], [[8] * 6] * 2)
     tasks = [[(torch.from_numpy(Z), torch.from_numpy(y)) for Z, y in clients] for clients in tasks]
-    uploads = learnt(method(3, 0.5), PROBLEM, tasks).state.ledger.uploads
+    uploads = learnt(method(3, 0.5), CONTEXT, tasks).state.ledger.uploads
     counted = {}
     for row in uploads:
         if row.up_bytes:
@@ -333,7 +333,7 @@ def test_a_fraction_of_the_clients_takes_part_and_everyone_says_its_range():
 
 
 def test_another_seed_is_another_run_and_the_same_is_the_same():
-    ends = [learnt(method(), feature_problem(INPUTS, seed=seed), feature_tasks()).server for seed in (0, 0, 1)]
+    ends = [learnt(method(), feature_context(INPUTS, seed=seed), feature_tasks()).server for seed in (0, 0, 1)]
     assert same(ends[0].state_dict(), ends[1].state_dict())
     assert not torch.equal(ends[0].bank.weights, ends[2].bank.weights)
 
@@ -356,12 +356,12 @@ def test_wrong_knobs_name_the_key(knobs):
 def test_training_that_diverges_names_its_rate():
     diverging = dataclasses.replace(method(), training=VAETraining(1, epochs=3, lr=1e30))
     with pytest.raises(UserError, match=r"method\.training\.lr=1e\+30: training diverged"):
-        learnt(diverging, PROBLEM, feature_tasks())
+        learnt(diverging, CONTEXT, feature_tasks())
 
 
 def test_more_classes_than_memory_holds_are_refused_before_work_begins():
     with pytest.raises(UserError, match=r"method\.hidden=100000"):
-        FedCBC(hidden=100_000, latent=100_000).check(PROBLEM, [10] * 10)
+        FedCBC(hidden=100_000, latent=100_000).check(CONTEXT, [10] * 10)
 
 
 def test_client_one_of_the_made_stream_misses_a_task():

@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddisco import FedDisco, discrepancies
 from fcl_bench.methods.data_free.fedgen import FedGen
 from fcl_bench.methods.gradient.class_counts import COUNTS
@@ -25,7 +25,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.harness import take_in
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
 from tests.methods.training_harness import federation_of, images_stream, learn_images
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
 
 KINDS = ("kl", "cosine", "l1", "l2")
 
@@ -104,16 +104,16 @@ def test_clients_that_are_equally_far_off_differ_by_their_shares_alone(kind):
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_where_all_weights_would_be_0_it_is_finetune_and_says_so(weighting, caplog):
     """Two classes of three, 5 and 1 or 0 and 4 samples: d = 1 and 4/3 in l1, and no share is above 1."""
-    problem, rng = feature_problem(), np.random.default_rng(0)
+    context, rng = feature_context(), np.random.default_rng(0)
     labels = ([0] * 5 + [1], [2] * 4)
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in labels]]
     method = FedDisco(small_batches(weighting=weighting), on="features", a=1.0, b=0.0, discrepancy="l1")
     assert method.weights(torch.tensor([[5, 1, 0], [0, 0, 4]])) is None
     with caplog.at_level(logging.WARNING):
-        found = learnt(method, problem, tasks)
+        found = learnt(method, context, tasks)
     assert caplog.text.count("all weights of a round are 0") == 1
     assert same(
-        model_of(found), model_of(learnt(FineTune(small_batches(weighting=weighting), on="features"), problem, tasks))
+        model_of(found), model_of(learnt(FedAvg(small_batches(weighting=weighting), on="features"), context, tasks))
     )
 
 
@@ -145,28 +145,28 @@ def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(s
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     knobs = small_batches(fraction=0.5)
-    off, plain = (learnt(m, problem, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FineTune(knobs, on=on)))
+    off, plain = (learnt(m, context, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FedAvg(knobs, on=on)))
     assert same(model_of(off), model_of(plain))
     rows = [[(r.stage, r.round, r.up_bytes, r.down_bytes) for r in run.state.ledger.uploads] for run in (off, plain)]
     assert rows[0] == rows[1]
-    assert not same(model_of(learnt(FedDisco(knobs, on=on, b=0), problem, tasks)), model_of(plain))
+    assert not same(model_of(learnt(FedDisco(knobs, on=on, b=0), context, tasks)), model_of(plain))
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_single_client_is_finetune_bit_for_bit(on):
     """The counts shift neither the schedule nor the batches."""
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     one, knobs = [[clients[0]] for clients in tasks], small_batches(rounds=3, schedule="cosine")
-    found, plain = (learnt(method(knobs, on=on), problem, one) for method in (FedDisco, FineTune))
+    found, plain = (learnt(method(knobs, on=on), context, one) for method in (FedDisco, FedAvg))
     assert same(model_of(found), model_of(plain))
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_on_features_is_the_oracles(kind, weighting):
-    problem, knobs = feature_problem(), whole_batches(lr=0.1, weighting=weighting)
+    context, knobs = feature_context(), whole_batches(lr=0.1, weighting=weighting)
 
     def shares(table):
         if weighting == "samples":
@@ -175,16 +175,16 @@ def test_training_on_features_is_the_oracles(kind, weighting):
         return by_hand(table / table.sum(axis=1, keepdims=True), 0.4, 0.05, kind)
 
     method = FedDisco(knobs, on="features", a=0.4, b=0.05, discrepancy=kind)
-    expected = Oracle(knobs, shares=shares).run(problem, TASKS)
-    np.testing.assert_allclose(class_weights(learnt(method, problem, TASKS)), expected, atol=1e-5)
-    assert np.abs(Oracle(knobs).run(problem, TASKS) - expected).max() > 1e-3
+    expected = Oracle(knobs, shares=shares).run(context, TASKS)
+    np.testing.assert_allclose(class_weights(learnt(method, context, TASKS)), expected, atol=1e-5)
+    assert np.abs(Oracle(knobs).run(context, TASKS) - expected).max() > 1e-3
 
 
 def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
     """And KL is shared out among them alone."""
-    problem, tasks = setting("features")
+    context, tasks = setting("features")
     method = FedDisco(small_batches(rounds=4, fraction=0.5), on="features")
-    server, seen = method.server(problem), []
+    server, seen = method.server(context), []
     task = images_stream(tasks)[0]
     server.start_task(task)
     table = np.array([[9, 0, 0], [2, 2, 2], [0, 1, 4], [7, 1, 0]])
@@ -209,8 +209,8 @@ TABLE = np.array([[3, 3], [2, 0], [0, 4]])
 
 def after_a_round(came: list[int], **knobs) -> tuple[dict, list[dict]]:
     """The server's model after a round of three clients in which the models of `came` arrive; and those models."""
-    problem, _ = setting("features")
-    server, task = FedDisco(small_batches(), on="features", **knobs).server(problem), Task(0, range(2), 2)
+    context, _ = setting("features")
+    server, task = FedDisco(small_batches(), on="features", **knobs).server(context), Task(0, range(2), 2)
     server.start_task(task)
     server.broadcast(task, 0)
     for client, row in enumerate(TABLE):
@@ -246,12 +246,12 @@ def test_models_of_weight_0_count_by_their_shares_where_no_other_comes():
 
 
 def test_a_client_whose_counts_do_not_come_is_out_of_the_task():
-    problem, tasks = setting("features")
+    context, tasks = setting("features")
 
     def reached(*parts):
         return Faulty(InProcess.of(*parts), ListedFaults(silent=["0@1.0"]), 0)
 
-    federation = federation_of(FedDisco(small_batches(), on="features"), problem, tasks, transport=reached)
+    federation = federation_of(FedDisco(small_batches(), on="features"), context, tasks, transport=reached)
     federation.run(lambda _: None)
     rows = [row for row in federation.state.ledger.uploads if row.task == 1]
     assert {row.client for row in rows if row.stage == MODEL and row.up_bytes} == {1, 2}
@@ -265,9 +265,9 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
     rng = np.random.default_rng(0)
     labels = [[[0, 1, 2, 2], [1, 1]], [[4, 0, 0, 3, 4, 4], [3, 3, 3]]]
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
-    problem, sent = feature_problem(), []
+    context, sent = feature_context(), []
     method = FedDisco(small_batches(fraction=0.5), on="features")
-    learn_images(method, problem, tasks, seen=lambda k, b, m: sent.append((k, b, m)) if b.stage == COUNTS else None)
+    learn_images(method, context, tasks, seen=lambda k, b, m: sent.append((k, b, m)) if b.stage == COUNTS else None)
     assert [(k, m["counts"].tolist()) for k, _, m in sent] == [
         (0, [1, 1, 2]),
         (1, [0, 2, 0]),
@@ -275,7 +275,7 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
         (1, [0, 3, 0]),
     ]
     assert {m["counts"].dtype for *_, m in sent} == {torch.int32}
-    rows = learnt(method, problem, tasks).state.ledger.uploads
+    rows = learnt(method, context, tasks).state.ledger.uploads
     counted = [row for row in rows if row.stage == COUNTS]
     # No model goes down: the number of classes of each head, and in task 1 which they are.
     assert [(row.task, row.round, row.client, row.up_bytes) for row in counted] == [
@@ -290,9 +290,9 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on):
     """Also after the counts, before the first round of a task's model."""
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     method = FedDisco(small_batches(fraction=0.7), on=on)
-    _, saved = assert_resumes(lambda: federation_of(method, problem, tasks))
+    _, saved = assert_resumes(lambda: federation_of(method, context, tasks))
     assert (1, 1) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
 
 
@@ -307,8 +307,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(on):
 )
 @pytest.mark.parametrize("method", [FedDisco, FedGen])
 def test_counts_that_cannot_be_are_refused(counts, told, method):
-    problem, tasks = setting("features")
-    server, task = method(on="features").server(problem), images_stream(tasks)[0]
+    context, tasks = setting("features")
+    server, task = method(on="features").server(context), images_stream(tasks)[0]
     server.start_task(task)
     server.broadcast(task, 0)
     with pytest.raises(BadUpload, match=told):
@@ -316,11 +316,11 @@ def test_counts_that_cannot_be_are_refused(counts, told, method):
 
 
 def test_a_b_that_outweighs_the_shares_is_told_once(caplog):
-    problem, tasks = setting("features")
+    context, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        learnt(FedDisco(small_batches(), on="features"), problem, tasks)
+        learnt(FedDisco(small_batches(), on="features"), context, tasks)
         assert caplog.text == ""
-        learnt(FedDisco(small_batches(), on="features", b=3.0), problem, tasks)
+        learnt(FedDisco(small_batches(), on="features", b=3.0), context, tasks)
     assert caplog.text.count("method.b=3 is 6 times the mean share") == 1
 
 

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from sklearn.datasets import load_digits
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddyn import SIZES, FedDyn
 from fcl_bench.methods.averaging.fedprox import FedProx
 from fcl_bench.methods.gradient.model_holder import MODEL
@@ -30,8 +30,8 @@ from tests.methods.drift_harness import (
     with_loss,
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem
+from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context
 
 # Fixed points ---------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     float32 end it: from 1 at the start it is below 1e-4 after 120 rounds. FedAvg stays 100 times farther away.
     """
     decay, sizes = 0.05, [30, 12, 5]
-    problem, [clients] = feature_problem(4), feature_tasks(3, [3], [sizes], inputs=4)
+    context, [clients] = feature_context(4), feature_tasks(3, [3], [sizes], inputs=4)
     rng = np.random.default_rng(0)
     clients = [
         (X, torch.from_numpy(rng.integers(0, 3, len(y)) if k == 2 else y.numpy())) for k, (X, y) in enumerate(clients)
@@ -79,9 +79,9 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     found = {}
     for name, method in (
         ("feddyn", FedDyn(dynamic, on="features", alpha=0.3, scaled=scaled)),
-        ("fedavg", FineTune(averaging, on="features")),
+        ("fedavg", FedAvg(averaging, on="features")),
     ):
-        *_, (_, _, server, _, _) = rounds_of(method, problem, [clients])
+        *_, (_, _, server, _, _) = rounds_of(method, context, [clients])
         found[name] = np.abs(theta_of(server.network.state(), 1).ravel() - best).max()
     assert found["feddyn"] < 2e-4
     assert found["fedavg"] > 100 * found["feddyn"]
@@ -97,8 +97,8 @@ def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
     clients = [(torch.from_numpy(images[own]), torch.from_numpy(labels[own])) for own in dealt]
     knobs = Training(rounds=30, epochs=1, batch_size=64, lr=0.2, weight_decay=0.0, augment="none")
     loss = {}
-    for method in (FedDyn(knobs, on="features"), FineTune(knobs, on="features")):
-        *_, (_, _, server, _, _) = rounds_of(method, feature_problem(64), [clients])
+    for method in (FedDyn(knobs, on="features"), FedAvg(knobs, on="features")):
+        *_, (_, _, server, _, _) = rounds_of(method, feature_context(64), [clients])
         loss[method.name], _ = loss_gradient(theta_of(server.network.state(), 1), images, labels)
     assert loss["feddyn"] < 0.3 * loss["finetune"]
 
@@ -113,7 +113,7 @@ def test_h_is_the_mean_of_all_clients_linear_terms_after_every_round(fraction, r
     method = FedDyn(Training(fraction=fraction, **SMALL), on="features", alpha=0.4, scaled=False, reset=reset)
     rounds = 0
     met: set[int] = set()
-    for task, round_, server, states, _ in rounds_of(method, feature_problem(), feature_tasks(0, [3, 2, 2], COUNTS)):
+    for task, round_, server, states, _ in rounds_of(method, feature_context(), feature_tasks(0, [3, 2, 2], COUNTS)):
         available = {k for k, n in enumerate(COUNTS[task.index]) if n}
         met = available if reset and round_ == 0 else met | available
         assert server.met == met
@@ -131,7 +131,7 @@ def test_clients_that_do_not_take_part_keep_what_they_have_bit_for_bit():
     method = FedDyn(Training(fraction=0.5, **SMALL), alpha=0.4, scaled=False)
     before: dict = {}
     away = 0
-    for _, _, _, states, present in rounds_of(method, tiny_problem(), made_tasks(COUNTS[:2])):
+    for _, _, _, states, present in rounds_of(method, tiny_context(), made_tasks(COUNTS[:2])):
         for k, state in before.items():
             assert (state.keys() == states[k].keys() and not differing(state, states[k])) == (k not in present)
             away += k not in present
@@ -144,7 +144,7 @@ def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(on):
     """g_k = h = 0 there; the server then moves on by the mean drift once more."""
     knobs = Training(**{**SMALL, "rounds": 1, "epochs": 4, "momentum": 0.5, "augment": "crop_flip"})
     tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
-    problem = tiny_problem() if on == "images" else feature_problem()
+    context = tiny_context() if on == "images" else feature_context()
     sent: dict[str, dict] = {"dyn": {}, "prox": {}}
     servers = {}
     for name, method in (
@@ -152,12 +152,12 @@ def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(on):
         ("prox", FedProx(knobs, on=on, mu=0.5)),
     ):
         servers[name] = learn_images(
-            method, problem, tasks, seen=lambda k, _, up, name=name: sent[name].update({k: up})
+            method, context, tasks, seen=lambda k, _, up, name=name: sent[name].update({k: up})
         )
     assert sent["dyn"].keys() == sent["prox"].keys() == {0, 1, 3}
     assert all(not differing(dict(sent["dyn"][k]), dict(sent["prox"][k])) for k in sent["dyn"])
-    start = method.server(problem)
-    start.start_task(next(iter(rounds_of(method, problem, tasks)))[0])
+    start = method.server(context)
+    start.start_task(next(iter(rounds_of(method, context, tasks)))[0])
     first, dyn, prox = (server.network.state() for server in (start, servers["dyn"], servers["prox"]))
     for name in servers["dyn"].parameters():
         torch.testing.assert_close(dyn[name] - first[name], 2 * (prox[name] - first[name]), rtol=1e-4, atol=1e-6)
@@ -171,12 +171,12 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
     """Growing heads, absent clients, mini-batches, momentum, decay, clipping."""
     alpha = 0.6
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1})
-    method, problem = FedDyn(knobs, on="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_problem()
+    method, context = FedDyn(knobs, on="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_context()
     tasks = feature_tasks(1, [3, 2], COUNTS[:2])
     w, drifts, met = None, {}, set()
     broadcasts = []
     for task, round_, server, _, present in rounds_of(
-        method, problem, tasks, seen=lambda *args: broadcasts.append(args[1])
+        method, context, tasks, seen=lambda *args: broadcasts.append(args[1])
     ):
         counts = {k: len(y) for k, (_, y) in enumerate(tasks[task.index]) if len(y)}
         met |= counts.keys()
@@ -219,7 +219,7 @@ def test_a_step_is_clipped_to_the_norm_asked_for():
 
     for norm in (0.01, 10.0, None):
         method = FedDyn(knobs, on="features", scaled=False, max_norm=norm)
-        learn_images(method, feature_problem(), feature_tasks(0, [3], [[30]]), seen=seen)
+        learn_images(method, feature_context(), feature_tasks(0, [3], [[30]]), seen=seen)
     assert moved[0.01] == pytest.approx(0.05 * 0.01, rel=1e-3)
     assert moved[10.0] == moved[None] > 0.05 * 0.02
 
@@ -228,8 +228,8 @@ def test_a_step_is_clipped_to_the_norm_asked_for():
 def test_bytes_are_finetunes_and_clients_keep_one_model(scaled):
     counts = COUNTS[:2]
     dyn, plain = (
-        federation_of(method, tiny_problem(), made_tasks(counts))
-        for method in (FedDyn(Training(**SMALL), scaled=scaled), FineTune(Training(**SMALL)))
+        federation_of(method, tiny_context(), made_tasks(counts))
+        for method in (FedDyn(Training(**SMALL), scaled=scaled), FedAvg(Training(**SMALL)))
     )
     for federation in (dyn, plain):
         federation.run(lambda _: None)
@@ -254,8 +254,8 @@ def test_bytes_are_finetunes_and_clients_keep_one_model(scaled):
 
 def test_sizes_that_are_not_told_are_refused():
     method = FedDyn(Training(**SMALL), on="features")
-    server = method.server(feature_problem())
-    [(task, *_), *_] = rounds_of(method, feature_problem(), feature_tasks(0, [3], [[30]]))
+    server = method.server(feature_context())
+    [(task, *_), *_] = rounds_of(method, feature_context(), feature_tasks(0, [3], [[30]]))
     server.start_task(task)
     upload = server.broadcast(task, 0).with_tensors({})
     assert "how many samples" in server.objection(upload)
@@ -265,7 +265,7 @@ def test_a_reset_forgets_at_a_task_and_nowhere_else():
     found = {}
     for reset in (False, True):
         method = FedDyn(Training(**SMALL), alpha=0.4, scaled=False, reset=reset)
-        *_, (_, _, server, states, _) = rounds_of(method, tiny_problem(), made_tasks(COUNTS[:2]))
+        *_, (_, _, server, states, _) = rounds_of(method, tiny_context(), made_tasks(COUNTS[:2]))
         found[reset] = server
         assert {name.split(".")[1] for name in states[0]} == ({"1"} if reset else {"0"})
         assert server.met == ({0, 2, 3} if reset else {0, 1, 2, 3})

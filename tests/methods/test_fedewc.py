@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedewc import FISHER, Anchored, FedEWC
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -28,8 +28,8 @@ from tests.methods.classical_harness import (
     training,
 )
 from tests.methods.classical_oracle import Classical
-from tests.methods.training_harness import federation_of, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem, model_of, same
+from tests.methods.training_harness import federation_of, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context, model_of, same
 
 WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 
@@ -62,7 +62,7 @@ def test_training_on_features_is_what_the_equations_say(knobs, recurring):
 
 
 def two_heads() -> Network:
-    network = Network(tiny_problem().network)
+    network = Network(tiny_context().network)
     network.grow([3, 2], seed=0)
     return network
 
@@ -118,10 +118,10 @@ def test_a_first_step_does_not_depend_on_the_strength():
     """At theta* the penalty is flat, on any wire: the client's theta* is the very model that it starts from."""
     tasks = [[clients[0]] for clients in pictures()[:2]]
     for wire in ("float32", "float16", "float64"):
-        problem, found = tiny_problem(wire=wire), []
+        context, found = tiny_context(wire=wire), []
         for strength in (1.0, 1e9):
             server = learn_images(
-                FedEWC(training(rounds=1, batch_size=64), strength=strength, fisher_max=None), problem, tasks
+                FedEWC(training(rounds=1, batch_size=64), strength=strength, fisher_max=None), context, tasks
             )
             found.append(server.network.state())
         assert same(*found)
@@ -136,7 +136,7 @@ def test_the_stronger_the_penalty_the_less_moves_what_matters():
         told = []
         server = learn_images(
             method,
-            feature_problem(INPUTS),
+            feature_context(INPUTS),
             tasks,
             after=lambda _, server, told=told: told.append((dict(server.fisher), dict(server.anchor))),
         )
@@ -154,7 +154,7 @@ def test_a_weight_without_information_is_free():
     for Z, _ in tasks[0]:
         Z[:, 0] = 0
     method = FedEWC(training(rounds=1, batch_size=64), on="features", strength=1e4, loss_over="task")
-    server = learn_images(method, feature_problem(INPUTS), tasks[:1])
+    server = learn_images(method, feature_context(INPUTS), tasks[:1])
     assert not server.fisher["heads.0.weight"][:, 0].any()
     assert (server.fisher["heads.0.weight"][:, 1:] > 0).all()
 
@@ -166,7 +166,7 @@ def test_a_weight_without_information_is_free():
 def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on):
     """No stage of its own either."""
     knobs = training(fraction=0.5, rounds=3)
-    ours, theirs = federation(FedEWC(knobs, on=on, strength=0.0)), federation(FineTune(knobs, on=on))
+    ours, theirs = federation(FedEWC(knobs, on=on, strength=0.0)), federation(FedAvg(knobs, on=on))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert same(ours.server.state_dict(), theirs.server.state_dict())
@@ -177,14 +177,14 @@ def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on):
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_the_first_task_is_finetune_bit_for_bit(on):
     first = STREAMS[on][1]()[:1]
-    ours, theirs = (federation(m, first) for m in (FedEWC(training(), on=on), FineTune(training(), on=on)))
+    ours, theirs = (federation(m, first) for m in (FedEWC(training(), on=on), FedAvg(training(), on=on)))
     assert same(model_of(ours), model_of(theirs))
     assert ours.server.fisher
 
 
 def test_bytes():
     """Up, once per task, S (|theta| floats) and a number; down, F once, and theta* where the last stage was missed."""
-    ours, theirs = federation(FedEWC(training())), federation(FineTune(training()))
+    ours, theirs = federation(FedEWC(training())), federation(FedAvg(training()))
     sizes = {name: value.numel() for name, value in ours.server.network.named_parameters()}
     floats = [4 * sum(n for name, n in sizes.items() if not name.startswith(tuple(later))) for later in
               (("heads.1", "heads.2"), ("heads.2",), ("none",))]  # fmt: skip
@@ -208,7 +208,7 @@ def test_bytes():
 def test_a_task_without_a_label_leaves_what_is_known():
     """The server keeps F, and the third task is held to the model as it is."""
     tasks, method = pictures(), FedEWC(training())
-    found = federation_of(method, tiny_problem(), tasks, unlabelled=[(1, 0), (1, 2)])
+    found = federation_of(method, tiny_context(), tasks, unlabelled=[(1, 0), (1, 2)])
     told = []
     found.run(lambda done: told.append((dict(done.server.fisher), dict(done.server.anchor))))
     assert same(told[0][0], told[1][0])
@@ -243,13 +243,13 @@ def test_published_is_finetune_over_the_tasks_own_scores_with_uniform_weights(ca
     """The same bits and bytes, no stage, nothing kept; and it says so."""
     knobs = training(weighting="uniform", fraction=0.5, rounds=3)
     published = FedEWC(knobs, variant="published", loss_over="task")
-    ours, theirs = federation(published), federation(FineTune(knobs, loss_over="task"))
+    ours, theirs = federation(published), federation(FedAvg(knobs, loss_over="task"))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert same(ours.server.state_dict(), theirs.server.state_dict())
     with caplog.at_level(logging.WARNING):
-        published.check(tiny_problem(), [3, 2, 2])
-        FedEWC(knobs).check(tiny_problem(), [3, 2, 2])
+        published.check(tiny_context(), [3, 2, 2])
+        FedEWC(knobs).check(tiny_context(), [3, 2, 2])
     [told] = caplog.messages
     assert told.startswith("method.variant=published is finetune")
 

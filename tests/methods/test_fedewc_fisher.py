@@ -14,14 +14,14 @@ from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, feature_tasks, federation, pictures, training
 from tests.methods.classical_oracle import fisher_sum
 from tests.methods.harness import take_in, turn
-from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem, same
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context, same
 
 
-def answers(method: FedEWC, parts: list, order: list[int] | None = None, problem=None):
+def answers(method: FedEWC, parts: list, order: list[int] | None = None, context=None):
     """The server after the stage, where the model is always that of the whole stream's first task."""
-    problem = problem or tiny_problem()
-    server, client = method.server(problem), method.client(problem)
+    context = context or tiny_context()
+    server, client = method.server(context), method.client(context)
     task = images_stream([parts])[0]
     server.start_task(task)
     number = method.stages(task).index(FISHER)
@@ -29,7 +29,7 @@ def answers(method: FedEWC, parts: list, order: list[int] | None = None, problem
     for k in order or range(len(parts)):
         if len(parts[k][1]):
             sent[k] = turn(client, image_shard(k, 0, *parts[k]), broadcast)
-            take_in(server, k, encoded(sent[k], problem.wire), task, number)
+            take_in(server, k, encoded(sent[k], context.wire), task, number)
     server.finish_round()
     return server, sent
 
@@ -54,7 +54,7 @@ def test_it_is_that_of_the_pooled_samples_however_they_are_dealt(kind):
 def test_it_adds_up_over_tasks_with_gamma_and_is_clipped():
     """F <- min(gamma F + F_t, fisher_max), by uploads that are made up."""
     method = FedEWC(training(), on="features", gamma=0.5, fisher_max=3.0)
-    server, told = method.server(feature_problem(2)), []
+    server, told = method.server(feature_context(2)), []
     for task in images_stream(feature_tasks(inputs=2)):
         server.start_task(task)
         server.broadcast(task, 2)
@@ -68,7 +68,7 @@ def test_it_adds_up_over_tasks_with_gamma_and_is_clipped():
     assert told[0] == {"heads.0.weight": 3.0, "heads.0.bias": 3.0}
     assert told[1] == {**told[0], "heads.1.weight": 3.0, "heads.1.bias": 3.0}
     free = dataclasses.replace(method, fisher_max=None)
-    server, told = free.server(feature_problem(2)), []
+    server, told = free.server(feature_context(2)), []
     for task in images_stream(feature_tasks(inputs=2)):
         server.start_task(task)
         server.broadcast(task, 2)
@@ -90,7 +90,7 @@ def test_it_is_of_the_model_after_the_task_over_the_classes_that_compete(recurri
     tasks, told = feature_tasks(recurring), []
     method = FedEWC(training(), on="features", loss_over="task", fisher_max=None, gamma=0.0, strength=1e-9)
     server = learn_images(
-        method, feature_problem(INPUTS), tasks, after=lambda _, server: told.append(dict(server.fisher))
+        method, feature_context(INPUTS), tasks, after=lambda _, server: told.append(dict(server.fisher))
     )
     state = server.network.state()
     parts = [torch.cat([state[f"heads.{h}.weight"], state[f"heads.{h}.bias"][:, None]], 1) for h in range(3)]
@@ -120,7 +120,7 @@ def test_a_client_measures_at_most_so_many_samples_of_its_own():
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
 def test_it_survives_any_wire(wire):
-    found = federation(FedEWC(training()), problem=tiny_problem(wire=wire))
+    found = federation(FedEWC(training()), context=tiny_context(wire=wire))
     assert all(torch.isfinite(F).all() and (F >= 0).all() for F in found.server.fisher.values())
 
 
@@ -133,7 +133,7 @@ def test_what_never_trains_again_is_not_measured_and_frozen_rows_rest():
     frozen = FedEWC(training(), on="features", frozen_heads=True, strength=10.0, fisher_max=None)
     learn_images(
         frozen,
-        feature_problem(INPUTS),
+        feature_context(INPUTS),
         tasks,
         after=lambda _, s: heads.append(s.network.heads[0].weight.detach().clone()),
     )

@@ -20,11 +20,11 @@ from fcl_bench.typed import typed_instance
 from tests.methods import fedfecam_oracle as oracle
 from tests.methods.harness import (
     Tasks,
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     random_tasks,
     shard_of,
     stream_of,
@@ -79,10 +79,10 @@ def knobs_of(method: FedFeCAM) -> dict:
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
     tasks, Q, method = positive(random_tasks(seed, 12)), queries(), FedFeCAM(**EXACT, **knobs)
-    problem = problem_of(8)
-    server = method.server(problem)
+    context = context_of(8)
+    server = method.server(context)
     for t, task in enumerate(stream_of(tasks)):
-        learn_task(method, problem, server, task, tasks[t])
+        learn_task(method, context, server, task, tasks[t])
         assert error(server, oracle.distances(*pooled(tasks[: t + 1]), Q, knobs_of(method)), Q) < 1e-8
 
 
@@ -97,7 +97,7 @@ def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, client
     rng = np.random.default_rng(seed)
     tasks, Q = positive(draw_tasks(rng, 5, [3, 2], [[60], [50]])), queries(5)
     method = FedFeCAM(covariance=covariance, correlation=covariance != "diagonal", **EXACT)
-    server, _ = learn(method, problem_of(5), dealt(rng, tasks, clients, beta))
+    server, _ = learn(method, context_of(5), dealt(rng, tasks, clients, beta))
     assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
 
 
@@ -105,14 +105,14 @@ def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, client
 def test_classes_that_come_back_add_to_their_sums(knobs):
     tasks, Z, labels = blurred_tasks(np.random.default_rng(4))
     Q, method = queries(), FedFeCAM(**EXACT, **knobs)
-    server, _ = learn(method, problem_of(8), positive(tasks))
+    server, _ = learn(method, context_of(8), positive(tasks))
     assert error(server, oracle.distances(np.abs(Z), labels, Q, knobs_of(method)), Q) < 1e-8
 
 
 def test_random_features_are_what_it_works_on():
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[40, 30], [50, 9]])
     method = FedFeCAM(M=20, **EXACT)
-    server, _ = learn(method, problem_of(6), tasks)
+    server, _ = learn(method, context_of(6), tasks)
     P = server.model()["projection"].numpy()
     Z, labels = pooled(tasks)
     Q = np.random.default_rng(1).standard_normal((30, 6))
@@ -136,7 +136,7 @@ def test_distances_in_two_features_by_hand():
     """Class 0: (4, 0), (0, 4) and (4, 4); h = z^.5. Means of z (8/3, 8/3), of h (4/3, 4/3): m/|m| = (1, 1)/sqrt 2."""
     Z = np.array([[4.0, 0], [0, 4], [4, 4], [1, 0], [0, 9]])
     labels = np.array([0, 0, 0, 1, 2])
-    server, _ = learn(FedFeCAM(shrinkings=0, **EXACT), problem_of(2), [[(Z, labels)]])
+    server, _ = learn(FedFeCAM(shrinkings=0, **EXACT), context_of(2), [[(Z, labels)]])
     # Sigma = 4/3 [[1, -1/2], [-1/2, 1]], its correlation -1/2, the inverse 4/3 [[1, 1/2], [1/2, 1]].
     r = 1 - 0.5**0.5, -(0.5**0.5)
     first = 4 / 3 * (r[0] ** 2 + r[1] ** 2 + r[0] * r[1])
@@ -149,8 +149,8 @@ def test_distances_in_two_features_by_hand():
 def test_the_scale_of_features_does_not_matter(knobs, scale):
     tasks, Q = positive(draw_tasks(np.random.default_rng(2), 8, [3, 2], [[40, 30], [50, 9]])), queries()
     method = FedFeCAM(**EXACT, **knobs)
-    plain, _ = learn(method, problem_of(8), tasks)
-    scaled, _ = learn(method, problem_of(8), [[(scale * Z, labels) for Z, labels in clients] for clients in tasks])
+    plain, _ = learn(method, context_of(8), tasks)
+    scaled, _ = learn(method, context_of(8), [[(scale * Z, labels) for Z, labels in clients] for clients in tasks])
     # Only what is not scaled to correlations grows: by the square of h's scale, for all classes alike.
     factor = 1 if method.correlation else scale ** (2 * method.tukey)
     np.testing.assert_allclose(factor * scores(scaled, scale * Q), scores(plain, Q), rtol=1e-9)
@@ -188,7 +188,7 @@ def test_triangles_are_packed_and_come_back():
 def test_the_diagonal_variant_is_the_elementwise_formula():
     tasks, Q = positive(draw_tasks(np.random.default_rng(3), 6, [3], [[50, 40]])), queries(6)
     method = FedFeCAM(covariance="diagonal", correlation=False, a1=0.5, shrinkings=1)
-    server, _ = learn(method, problem_of(6), tasks)
+    server, _ = learn(method, context_of(6), tasks)
     Z, labels = pooled(tasks)
     h, u = np.sqrt(Z), oracle.unit(np.sqrt(Q))
     for c in range(3):
@@ -200,7 +200,7 @@ def test_the_diagonal_variant_is_the_elementwise_formula():
 
 def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vectors():
     tasks, Q = positive(draw_tasks(np.random.default_rng(5), 6, [3, 2], [[50, 40], [30, 60]])), queries(6)
-    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0, correlation=False), problem_of(6), tasks)
+    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0, correlation=False), context_of(6), tasks)
     Z, labels = pooled(tasks)
     h = np.sqrt(Z)
     means = np.stack([h[labels == c].mean(axis=0) for c in range(5)])
@@ -214,8 +214,8 @@ def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vecto
 
 def test_float32_memory_changes_little():
     tasks, Q = positive(draw_tasks(np.random.default_rng(6), 8, [3, 2], [[50, 40], [30, 60]])), queries()
-    problem = problem_of(8, wire="float32")
-    coarse, _ = learn(FedFeCAM(), problem, tasks)
+    context = context_of(8, wire="float32")
+    coarse, _ = learn(FedFeCAM(), context, tasks)
     D = oracle.distances(*pooled(tasks), Q, knobs_of(FedFeCAM()))
     assert coarse.moments.dtype == torch.float32
     assert 0 < error(coarse, D, Q) < 1e-5
@@ -223,24 +223,24 @@ def test_float32_memory_changes_little():
 
 def test_the_first_task_by_plain_means_and_the_next_by_distances():
     tasks, Q = positive(draw_tasks(np.random.default_rng(7), 8, [3, 2], [[50, 40], [30, 60]])), queries()
-    method, problem = FedFeCAM(first_task="euclidean", **EXACT), problem_of(8)
-    server = method.server(problem)
+    method, context = FedFeCAM(first_task="euclidean", **EXACT), context_of(8)
+    server = method.server(context)
     first, second = stream_of(tasks)
-    learn_task(method, problem, server, first, tasks[0])
+    learn_task(method, context, server, first, tasks[0])
     Z, labels = pooled(tasks[:1])
     means = np.stack([Z[labels == c].mean(axis=0) for c in range(3)])
     nearest = ((Q[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
     assert (scores(server, Q).argmax(axis=1) == nearest).all()
     model = server.model()
     np.testing.assert_allclose(Q @ model["W"].numpy() + model["bias"].numpy(), scores(server, Q), rtol=1e-12)
-    learn_task(method, problem, server, second, tasks[1])
+    learn_task(method, context, server, second, tasks[1])
     assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
 
 
 @variants
 def test_the_saved_model_predicts(knobs):
     tasks, Q, method = positive(random_tasks(3, 12)), queries(), FedFeCAM(**EXACT, **knobs)
-    server, _ = learn(method, problem_of(8), tasks)
+    server, _ = learn(method, context_of(8), tasks)
     model = {name: tensor.numpy() for name, tensor in server.model().items()}
     u, C = oracle.unit(Q**method.tukey), len(model["n"])
     for c in range(C):
@@ -258,31 +258,31 @@ def test_the_saved_model_predicts(knobs):
 def test_an_upload_has_the_size_of_its_formula(knobs, wire):
     """f held (2 d + d (d + 1) / 2) + 4 c_t, with less where there is no second sum or a smaller covariance."""
     Z, labels = queries(8, 20), np.repeat([0, 2], 10)
-    method, problem = FedFeCAM(**knobs), problem_of(8, wire=wire)
+    method, context = FedFeCAM(**knobs), context_of(8, wire=wire)
     [task] = stream_of([[(Z, labels), (Z, labels + 1)]])
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    upload = turn(method.client(problem), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
     matrices = [held := 2, held] if method.tukey != 1 else [held := 2]
     covariances = 1 if method.covariance == "shared" else held
     entries = 8 if method.covariance == "diagonal" else 36
     size = {"float64": 8, "float32": 4, "float16": 2}[wire]
     scales = 4 * (sum(matrices) + covariances) if wire == "float16" else 0
-    assert encoded(upload, problem.wire).nbytes == size * (8 * sum(matrices) + covariances * entries) + 4 * 4 + scales
+    assert encoded(upload, context.wire).nbytes == size * (8 * sum(matrices) + covariances * entries) + 4 * 4 + scales
 
 
 @variants
 def test_a_resumed_run_is_an_uninterrupted_one(knobs):
     tasks, _, _ = blurred_tasks(np.random.default_rng(8))
-    tasks, method, problem = positive(tasks), FedFeCAM(first_task="euclidean", **knobs), problem_of(8)
-    whole, resumed = method.server(problem), None
+    tasks, method, context = positive(tasks), FedFeCAM(first_task="euclidean", **knobs), context_of(8)
+    whole, resumed = method.server(context), None
     for t, task in enumerate(stream_of(tasks)):
-        learn_task(method, problem, whole, task, tasks[t])
+        learn_task(method, context, whole, task, tasks[t])
         if resumed is None:
-            resumed = method.server(problem)
+            resumed = method.server(context)
             resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
         else:
-            learn_task(method, problem, resumed, task, tasks[t])
+            learn_task(method, context, resumed, task, tasks[t])
         assert torch.equal(whole.predict(torch.from_numpy(queries())), resumed.predict(torch.from_numpy(queries())))
         for one, other in (whole.model(), resumed.model()), (whole.state_dict(), resumed.state_dict()):
             assert one.keys() == other.keys()
@@ -294,7 +294,7 @@ def test_without_shrinkage_few_samples_are_told_and_scored_by_the_pseudo_inverse
     tasks, Q = positive(draw_tasks(np.random.default_rng(9), 12, [2], [[8, 9]])), queries(12)
     method = FedFeCAM(shrinkings=0, **EXACT)
     with caplog.at_level(logging.WARNING):
-        server, _ = learn(method, problem_of(12), tasks)
+        server, _ = learn(method, context_of(12), tasks)
     [told] = [record.message for record in caplog.records]
     Z, labels = pooled(tasks)
     assert np.bincount(labels).tolist() == [4, 13]
@@ -318,7 +318,7 @@ def test_dead_constant_and_huge_features_give_finite_scores(knobs, wire, scale):
         for Z, _ in clients:
             Z *= scale
             Z[:, 0], Z[:, 1], Z[:, 2] = 0, scale, Z[:, 3]
-    server, _ = learn(FedFeCAM(**knobs), problem_of(8, wire=wire), tasks)
+    server, _ = learn(FedFeCAM(**knobs), context_of(8, wire=wire), tasks)
     Q = np.concatenate([scale * queries(), np.zeros((1, 8))])
     assert np.isfinite(scores(server, Q)).all()
     assert np.isfinite(server.report()["condition"])
@@ -342,27 +342,27 @@ def test_impossible_knobs_are_told(knobs, told):
 def test_features_below_zero_are_told_in_training_and_tests():
     tasks = draw_tasks(np.random.default_rng(0), 6, [3], [[20]])
     with pytest.raises(UserError, match=r"^method\.tukey=0\.5 takes features that are not negative, and here is one"):
-        learn(FedFeCAM(), problem_of(6), tasks)
-    server, _ = learn(FedFeCAM(), problem_of(6), positive(tasks))
+        learn(FedFeCAM(), context_of(6), tasks)
+    server, _ = learn(FedFeCAM(), context_of(6), positive(tasks))
     with pytest.raises(UserError, match=r"method\.tukey=1, or ReLU features"):
         scores(server, np.full((1, 6), -1.0))
-    plain, _ = learn(FedFeCAM(tukey=1.0), problem_of(6), tasks)
+    plain, _ = learn(FedFeCAM(tukey=1.0), context_of(6), tasks)
     assert np.isfinite(scores(plain, np.full((1, 6), -1.0))).all()
 
 
 def test_more_covariances_than_memory_are_refused_before_any_work():
     with pytest.raises(UserError, match=r"^method\.covariance=class needs .* GiB for 100000 covariances"):
-        FedFeCAM().check(problem_of(2048), [1000] * 100)
-    FedFeCAM(covariance="shared").check(problem_of(2048), [1000] * 100)
+        FedFeCAM().check(context_of(2048), [1000] * 100)
+    FedFeCAM(covariance="shared").check(context_of(2048), [1000] * 100)
 
 
 def test_uploads_that_contradict_themselves_are_refused():
-    method, problem = FedFeCAM(), problem_of(6)
+    method, context = FedFeCAM(), context_of(6)
     tasks = positive(draw_tasks(np.random.default_rng(0), 6, [3], [[20]]))
     [task] = stream_of(tasks)
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     assert server.objection(upload) == ""
     told = server.objection(upload.with_tensors({**upload, "n": upload["n"] * torch.tensor([0, 1, 1])}))
     assert told == "S has 3 columns, and n says that 2 classes have samples"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.fedgen import FedGen, Generated, Generation
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator
 from fcl_bench.methods.gradient.class_counts import COUNTS
@@ -24,9 +24,9 @@ from tests.methods.training_harness import (
     image_shard,
     image_tasks,
     images_stream,
-    tiny_problem,
+    tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
+from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
 
@@ -39,23 +39,23 @@ def fedgen(on: str = "images", generator: dict | None = None, knobs: dict | None
     return FedGen(training(**(knobs or {})), generator=Generation(**{"steps": 5, **(generator or {})}), on=on, **own)
 
 
-def tasks_and_problem(on: str):
+def tasks_and_context(on: str):
     if on == "images":
-        return image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES), tiny_problem()
-    return feature_tasks(0, [2, 2, 2], SIZES), feature_problem()
+        return image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES), tiny_context()
+    return feature_tasks(0, [2, 2, 2], SIZES), feature_context()
 
 
 def learnt(method, on: str):
-    tasks, problem = tasks_and_problem(on)
-    return whole_runs.learnt(method, problem, tasks)
+    tasks, context = tasks_and_context(on)
+    return whole_runs.learnt(method, context, tasks)
 
 
 # One step of each half ------------------------------------------------------------------------------------------------
 
 
-def stepped_server(tasks, problem, method):
+def stepped_server(tasks, context, method):
     """The server before and after its first average, with the uploads that it took in."""
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     [task] = images_stream(tasks)
     server.start_task(task)
     uploads = {}
@@ -73,7 +73,7 @@ def stepped_server(tasks, problem, method):
 
 def test_one_server_step_is_adams_on_the_oracles_loss():
     """The gradient of a single step by finite differences of the oracle's whole loss; Adam's first step by hand."""
-    tasks, problem = feature_tasks(4, [3], [[12, 9]], inputs=4), feature_problem(4)
+    tasks, context = feature_tasks(4, [3], [[12, 9]], inputs=4), feature_context(4)
     knobs = {"steps": 1, "hidden": 5, "noise": 2, "lr": 0.01, "weight_decay": 0.1}
     method = fedgen("features", knobs, {"batch_size": 8})
     recorded = []
@@ -86,7 +86,7 @@ def test_one_server_step_is_adams_on_the_oracles_loss():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FeatureGenerator, "draw", recording)
-        server, before, uploads = stepped_server(tasks, problem, method)
+        server, before, uploads = stepped_server(tasks, context, method)
     [(labels, noise, trained)] = recorded
     assert trained
     counts = np.stack([np.bincount(y.numpy(), minlength=3) for _, y in tasks[0]])
@@ -181,19 +181,19 @@ def test_after_the_first_epochs_a_client_minimises_its_own_loss_alone():
 
 def test_the_generated_epochs_are_counted_in_steps_of_the_clients_own_batches():
     """9 samples in batches of 4 are two steps, since batch norm takes no single sample."""
-    method, problem = fedgen("features", generated_epochs=1), feature_problem()
+    method, context = fedgen("features", generated_epochs=1), feature_context()
     tasks = feature_tasks(0, [2], [[9, 12]])
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     [task] = images_stream(tasks)
     server.start_task(task)
     steps = []
     for round_ in range(3):
         broadcast = server.broadcast(task, round_)
         for k, parts in enumerate(tasks[0]):
-            shard = image_shard(k, 0, *parts)
-            server.absorb(k, turn(client, shard, broadcast))
+            client_data = image_shard(k, 0, *parts)
+            server.absorb(k, turn(client, client_data, broadcast))
             if round_ == 2:
-                steps.append(client.objective(shard, broadcast, {})._steps)
+                steps.append(client.objective(client_data, broadcast, {})._steps)
         server.finish_round()
     assert steps == [2, 3]
 
@@ -212,7 +212,7 @@ def test_both_weights_decay_by_round_and_end_at_a_least_one():
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_both_terms_it_is_finetune_bit_for_bit_and_nothing_is_generated(on):
     method = fedgen(on, alpha=0.0, beta=0.0)
-    federation, other = learnt(method, on), learnt(FineTune(training(), on=on), on)
+    federation, other = learnt(method, on), learnt(FedAvg(training(), on=on), on)
     assert same(model_of(federation), model_of(other))
     assert federation.server.generator.classes.shape[0] == 0
     assert federation.server.state_dict().keys() == other.server.state_dict().keys()
@@ -225,7 +225,7 @@ def test_without_both_terms_it_is_finetune_bit_for_bit_and_nothing_is_generated(
 def test_messages_have_the_bytes_of_the_formulas():
     on, d, h, N = "features", 6, 8, 3
     federation = learnt(fedgen(on, {"hidden": h, "noise": N}), on)
-    plain_one = learnt(FineTune(training(), on=on), on)
+    plain_one = learnt(FedAvg(training(), on=on), on)
     finetune = {(r.task, r.round, r.client): r for r in plain_one.state.ledger.uploads}
     told = set()
     for row in federation.state.ledger.uploads:
@@ -251,9 +251,9 @@ def test_messages_have_the_bytes_of_the_formulas():
 
 
 def test_the_server_keeps_heads_of_one_round_only_and_of_them_nothing_else():
-    tasks, problem = tasks_and_problem("images")
+    tasks, context = tasks_and_context("images")
     method = fedgen()
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     [task] = images_stream(tasks[:1])
     server.start_task(task)
     for round_ in range(3):
@@ -261,16 +261,16 @@ def test_the_server_keeps_heads_of_one_round_only_and_of_them_nothing_else():
         for k in (0, 1):
             server.absorb(k, turn(client, image_shard(k, 0, *tasks[0][k]), broadcast))
         kept = [sum(value.nbytes for value in heads.values()) for heads in server._heads.values()]
-        assert kept == ([] if round_ == 0 else [4 * 2 * (problem.inputs + 1)] * 2)
+        assert kept == ([] if round_ == 0 else [4 * 2 * (context.inputs + 1)] * 2)
         server.finish_round()
         assert server._heads == {}
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(on):
-    tasks, problem = tasks_and_problem(on)
+    tasks, context = tasks_and_context(on)
     method = fedgen(on, knobs={"fraction": 0.7})
-    whole, _ = assert_resumes(lambda: federation_of(method, problem, tasks), step=3)
+    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=3)
     assert whole.server.taught == 2
     assert any(name.startswith("generator_adam.") for name in whole.server.state_dict())
 
@@ -280,8 +280,8 @@ def test_a_generator_that_no_class_qualifies_for_is_neither_taught_nor_sent():
     rng = np.random.default_rng(0)
     Z = torch.from_numpy(rng.standard_normal((4, 6)))
     tasks = [[(Z[:2], torch.tensor([0, 1])), (Z[2:], torch.tensor([0, 1]))]]
-    federation = whole_runs.learnt(fedgen("features"), feature_problem(), tasks)
-    other = whole_runs.learnt(FineTune(training(), on="features"), feature_problem(), tasks)
+    federation = whole_runs.learnt(fedgen("features"), feature_context(), tasks)
+    other = whole_runs.learnt(FedAvg(training(), on="features"), feature_context(), tasks)
     assert federation.server.taught == -1
     assert same(model_of(federation), model_of(other))
 
@@ -292,7 +292,7 @@ def test_classes_of_one_logit_in_an_old_head_are_generated_too():
     Z = torch.from_numpy(rng.standard_normal((24, 6)))
     tasks = [[(Z[:12], torch.arange(12) % 2)], [(Z[12:], 1 + torch.arange(12) % 2)]]
     for over in ("seen", "task"):
-        federation = whole_runs.learnt(fedgen("features", loss_over=over), feature_problem(), tasks)
+        federation = whole_runs.learnt(fedgen("features", loss_over=over), feature_context(), tasks)
         assert federation.server.taught == 1
         assert federation.server.tasks == [(0, 1), (1, 2)]
         assert federation.server.counts[0].tolist() == [6, 6]

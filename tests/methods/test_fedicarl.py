@@ -13,8 +13,8 @@ from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, Binary
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.distillation import Distilled
@@ -24,18 +24,18 @@ from tests.methods.fedicarl_harness import (
     CLIENTS,
     SIZES,
     both,
+    context_on,
     fedicarl,
     kept_by,
     learnt,
     plain_directions,
-    problem_on,
     rows,
     tasks_on,
     trained_on,
     training,
 )
 from tests.methods.plain_training import differing, state_of
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 from tests.small_methods import short_run
 from tests.small_runs import run_in, settings_for
 
@@ -132,7 +132,7 @@ def test_binary_cross_entropy_is_icarls(heads, strength):
 @both
 def test_without_memory_and_distillation_it_is_finetune_bit_for_bit(on):
     ours = learnt(fedicarl(memory=0, strength=0.0, on=on), on)
-    plain = learnt(FineTune(training(), on=on), on)
+    plain = learnt(FedAvg(training(), on=on), on)
     assert not differing(state_of(ours.server), state_of(plain.server))
     assert ours.transport.state_dict() == {}
     sent = [[(r.round, r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (ours, plain)]
@@ -143,7 +143,7 @@ def test_without_memory_and_distillation_it_is_finetune_bit_for_bit(on):
 @pytest.mark.parametrize("apart", [{"memory": 8, "strength": 0.0}, {"memory": 0, "strength": 1.0}])
 def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(on, apart):
     ends = []
-    for method in (fedicarl(on=on, **apart), FineTune(training(), on=on)):
+    for method in (fedicarl(on=on, **apart), FedAvg(training(), on=on)):
         models: list = []
         learnt(method, on, after=lambda done, models=models: models.append(state_of(done.server)))
         ends.append(models)
@@ -170,7 +170,7 @@ def test_with_room_for_everything_one_client_trains_on_what_joint_training_has(o
     uploads = [row for row in federation.state.ledger.uploads if row.stage == "model"]
     assert [row.samples for row in uploads] == [13, 13, 9, 9, 12, 12]
     if on == "images":
-        joint = learnt(JointTraining(training(rounds=1)), on, sizes)
+        joint = learnt(Centralised(training(rounds=1)), on, sizes)
         assert rows(joint.server.state_dict()["images"]) == rows(seen[-1][3])
 
 
@@ -212,7 +212,7 @@ def test_the_sums_of_the_clients_make_the_mean_of_the_pooled_exemplars(on, wire)
 
 def test_the_bytes_of_the_means_are_a_vector_and_two_numbers_for_each_class():
     federation = learnt(fedicarl(classify="nme"))
-    d = federation.problem.inputs
+    d = federation.context.inputs
     had = {client: set() for client in range(CLIENTS)}
     for row in federation.state.ledger.uploads:
         if row.stage == EXEMPLARS:
@@ -235,7 +235,7 @@ class Doubling(Middleware):
 
 def test_an_upload_that_names_a_class_twice_is_refused():
     method, transport = fedicarl(classify="nme", on="features"), partial(InProcess.of, middleware=[Doubling()])
-    federation = federation_of(method, problem_on("features"), tasks_on("features"), transport=transport)
+    federation = federation_of(method, context_on("features"), tasks_on("features"), transport=transport)
     with pytest.raises(UserError, match="it names a class twice"):
         federation.run(lambda _: None)
 
@@ -255,7 +255,7 @@ def test_the_nearest_mean_does_not_depend_on_the_scale_of_features(scale):
     inputs = torch.cat([samples for clients in tasks for samples, _ in clients])
     found = []
     for data, factor in ((tasks, 1.0), (scaled, scale)):
-        federation = federation_of(method, problem_on("features"), data)
+        federation = federation_of(method, context_on("features"), data)
         federation.run(lambda _: None)
         found.append(federation.server.classify(TestBatch.of(inputs * factor)).scores)
     torch.testing.assert_close(*found, atol=1e-6, rtol=0)
@@ -299,16 +299,16 @@ def test_knobs_that_contradict_each_other_are_told(knobs, told):
 def test_a_total_that_leaves_nothing_is_told():
     method = fedicarl(scope="total", memory=2)
     with pytest.raises(UserError, match="method.memory=2 in all leaves nothing to each of 3 clients"):
-        method.check(problem_on("images"), CLASSES)
+        method.check(context_on("images"), CLASSES)
     with pytest.raises(UserError, match="method.scope=total"):
-        method.check(tiny_problem(), CLASSES)
-    fedicarl(scope="total", memory=3).check(problem_on("images"), CLASSES)
+        method.check(tiny_context(), CLASSES)
+    fedicarl(scope="total", memory=3).check(context_on("images"), CLASSES)
 
 
 def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
     choice = ("method=fedicarl", "method.on=features", "method.scope=total", "method.memory=42", "clients=4")
     plan = make_plan(settings_for(tmp_path, *choice))
-    assert plan.settings.method.budget(plan.problem) == 10
+    assert plan.settings.method.budget(plan.context) == 10
 
 
 def test_nearest_means_are_only_asked_once_a_task_is_over(tmp_path):

@@ -12,12 +12,12 @@ from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, FediCaRLClient
 from tests.methods.fedicarl_harness import (
     CLIENTS,
     both,
+    context_on,
     fedicarl,
     kept_by,
     learnt,
     made,
     plain_directions,
-    problem_on,
     rows,
     tasks_on,
     trained_on,
@@ -107,9 +107,9 @@ def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
 def test_a_model_speaks_for_the_samples_and_the_exemplars_behind_it(monkeypatch):
     told, update = [], FediCaRLClient.update
 
-    def noted(self, shard, broadcast, state):
-        upload, after = update(self, shard, broadcast, state)
-        told.append((broadcast.stage, upload.samples, len(shard.labels), sum(map(len, state.values()))))
+    def noted(self, client_data, broadcast, state):
+        upload, after = update(self, client_data, broadcast, state)
+        told.append((broadcast.stage, upload.samples, len(client_data.labels), sum(map(len, state.values()))))
         return upload, after
 
     monkeypatch.setattr(FediCaRLClient, "update", noted)
@@ -145,7 +145,7 @@ def test_classes_that_come_back_are_learnt_and_kept_once(name, monkeypatch):
     first, second = image_tasks(np.random.default_rng(0), [4, 4], [[16, 12], [14, 10]])
     tasks = [first, [(samples, labels - 2) for samples, labels in second]]
     seen = trained_on(monkeypatch)
-    federation = federation_of(fedicarl(**VARIANTS[name]), problem_on("images"), tasks)
+    federation = federation_of(fedicarl(**VARIANTS[name]), context_on("images"), tasks)
     federation.run(lambda _: None)
     assert federation.server.heads.sizes == [4, 2]
     assert all(torch.isfinite(value).all() for value in federation.server.network.state().values())
@@ -154,7 +154,7 @@ def test_classes_that_come_back_are_learnt_and_kept_once(name, monkeypatch):
 
 
 def test_a_client_without_a_label_keeps_nothing():
-    federation = federation_of(fedicarl(), problem_on("images"), tasks_on("images"), unlabelled=[(0, 1), (2, 1)])
+    federation = federation_of(fedicarl(), context_on("images"), tasks_on("images"), unlabelled=[(0, 1), (2, 1)])
     federation.run(lambda _: None)
     assert kept_by(federation, 1) == {}
     assert kept_by(federation, 0)

@@ -19,11 +19,11 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     relative_error,
     shard_of,
     stream_of,
@@ -62,10 +62,10 @@ def logits(
 def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, seed, clients, beta, knobs, centre):
     rng = np.random.default_rng(seed)
     tasks = dealt(rng, draw_tasks(rng, 5, [3, 2], [[60], [50]], offset=1.0), clients, beta)
-    method, problem = FedKLDA(M=24, ensemble=ensemble, centre=centre, **knobs), problem_of(5)
-    server, X = method.server(problem), rng.standard_normal((20, 5))
+    method, context = FedKLDA(M=24, ensemble=ensemble, centre=centre, **knobs), context_of(5)
+    server, X = method.server(context), rng.standard_normal((20, 5))
     for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
-        learn_task(method, problem, server, task, own, rng.permutation(len(own)))
+        learn_task(method, context, server, task, own, rng.permutation(len(own)))
         if task.index == 0:
             assert server.report()["bandwidth"] == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
             first = Z if centre == "all_tasks" else Z[:0]
@@ -88,7 +88,7 @@ def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, s
 )
 def test_of_the_kind_identity_or_relu_it_is_fedlda_bit_for_bit(kernel, plain):
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    [ours, theirs] = [learn(method, problem_of(6), tasks)[0].model() for method in (FedKLDA(**kernel), FedLDA(**plain))]
+    [ours, theirs] = [learn(method, context_of(6), tasks)[0].model() for method in (FedKLDA(**kernel), FedLDA(**plain))]
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
 
@@ -101,12 +101,12 @@ def test_a_huge_bandwidth_is_the_linear_discriminant():
     """
     rng = np.random.default_rng(0)
     tasks, X = draw_tasks(rng, 4, [3, 2], [[70, 50], [60, 40]]), 2 * rng.standard_normal((200, 4))
-    linear = learn(FedLDA(shrinkage=0.0), problem_of(4), tasks)[0].predict(torch.from_numpy(X)).numpy()
+    linear = learn(FedLDA(shrinkage=0.0), context_of(4), tasks)[0].predict(torch.from_numpy(X)).numpy()
     linear -= linear.mean(axis=1, keepdims=True)
     errors = []
     for bandwidth in (1e1, 1e3, 1e4):
         method = FedKLDA(M=60, bandwidth=bandwidth, shrinkage=bandwidth**-3, centre="all_tasks")
-        server, _ = learn(method, problem_of(4), tasks)
+        server, _ = learn(method, context_of(4), tasks)
         scores = server.predict(torch.from_numpy(X)).numpy()
         scores -= scores.mean(axis=1, keepdims=True)
         errors.append(np.abs(scores - linear).max() / np.abs(linear).max())
@@ -126,7 +126,7 @@ def test_it_tells_a_ball_from_the_shell_around_it_which_no_line_does():
     tasks, (X, truth) = [[rings(200), rings(200)]], rings(400)
     share = {}
     for method in (FedLDA(), FedKLDA(M=200), FedKLDA(M=200, ensemble=3)):
-        server, _ = learn(method, problem_of(3), tasks)
+        server, _ = learn(method, context_of(3), tasks)
         hits = server.predict(torch.from_numpy(X)).argmax(dim=1).numpy() == truth
         share[method.name, method.maps] = hits.mean()
     assert share["fedlda", 1] < 0.65
@@ -137,7 +137,7 @@ def test_it_tells_a_ball_from_the_shell_around_it_which_no_line_does():
 def test_the_exchange_before_the_first_task():
     """d + 2 numbers up, nothing down; 8 bytes of bandwidth beside the seed in each later broadcast."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20], [20]])
-    problem, (first, second) = problem_of(6, wire="float32"), stream_of(tasks)
+    context, (first, second) = context_of(6, wire="float32"), stream_of(tasks)
     for knobs, stages in (
         ({}, ["bandwidth", "statistics"]),
         ({"bandwidth": 2.5}, ["statistics"]),
@@ -145,36 +145,36 @@ def test_the_exchange_before_the_first_task():
         ({"activation": "relu"}, ["statistics"]),
     ):
         method = FedKLDA(M=20, **knobs)
-        server = method.server(problem)
+        server = method.server(context)
         assert list(server.stages(first)) == stages
         assert server.rounds(second) == 1
-        learn_task(method, problem, server, first, tasks[0])
+        learn_task(method, context, server, first, tasks[0])
         assert ("bandwidth" in server.broadcast(second, 0)) == ("activation" not in knobs)
         assert server.report().get("bandwidth") == (None if "activation" in knobs else server.bandwidth)
     method = FedKLDA(M=20)
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     asked = server.broadcast(first, 0)
     assert asked.nbytes == 0
-    upload = encoded(turn(client, shard_of(0, 0, *tasks[0][0]), asked), problem.wire)
+    upload = encoded(turn(client, shard_of(0, 0, *tasks[0][0]), asked), context.wire)
     assert upload.nbytes == 4 * (6 + 1) + 4
-    learn_task(method, problem, server, first, tasks[0])
+    learn_task(method, context, server, first, tasks[0])
     assert server.broadcast(second, 0).nbytes == 8 + 8 + 4 * 2
 
 
 @pytest.mark.parametrize(("ensemble", "gram"), [(1, "full"), (3, "full"), (3, "packed")])
 def test_upload_bytes(ensemble, gram):
     tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    problem, [task] = problem_of(6, wire="float32", gram=gram), stream_of(tasks)
+    context, [task] = context_of(6, wire="float32", gram=gram), stream_of(tasks)
     method = FedKLDA(M=20, ensemble=ensemble, bandwidth=1.0)
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), method.server(problem).broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
     each = {"full": 400, "packed": 210}[gram] + 20 * 4
-    assert encoded(upload, problem.wire).nbytes == 4 * ensemble * each + 4 * 4
+    assert encoded(upload, context.wire).nbytes == 4 * ensemble * each + 4 * 4
 
 
 def test_the_whole_projection_on_the_wire_is_the_same_map():
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
     [seed, matrix] = [
-        learn(FedKLDA(M=20, ensemble=2), problem_of(6, projection=kind), tasks)[0].model()
+        learn(FedKLDA(M=20, ensemble=2), context_of(6, projection=kind), tasks)[0].model()
         for kind in ("seed", "matrix")
     ]
     assert all(torch.equal(tensor, matrix[name]) for name, tensor in seed.items())
@@ -183,7 +183,7 @@ def test_the_whole_projection_on_the_wire_is_the_same_map():
 def test_samples_that_are_all_alike_are_told_and_give_finite_scores(caplog):
     Z, labels = np.full((10, 4), 3.0), np.arange(10) % 2
     with caplog.at_level(logging.WARNING):
-        server, _ = learn(FedKLDA(M=20), problem_of(4), [[(Z, labels)]])
+        server, _ = learn(FedKLDA(M=20), context_of(4), [[(Z, labels)]])
     assert "the samples' distances are lost in rounding" in caplog.records[0].message
     assert "method.bandwidth=NUMBER" in caplog.records[0].message
     assert server.bandwidth > 0
@@ -194,7 +194,7 @@ def test_samples_that_are_all_alike_are_told_and_give_finite_scores(caplog):
 def test_an_absent_class_never_wins(ensemble):
     rng = np.random.default_rng(0)
     Z, labels = rng.standard_normal((40, 4)), 2 * (np.arange(40) % 2)
-    server, _ = learn(FedKLDA(M=20, ensemble=ensemble), problem_of(4), [[(Z, labels)]])
+    server, _ = learn(FedKLDA(M=20, ensemble=ensemble), context_of(4), [[(Z, labels)]])
     scores = server.predict(torch.from_numpy(Z))
     assert torch.isfinite(scores).all()
     assert not (scores.argmax(dim=1) == 1).any()
@@ -204,7 +204,7 @@ def test_posteriors_of_hopeless_classes_are_still_ranked():
     """Their logarithm is what is averaged: exp(-800) would be zero, and all of them equal."""
     rng = np.random.default_rng(0)
     Z = np.repeat(100 * rng.standard_normal((6, 4)), 20, axis=0) + 0.01 * rng.standard_normal((120, 4))
-    server, _ = learn(FedKLDA(M=30, ensemble=2, shrinkage=1e-9), problem_of(4), [[(Z, np.repeat(np.arange(6), 20))]])
+    server, _ = learn(FedKLDA(M=30, ensemble=2, shrinkage=1e-9), context_of(4), [[(Z, np.repeat(np.arange(6), 20))]])
     scores = server.predict(torch.from_numpy(Z[:1]))
     assert float(scores.min()) < -800
     assert len(scores.unique()) == 6
@@ -213,14 +213,14 @@ def test_posteriors_of_hopeless_classes_are_still_ranked():
 @pytest.mark.parametrize("ensemble", [1, 2])
 def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    method, problem = FedKLDA(M=20, ensemble=ensemble), problem_of(6)
+    method, context = FedKLDA(M=20, ensemble=ensemble), context_of(6)
     first, second = stream_of(tasks)
-    server = method.server(problem)
-    learn_task(method, problem, server, first, tasks[0])
-    again = method.server(problem)
+    server = method.server(context)
+    learn_task(method, context, server, first, tasks[0])
+    again = method.server(context)
     again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
     for one in (server, again):
-        learn_task(method, problem, one, second, tasks[1])
+        learn_task(method, context, one, second, tasks[1])
     assert server.bandwidth == again.bandwidth
     assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
 
@@ -229,29 +229,29 @@ def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
 def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre, caplog):
     """The bandwidth stayed 1 without a word, and sums had no offset."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2, 2], [[20, 9], [30, 8], [10, 7]], offset=1.0)
-    method, problem = FedKLDA(M=20, centre=centre), problem_of(6)
-    stream, server = stream_of(tasks), method.server(problem)
-    learn_task(method, problem, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
+    method, context = FedKLDA(M=20, centre=centre), context_of(6)
+    stream, server = stream_of(tasks), method.server(context)
+    learn_task(method, context, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
     server.start_task(stream[1])
     rounds = server.rounds(stream[1])
     assert rounds == (3 if centre == "all_tasks" else 2)
     # Interrupted after the round that asks for the bandwidth, it goes on with the next one.
-    clients = [method.client(problem) for _ in tasks[1]]
+    clients = [method.client(context) for _ in tasks[1]]
     for k, (Z, labels) in enumerate(tasks[1]):
         upload = turn(clients[k], shard_of(k, 1, Z, labels), server.broadcast(stream[1], 0))
-        take_in(server, k, encoded(upload, problem.wire), stream[1])
+        take_in(server, k, encoded(upload, context.wire), stream[1])
     server.finish_round()
-    again = method.server(problem)
+    again = method.server(context)
     again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
     again.start_task(stream[1])
     assert again.rounds(stream[1]) == rounds
     assert again.broadcast(stream[1], 1).stage == server.broadcast(stream[1], 1).stage
     # Without interruption:
-    server = method.server(problem)
-    learn_task(method, problem, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
+    server = method.server(context)
+    learn_task(method, context, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
     tested = torch.from_numpy(tasks[2][0][0])
     server.classify(TestBatch(lambda: tested, number=0))
-    learn_task(method, problem, server, stream[1], tasks[1])
+    learn_task(method, context, server, stream[1], tasks[1])
     assert torch.equal(server.classify(TestBatch(lambda: tested, number=0)).scores, server.predict(tested))
     # An answer that comes only now would need the stages that the first task had.
     assert server.stages(stream[0])[0] == "bandwidth"
@@ -268,12 +268,12 @@ def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre
 
 def test_statistics_that_come_before_the_bandwidth_are_told(caplog):
     tasks = draw_tasks(np.random.default_rng(0), 6, [3], [[20]])
-    method, problem = FedKLDA(M=20), problem_of(6)
-    [task], server = stream_of(tasks), method.server(problem)
+    method, context = FedKLDA(M=20), context_of(6)
+    [task], server = stream_of(tasks), method.server(context)
     server.start_task(task)
     server.finish_round()  # everyone was silent
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 1))
-    take_in(server, 0, encoded(upload, problem.wire), task, 1)
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 1))
+    take_in(server, 0, encoded(upload, context.wire), task, 1)
     server.finish_round()
     server.finish_task()
     assert "fedklda: nobody had answered before the first statistics came, so there is a bandwidth of 1" in caplog.text
@@ -303,7 +303,7 @@ def test_knobs_that_can_not_be(knobs, told):
 def test_one_map_of_an_ensemble_in_a_run_of_its_own():
     """Each map has its own discriminants: their mean posterior is that of runs with one map each."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    server, _ = learn(FedKLDA(M=20, ensemble=3, bandwidth=4.0), problem_of(6), tasks)
+    server, _ = learn(FedKLDA(M=20, ensemble=3, bandwidth=4.0), context_of(6), tasks)
     model = server.model()
     assert model["W"].shape == (60, 5)
     assert model["bias"].shape == (3, 5)

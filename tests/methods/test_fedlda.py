@@ -21,11 +21,11 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     relative_error,
     shard_of,
@@ -49,7 +49,7 @@ def one_client(Z: np.ndarray, labels: np.ndarray) -> list:
 
 
 def scores_of(method: FedLDA, Z: np.ndarray, labels: np.ndarray, X: np.ndarray) -> np.ndarray:
-    server, _ = learn(method, problem_of(Z.shape[1]), one_client(Z, labels))
+    server, _ = learn(method, context_of(Z.shape[1]), one_client(Z, labels))
     return server.predict(torch.from_numpy(X)).numpy()
 
 
@@ -80,10 +80,10 @@ def test_the_classifier_is_the_centralised_one_for_any_partition_and_order(
     if returning:
         pooled[2] = [(Z, labels % 6) for Z, labels in pooled[2]]
     tasks = dealt(rng, pooled, clients, beta)
-    method, problem = FedLDA(M=M, centre=centre, **knobs), problem_of(5)
-    server, offset = method.server(problem), 0.0
+    method, context = FedLDA(M=M, centre=centre, **knobs), context_of(5)
+    server, offset = method.server(context), 0.0
     for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
-        learn_task(method, problem, server, task, own, rng.permutation(len(own)))
+        learn_task(method, context, server, task, own, rng.permutation(len(own)))
         P = projection_of(server)
         H = Z if P is None else np.maximum(Z @ P, 0)
         if task.index == 0 and centre != "none":
@@ -98,7 +98,7 @@ def test_one_client_with_all_the_data_is_as_good_as_many():
     pooled = draw_tasks(rng, 6, [3, 2], [[80], [70]])
     for shrinkage in (0.0, "oas"):
         [one, many] = [
-            learn(FedLDA(M=20, shrinkage=shrinkage, target="mean"), problem_of(6), tasks)[0].model()
+            learn(FedLDA(M=20, shrinkage=shrinkage, target="mean"), context_of(6), tasks)[0].model()
             for tasks in (pooled, dealt(rng, pooled, 25, 0.1))
         ]
         assert relative_error(many["W"], one["W"].numpy()) < 1e-8
@@ -198,7 +198,7 @@ def test_oas_by_hand_and_beside_scikit_learn():
 
 def test_the_share_is_reported():
     Z, labels = blobs(1)
-    server, _ = learn(FedLDA(shrinkage="oas"), problem_of(6), one_client(Z, labels))
+    server, _ = learn(FedLDA(shrinkage="oas"), context_of(6), one_client(Z, labels))
     Sigma = oracle.scatter_of(Z, labels) / (len(Z) - 3)
     assert server.report()["shrinkage"] == pytest.approx(oracle.oas(Sigma, len(Z)), rel=1e-9)
 
@@ -236,7 +236,7 @@ def test_means_that_are_far_larger_than_the_spread(centre, least, most, caplog):
     expected = Z @ W + b
     expected -= expected.mean(axis=1, keepdims=True)
     with caplog.at_level(logging.WARNING):
-        server, _ = learn(FedLDA(centre=centre, shrinkage=0.01), problem_of(6, wire="float32"), tasks)
+        server, _ = learn(FedLDA(centre=centre, shrinkage=0.01), context_of(6, wire="float32"), tasks)
     found = server.predict(torch.from_numpy(Z)).numpy()
     found -= found.mean(axis=1, keepdims=True)
     error = np.abs(found - expected).max() / np.abs(expected).max()
@@ -248,17 +248,17 @@ def test_means_that_are_far_larger_than_the_spread(centre, least, most, caplog):
 def test_what_centring_costs_and_when():
     """M numbers down once per client; with all_tasks a round of M + 1 numbers up in the first task."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20], [20]])
-    problem, (first, second) = problem_of(6, wire="float32"), stream_of(tasks)
+    context, (first, second) = context_of(6, wire="float32"), stream_of(tasks)
     for centre, rounds in (("none", 1), ("later_tasks", 1), ("all_tasks", 2)):
         method = FedLDA(M=20, centre=centre)
-        server, client = method.server(problem), method.client(problem)
+        server, client = method.server(context), method.client(context)
         assert [server.rounds(first), server.rounds(second)] == [rounds, 1]
         plain = server.broadcast(first, 0).nbytes
         if centre == "all_tasks":
             upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(first, 0))
             assert upload.stage == "offset"
-            assert encoded(upload, problem.wire).nbytes == 4 * 20 + 4
-        learn_task(method, problem, server, first, tasks[0])
+            assert encoded(upload, context.wire).nbytes == 4 * 20 + 4
+        learn_task(method, context, server, first, tasks[0])
         later = server.broadcast(second, 0)
         assert later.nbytes - plain == (0 if centre == "none" else 8 * 20) - 4
         assert later.kept == (frozenset() if centre == "none" else {"offset"})
@@ -270,11 +270,11 @@ def test_what_centring_costs_and_when():
 @pytest.mark.parametrize("gram", ["full", "packed"])
 def test_upload_bytes_are_stsas_and_the_counts(gram):
     tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    problem, [task] = problem_of(6, wire="float32", gram=gram), stream_of(tasks)
+    context, [task] = context_of(6, wire="float32", gram=gram), stream_of(tasks)
     sizes = []
     for method in (FedLDA(M=20), STSA(M=20)):
-        upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), method.server(problem).broadcast(task, 0))
-        sizes.append(encoded(upload, problem.wire).nbytes)
+        upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
+        sizes.append(encoded(upload, context.wire).nbytes)
     assert sizes[0] == 4 * ({"full": 400, "packed": 210}[gram] + 20 * 4) + 4 * 4
     assert sizes[0] == sizes[1] + 4 * 4
 
@@ -282,8 +282,8 @@ def test_upload_bytes_are_stsas_and_the_counts(gram):
 def test_uploads_that_contradict_themselves_are_told(caplog):
     """Half a Gram matrix is refused; one of the same trace but no direction is not, and no classes have its scatter."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [2], [[40]], offset=2.0)
-    problem, method, [task] = problem_of(6), FedLDA(), stream_of(tasks)
-    client, server = method.client(problem), method.server(problem)
+    context, method, [task] = context_of(6), FedLDA(), stream_of(tasks)
+    client, server = method.client(context), method.server(context)
     server.start_task(task)
     upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     with pytest.raises(BadUpload, match="S is larger than G allows"):
@@ -318,14 +318,14 @@ def test_one_sample_per_class_is_the_nearest_mean():
 @pytest.mark.parametrize("centre", CENTRES)
 def test_a_server_that_was_saved_goes_on_bit_for_bit(centre):
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    method, problem = FedLDA(M=20, centre=centre, prior="counts"), problem_of(6)
+    method, context = FedLDA(M=20, centre=centre, prior="counts"), context_of(6)
     first, second = stream_of(tasks)
-    server = method.server(problem)
-    learn_task(method, problem, server, first, tasks[0])
-    again = method.server(problem)
+    server = method.server(context)
+    learn_task(method, context, server, first, tasks[0])
+    again = method.server(context)
     again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
     for one in (server, again):
-        learn_task(method, problem, one, second, tasks[1])
+        learn_task(method, context, one, second, tasks[1])
     assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
 
 

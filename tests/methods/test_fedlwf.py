@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedlwf import FedLwF
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
@@ -28,8 +28,8 @@ from tests.methods.classical_harness import (
 )
 from tests.methods.classical_oracle import Classical, softmax
 from tests.methods.harness import turn
-from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem, model_of, same
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context, model_of, same
 
 WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 
@@ -86,28 +86,28 @@ def test_the_gradient_of_the_old_logits(strength, T):
 # The teacher ----------------------------------------------------------------------------------------------------------
 
 
-def second_task(method: FedLwF, problem=None):
+def second_task(method: FedLwF, context=None):
     """A client's half in the first round of the second task, with its shard, the broadcast and its objective."""
-    problem, tasks = problem or tiny_problem(), pictures()
-    server, client = learn_images(method, problem, tasks[:1]), method.client(problem)
+    context, tasks = context or tiny_context(), pictures()
+    server, client = learn_images(method, context, tasks[:1]), method.client(context)
     task = images_stream(tasks)[1]
     server.start_task(task)
-    broadcast, shard = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
-    client.take_over(shard, broadcast)
-    return server, client, shard, broadcast, client.objective(shard, broadcast, {})
+    broadcast, client_data = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
+    client.take_over(client_data, broadcast)
+    return server, client, client_data, broadcast, client.objective(client_data, broadcast, {})
 
 
 def test_at_the_first_step_the_distillation_is_at_its_minimum_if_batch_norms_are_in_evaluation_mode():
     """Its value is the teacher's entropy, its gradient 0 to rounding. By statistics of the batch it is not."""
     method = FedLwF(training())
-    _, client, shard, _, objective = second_task(method)
-    images = client.trainer.standardise(shard.inputs)
+    _, client, client_data, _, objective = second_task(method)
+    images = client.trainer.standardise(client_data.inputs)
     sizes = {}
     for mode in (False, True):
         client.network.train(mode)
         scores = client.network(images)
-        whole = objective.score_loss(scores, shard.labels, images)
-        plain = super(Distilled, objective).score_loss(scores, shard.labels, images)
+        whole = objective.score_loss(scores, client_data.labels, images)
+        plain = super(Distilled, objective).score_loss(scores, client_data.labels, images)
         [gradient] = torch.autograd.grad(whole, scores)
         sizes[mode] = float(gradient[:, :3].abs().max())
         if not mode:
@@ -126,13 +126,13 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 def test_training_leaves_the_teacher_as_it_was():
     """Weights, running statistics and mode, at the client and at the server, whoever's turn it was."""
-    server, client, shard, broadcast, _ = second_task(FedLwF(training(epochs=3)))
+    server, client, client_data, broadcast, _ = second_task(FedLwF(training(epochs=3)))
     before = server.network.state()
     teacher = client._teacher[1]
     told = digest(teacher.state_dict())
     known = {name: value.clone() for name, value in before.items() if not name.startswith("heads.1")}
     assert same(teacher.state(), known)
-    upload = turn(client, shard, broadcast)
+    upload = turn(client, client_data, broadcast)
     assert not torch.equal(upload["body.stage1.1.running_mean"], broadcast["body.stage1.1.running_mean"])
     assert client._teacher[1] is teacher
     assert digest(teacher.state_dict()) == told
@@ -141,7 +141,7 @@ def test_training_leaves_the_teacher_as_it_was():
 
 
 def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up():
-    taught, plain = (federation(m) for m in (FedLwF(training()), FineTune(training(), loss_over="task")))
+    taught, plain = (federation(m) for m in (FedLwF(training()), FedAvg(training(), loss_over="task")))
     body = sum(v.nbytes for name, v in model_of(plain).items() if name.startswith("body."))
     heads = {1: 4 * 3 * 33, 2: 4 * 5 * 33}
     for ours, theirs in zip(exchanged(taught), exchanged(plain), strict=True):
@@ -157,7 +157,7 @@ def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up
 def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on, over):
     knobs = training(fraction=0.5, rounds=3)
     ours = federation(FedLwF(knobs, on=on, loss_over=over, strength=0.0))
-    theirs = federation(FineTune(knobs, on=on, loss_over=over))
+    theirs = federation(FedAvg(knobs, on=on, loss_over=over))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
@@ -167,7 +167,7 @@ def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on, over)
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_the_first_task_is_finetune_bit_for_bit(on):
     first = STREAMS[on][1]()[:1]
-    ours, theirs = (federation(m, first) for m in (FedLwF(training(), on=on), FineTune(training(), on=on)))
+    ours, theirs = (federation(m, first) for m in (FedLwF(training(), on=on), FedAvg(training(), on=on)))
     assert same(model_of(ours), model_of(theirs))
 
 
@@ -179,7 +179,7 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
         told = []
         learn_images(
             FedLwF(training(rounds=6, lr=0.02), on="features", loss_over="seen", strength=strength),
-            feature_problem(INPUTS),
+            feature_context(INPUTS),
             tasks,
             after=lambda _, server, told=told: told.append(server.predict(samples)[:, :3].softmax(dim=1)),
         )

@@ -15,12 +15,12 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
     over_the_wire,
-    problem_of,
     projection_of,
     relative_error,
     shard_of,
@@ -46,11 +46,11 @@ def scores_of(server, X: np.ndarray) -> np.ndarray:
 def test_scores_are_the_centralised_ones_for_any_partition_and_order(similarity, seed, clients, beta, M):
     rng = np.random.default_rng(seed)
     tasks = dealt(rng, draw_tasks(rng, 5, [3, 2], [[60], [50]], offset=1.0), clients, beta)
-    method, problem = FedNCM(M=M, similarity=similarity), problem_of(5)
-    server = method.server(problem)
+    method, context = FedNCM(M=M, similarity=similarity), context_of(5)
+    server = method.server(context)
     X = rng.standard_normal((20, 5))
     for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
-        learn_task(method, problem, server, task, own, rng.permutation(len(own)))
+        learn_task(method, context, server, task, own, rng.permutation(len(own)))
         P = projection_of(server)
         H, test = (Z, X) if P is None else (np.maximum(Z @ P, 0), np.maximum(X @ P, 0))
         found, expected = scores_of(server, X), oracle.ncm(H, labels, test, similarity)
@@ -63,25 +63,25 @@ def test_by_hand():
     Z, labels = np.array([[1.0, 0], [3, 0], [0, 4]]), np.array([0, 0, 1])
     point = np.array([[3.0, 2.0]])
     [euclid, cosine] = [
-        scores_of(learn(FedNCM(similarity=similarity), problem_of(2), [[(Z, labels)]])[0], point)
+        scores_of(learn(FedNCM(similarity=similarity), context_of(2), [[(Z, labels)]])[0], point)
         for similarity in ("euclid", "cosine")
     ]
     assert euclid[0] == pytest.approx([3 * 2 - 2, 2 * 4 - 8])
     assert cosine[0] == pytest.approx([3 / 13**0.5, 2 / 13**0.5])
     # A mean of twice the length wins by distance, and changes nothing for the angle.
-    far = learn(FedNCM(similarity="euclid"), problem_of(2), [[(Z * [4, 1], labels)]])[0]
+    far = learn(FedNCM(similarity="euclid"), context_of(2), [[(Z * [4, 1], labels)]])[0]
     assert scores_of(far, point).argmax() == 1
-    far = learn(FedNCM(), problem_of(2), [[(Z * [4, 1], labels)]])[0]
+    far = learn(FedNCM(), context_of(2), [[(Z * [4, 1], labels)]])[0]
     assert scores_of(far, point).argmax() == 0
 
 
 def test_the_sums_are_those_of_stsa_e_added_up_over_its_groups():
     tasks = draw_tasks(np.random.default_rng(2), 6, [4], [[30]])
-    problem, [task] = problem_of(6), stream_of(tasks)
+    context, [task] = context_of(6), stream_of(tasks)
     sent = []
     for method in (FedNCM(M=20), STSAE(M=20, dummy_clients=3)):
-        broadcast = method.server(problem).broadcast(task, 0)
-        sent.append(turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), broadcast))
+        broadcast = method.server(context).broadcast(task, 0)
+        sent.append(turn(method.client(context), shard_of(0, 0, *tasks[0][0]), broadcast))
     ours, theirs = sent
     prototypes = theirs["C"].reshape(20, 3, 4).sum(dim=1) / theirs["n"].sum(dim=0)
     assert relative_error(ours["S"] / ours["n"], prototypes.numpy()) < 1e-13
@@ -92,7 +92,7 @@ def test_the_sums_are_those_of_stsa_e_added_up_over_its_groups():
 def test_a_class_without_a_sample_never_wins(similarity):
     """Column 1 exists and nobody has it; every cosine with the others is negative."""
     Z, labels = np.array([[-1.0, -2], [-2, -1]]), np.array([0, 2])
-    server, _ = learn(FedNCM(similarity=similarity), problem_of(2), [[(Z, labels)]])
+    server, _ = learn(FedNCM(similarity=similarity), context_of(2), [[(Z, labels)]])
     scores = scores_of(server, np.array([[5.0, 5], [0, 0], [-1, -2]]))
     assert np.isfinite(scores).all()
     assert not (scores.argmax(axis=1) == 1).any()
@@ -102,13 +102,13 @@ def test_a_class_without_a_sample_never_wins(similarity):
 @pytest.mark.parametrize("wire", ["float64", "float32", "float16", "bfloat16"])
 def test_upload_bytes(wire):
     tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    problem, [task] = problem_of(6, wire=wire), stream_of(tasks)
+    context, [task] = context_of(6, wire=wire), stream_of(tasks)
     method = FedNCM(M=20)
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), method.server(problem).broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
     f = {"float64": 8, "float32": 4}.get(wire, 2)
     scales = 4 * 4 if f == 2 else 0
-    assert encoded(upload, problem.wire).nbytes == f * 20 * 4 + 4 * 4 + scales
-    assert over_the_wire(upload, problem)["n"].tolist() == upload["n"].tolist()
+    assert encoded(upload, context.wire).nbytes == f * 20 * 4 + 4 * 4 + scales
+    assert over_the_wire(upload, context)["n"].tolist() == upload["n"].tolist()
 
 
 def test_scaled_scores_are_refused():
@@ -121,7 +121,7 @@ def test_scaled_scores_would_depend_on_the_origin_and_let_the_farther_mean_win()
     Z, labels = np.array([[1.0, 0], [3, 0], [8.0, 0], [12, 0]]), np.array([0, 0, 1, 1])
     point, winners, scaled = np.array([[9.0, 0]]), [], []
     for shift in (0.0, -40.0):
-        server, _ = learn(FedNCM(similarity="euclid"), problem_of(2), [[(Z + shift, labels)]])
+        server, _ = learn(FedNCM(similarity="euclid"), context_of(2), [[(Z + shift, labels)]])
         scores = scores_of(server, point + shift)
         own = (server.own_scores() + server.n * server.bias).clamp_min(1e-9).rsqrt().numpy()
         winners.append(scores.argmax())

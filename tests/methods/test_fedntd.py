@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedntd import FedNTD, NotTrueDistillation, not_true_distillation
 from fcl_bench.training.heads import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, softmax, whole_batches
-from tests.methods.training_harness import federation_of, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+from tests.methods.training_harness import federation_of, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
 
 
 def term(beta: float, tau: float):
@@ -130,20 +130,20 @@ def test_the_logits_that_compete_in_the_loss_are_distilled(heads, over, compete)
 @pytest.mark.parametrize("loss_over", ["seen", "task"])
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
 def test_training_on_features_is_the_oracles(loss_over, beta, tau):
-    problem, knobs = feature_problem(), whole_batches()
-    federation = learnt(FedNTD(knobs, loss_over=loss_over, on="features", beta=beta, tau=tau), problem, TASKS)
-    expected = Oracle(knobs, loss_over, term(beta, tau)).run(problem, TASKS)
+    context, knobs = feature_context(), whole_batches()
+    federation = learnt(FedNTD(knobs, loss_over=loss_over, on="features", beta=beta, tau=tau), context, TASKS)
+    expected = Oracle(knobs, loss_over, term(beta, tau)).run(context, TASKS)
     np.testing.assert_allclose(class_weights(federation), expected, atol=3e-6)
-    without = Oracle(knobs, loss_over).run(problem, TASKS)
+    without = Oracle(knobs, loss_over).run(context, TASKS)
     assert np.abs(without - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_weight_it_is_finetune_bit_for_bit(on):
-    problem, tasks = setting(on)
-    plain = learnt(FineTune(small_batches(), on=on), problem, tasks)
-    assert same(model_of(learnt(FedNTD(small_batches(), on=on, beta=0.0), problem, tasks)), model_of(plain))
-    distilled = learnt(FedNTD(small_batches(), on=on), problem, tasks)
+    context, tasks = setting(on)
+    plain = learnt(FedAvg(small_batches(), on=on), context, tasks)
+    assert same(model_of(learnt(FedNTD(small_batches(), on=on, beta=0.0), context, tasks)), model_of(plain))
+    distilled = learnt(FedNTD(small_batches(), on=on), context, tasks)
     assert not same(model_of(distilled), model_of(plain))
     # Nothing more is sent, nothing is kept.
     by = [[(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in (distilled, plain)]
@@ -154,17 +154,17 @@ def test_without_weight_it_is_finetune_bit_for_bit(on):
 def test_two_classes_are_finetune_bit_for_bit():
     """On images, where both are differentiated by autograd."""
     tasks = made_tasks([[9, 7]], classes=2)
-    found, plain = (learnt(method(small_batches()), tiny_problem(), tasks) for method in (FedNTD, FineTune))
+    found, plain = (learnt(method(small_batches()), tiny_context(), tasks) for method in (FedNTD, FedAvg))
     assert same(model_of(found), model_of(plain))
 
 
 def test_the_first_step_of_a_round_is_fedavgs():
-    problem, once = feature_problem(), whole_batches(rounds=1, epochs=1)
-    found, plain = (learnt(method(once, on="features"), problem, TASKS[:1]) for method in (FedNTD, FineTune))
+    context, once = feature_context(), whole_batches(rounds=1, epochs=1)
+    found, plain = (learnt(method(once, on="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
     # To rounding: a softmax in float32 does not sum to 1 to the last bit.
     np.testing.assert_allclose(class_weights(found), class_weights(plain), atol=1e-7)
     twice = whole_batches(rounds=1, epochs=2)
-    found, plain = (learnt(method(twice, on="features"), problem, TASKS[:1]) for method in (FedNTD, FineTune))
+    found, plain = (learnt(method(twice, on="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
     assert np.abs(class_weights(found) - class_weights(plain)).max() > 1e-3
 
 
@@ -174,7 +174,7 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
 
     def left(beta: float) -> float:
         method = FedNTD(whole_batches(rounds=1, epochs=60, lr=0.05), on="features", beta=beta)
-        federation = federation_of(method, feature_problem(), [[(Z, y)]])
+        federation = federation_of(method, feature_context(), [[(Z, y)]])
         federation.server.start_task(federation.stream.tasks[0])
         before = class_weights(federation)
         federation.run(lambda _: None)
@@ -187,9 +187,9 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on):
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     method = FedNTD(small_batches(fraction=0.5), on=on)
-    assert_resumes(lambda: federation_of(method, problem, tasks))
+    assert_resumes(lambda: federation_of(method, context, tasks))
 
 
 @pytest.mark.parametrize(("name", "value"), [("beta", -1), ("tau", 0), ("tau", float("inf"))])

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.engine.codec import decoded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from tests.methods import fedprotip_oracle as oracle
@@ -27,13 +27,13 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_image_task,
-    tiny_problem,
+    tiny_context,
 )
 
 
 def test_a_tiny_threshold_keeps_one_direction_of_each_client():
     result = observed(
-        fedprotip_of({"rounds": 1, "epochs": 1}, threshold=1e-9, threshold_step=0.0), tiny_problem(), three_tasks()
+        fedprotip_of({"rounds": 1, "epochs": 1}, threshold=1e-9, threshold_step=0.0), tiny_context(), three_tasks()
     )
     for (_, stage, _), message in result.uploads.items():
         if stage == "bases":
@@ -45,7 +45,7 @@ def test_a_tiny_threshold_keeps_one_direction_of_each_client():
 @pytest.mark.parametrize("wire", ["float32", "float64"])
 def test_the_servers_bases_are_orthonormal_and_span_the_union_of_the_clients(wire):
     """Proposition 1, per task and layer, beside what was known; in float32, as kept."""
-    result = observed(fedprotip_of({"epochs": 1}, threshold=0.4), tiny_problem(wire=wire), three_tasks())
+    result = observed(fedprotip_of({"epochs": 1}, threshold=0.4), tiny_context(wire=wire), three_tasks())
     server = result.server
     assert list(server.bases) == ["body.stage2.0", "body.stage3.0", "body.stage4.0", HEADS]
     for layer, bases in server.bases.items():
@@ -69,23 +69,23 @@ def test_the_servers_bases_are_orthonormal_and_span_the_union_of_the_clients(wir
     assert server.report() == {"ranks": ranks, "dimensions": dict(zip(server.bases, [36, 72, 144, 32], strict=True))}
 
 
-def last_stage(method: FedProTIP, problem: Problem, tasks: ImageTasks, stage: str):
+def last_stage(method: FedProTIP, context: Context, tasks: ImageTasks, stage: str):
     """Uploads of a stage of the last task, and a function that has a server in the state before them take in others."""
-    server, kept, state = method.server(problem), {}, {}
+    server, kept, state = method.server(context), {}, {}
     stream = images_stream(tasks)
 
     def seen(k, broadcast, message):
         if stage_of(message) == stage and server.task == len(tasks) - 1:
             if not state:
                 state.update(copy_of(server.state_dict()))
-            kept[k] = decoded(message, problem.dtype, CPU)
+            kept[k] = decoded(message, context.dtype, CPU)
 
     for task, clients in zip(stream, tasks, strict=True):
-        learn_image_task(method, problem, server, task, clients, seen=seen)
+        learn_image_task(method, context, server, task, clients, seen=seen)
     round_ = method.stages(stream[-1]).index(stage)
 
     def after(uploads: list[tuple[int, Message]]) -> Server:
-        other = method.server(problem)
+        other = method.server(context)
         other.load_state_dict(state)
         other.start_task(stream[-1])
         other.broadcast(stream[-1], round_)
@@ -100,7 +100,7 @@ def last_stage(method: FedProTIP, problem: Problem, tasks: ImageTasks, stage: st
 @pytest.mark.parametrize("sketch", [None, 60])
 def test_the_order_of_the_clients_does_not_matter(sketch):
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[16, 16, 16], [16, 16, 16]])
-    kept, after = last_stage(fedprotip_of({"rounds": 1}, sketch=sketch), tiny_problem(), tasks, "bases")
+    kept, after = last_stage(fedprotip_of({"rounds": 1}, sketch=sketch), tiny_context(), tasks, "bases")
     one = after([(k, kept[k]) for k in (0, 1, 2)])
     other = after([(k, kept[k]) for k in (2, 0, 1)])
     for layer in one.bases:
@@ -111,8 +111,8 @@ def test_the_order_of_the_clients_does_not_matter(sketch):
 def test_of_sketches_the_server_uses_the_sum_alone():
     """Secure aggregation: however the same sum is dealt to the clients, the subspaces are the same."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[16, 16, 16], [16, 16, 16]])
-    method, problem = fedprotip_of({"rounds": 1}, sketch=30), tiny_problem()
-    kept, after = last_stage(method, problem, tasks, "bases")
+    method, context = fedprotip_of({"rounds": 1}, sketch=30), tiny_context()
+    kept, after = last_stage(method, context, tasks, "bases")
     one = after(list(kept.items()))
     total = Message({layer: sum(message[layer] for message in kept.values()) for layer in kept[0]})
     mask = {
@@ -134,9 +134,9 @@ def test_of_sketches_the_server_uses_the_sum_alone():
 @pytest.mark.parametrize(("wire", "atol"), [("float64", 1e-6), ("float32", 2e-3)])
 def test_wide_sketches_give_the_span_of_the_bases(wire, atol, width):
     """The first task, whose activations do not depend on the way; 144 columns are the most that any layer has."""
-    tasks, problem = three_tasks()[:1], tiny_problem(wire=wire)
-    plain = observed(fedprotip_of({"rounds": 1}, threshold=0.4), problem, tasks)
-    sketched = observed(fedprotip_of({"rounds": 1}, threshold=0.4, sketch=width), problem, tasks)
+    tasks, context = three_tasks()[:1], tiny_context(wire=wire)
+    plain = observed(fedprotip_of({"rounds": 1}, threshold=0.4), context, tasks)
+    sketched = observed(fedprotip_of({"rounds": 1}, threshold=0.4, sketch=width), context, tasks)
     assert sketched.server.report() == plain.server.report()
     for layer in plain.server.bases:
         ours, theirs = projector(sketched.server.bases[layer]), projector(plain.server.bases[layer])
@@ -147,7 +147,7 @@ def test_wide_sketches_give_the_span_of_the_bases(wire, atol, width):
 
 
 def test_a_narrow_sketch_keeps_as_many_directions_as_it_has_columns():
-    result = observed(fedprotip_of({"rounds": 1}, sketch=2, threshold=0.9), tiny_problem(), three_tasks())
+    result = observed(fedprotip_of({"rounds": 1}, sketch=2, threshold=0.9), tiny_context(), three_tasks())
     assert all(rank <= 2 for ranks in result.server.report()["ranks"].values() for rank in ranks)
     assert max(leak for *_, leak in result.clients) <= 1e-5
 
@@ -155,7 +155,7 @@ def test_a_narrow_sketch_keeps_as_many_directions_as_it_has_columns():
 def test_uploads_have_the_bytes_counted_by_hand():
     dimensions = {"body.stage2.0": 36, "body.stage3.0": 72, "body.stage4.0": 144, HEADS: 32}
     for sketch in (None, 40):
-        result = observed(fedprotip_of({"rounds": 1, "epochs": 1}, sketch=sketch), tiny_problem(), three_tasks())
+        result = observed(fedprotip_of({"rounds": 1, "epochs": 1}, sketch=sketch), tiny_context(), three_tasks())
         for (task, stage, k), message in result.uploads.items():
             if stage == "references":
                 assert message.nbytes == 4 * (task + 1)
@@ -176,11 +176,11 @@ def test_uploads_have_the_bytes_counted_by_hand():
 def test_a_task_without_any_labelled_sample_adds_no_direction(missing):
     """As label_rate can leave it, in a data set whose classes have different sizes; finetune takes it."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], [[10, 10]] * 3)
-    stream, method, problem = images_stream(tasks), fedprotip_of({"rounds": 1, "epochs": 1}), tiny_problem()
+    stream, method, context = images_stream(tasks), fedprotip_of({"rounds": 1, "epochs": 1}), tiny_context()
     tasks[missing] = [(images[:0], labels[:0]) for images, labels in tasks[missing]]
-    server = method.server(problem)
+    server = method.server(context)
     for task, clients in zip(stream, tasks, strict=True):
-        learn_image_task(method, problem, server, task, clients)
+        learn_image_task(method, context, server, task, clients)
         black = TestBatch.of(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))
         assert server.classify(black).scores.shape == (3, task.columns_seen)
     assert all(ranks[missing] == 0 for ranks in server.report()["ranks"].values())

@@ -12,7 +12,7 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.method import Server
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Network
@@ -20,7 +20,7 @@ from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
     fedprotip_of,
-    linear_problem,
+    linear_context,
     projector,
 )
 from tests.methods.training_harness import (
@@ -41,7 +41,7 @@ class LinearOracle:
     """Algorithm 1 and TIP on the linear network, in NumPy and float64; of the library only seeds and batch order."""
 
     method: FedProTIP
-    problem: Problem
+    context: Context
     A: np.ndarray
     heads: list[np.ndarray] = field(default_factory=list)
     biases: list[np.ndarray] = field(default_factory=list)
@@ -50,7 +50,7 @@ class LinearOracle:
     inputs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def pixels(self, images: torch.Tensor) -> np.ndarray:
-        start = self.problem.network
+        start = self.context.network
         scaled = images.double().numpy() / 255
         mean, std = (np.array(value).reshape(1, 3, 1, 1) for value in (start.mean, start.std))
         return ((scaled - mean) / std).reshape(len(images), -1)
@@ -60,7 +60,7 @@ class LinearOracle:
         return np.concatenate([np.zeros((d, 0)), *self.bases[layer]], axis=1)
 
     def local(self, task: int, round_: int, client: int, X: np.ndarray, labels: np.ndarray) -> list[np.ndarray]:
-        knobs, seed = self.method.training, derived_seed(self.problem.seed, "training", task, round_, client)
+        knobs, seed = self.method.training, derived_seed(self.context.seed, "training", task, round_, client)
         generator = torch.Generator().manual_seed(seed)
         first = sum(len(W) for W in self.heads[:-1])
         new = slice(first, first + len(self.heads[-1]))
@@ -95,8 +95,8 @@ class LinearOracle:
         return [A, W, b]
 
     def learn(self, task: int, clients: list[tuple[torch.Tensor, torch.Tensor]], classes: int) -> None:
-        network = Network(self.problem.network)
-        network.grow([len(W) for W in self.heads] + [classes], head_seed(self.problem))
+        network = Network(self.context.network)
+        network.grow([len(W) for W in self.heads] + [classes], head_seed(self.context))
         self.heads.append(network.heads[task].weight.detach().double().numpy())
         self.biases.append(np.zeros(classes))
         data = {k: (self.pixels(images), labels.numpy()) for k, (images, labels) in enumerate(clients) if len(labels)}
@@ -124,7 +124,7 @@ class LinearOracle:
         """What a client adds."""
         method = self.method
         if layer == HEADS and method.head_rank is not None:
-            others = method.head_rank.others // (self.problem.clients - (task == 0))
+            others = method.head_rank.others // (self.context.clients - (task == 0))
             return oracle.leading(A, known, method.head_rank.first if (task, turn) == (0, 0) else others)
         if method.variant == "published" and not known.shape[1]:
             return oracle.core_basis_before_the_share(A, epsilon)
@@ -186,10 +186,10 @@ SIZES = [[20, 16, 0], [17, 0, 18], [12, 15, 9]]
 @pytest.mark.parametrize("knobs", LINEAR.values(), ids=LINEAR.keys())
 def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
     """Three tasks and clients that miss some of them: weights, subspaces, references, routes and predictions."""
-    problem = replace(linear_problem(wire="float64" if "sketch" in knobs else "float32"), clients=3)
+    context = replace(linear_context(wire="float64" if "sketch" in knobs else "float32"), clients=3)
     method = fedprotip_of({"lr": 0.02}, **{"frozen_stages": 0, "threshold_step": 0.05, **knobs})
     tasks = image_tasks(np.random.default_rng(3), [3, 2, 2], SIZES, size=3)
-    theirs = LinearOracle(method, problem, problem.network.build().linear.weight.detach().double().numpy())
+    theirs = LinearOracle(method, context, context.network.build().linear.weight.detach().double().numpy())
     tests = [torch.cat([images for images, _ in clients]) for clients in tasks]
     agreed = []
 
@@ -211,7 +211,7 @@ def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
             assert prediction.tasks[torch.from_numpy(clear)].tolist() == routed[clear].tolist()
             agreed.extend(clear)
 
-    server = learn_images(method, problem, tasks, after=after)
+    server = learn_images(method, context, tasks, after=after)
     assert np.mean(agreed) > 0.8
     ranks = server.report()["ranks"]
     assert ranks["body.linear"][1] > 0
@@ -220,11 +220,11 @@ def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
 
 def test_a_whole_federation_by_the_public_codes_choices_is_the_oracles():
     """Weights, subspaces and the routes of whole batches, after one, two and three tasks."""
-    problem = replace(linear_problem(), clients=3)
+    context = replace(linear_context(), clients=3)
     method = fedprotip_of({"lr": 0.02, "weighting": "uniform"}, **{"frozen_stages": 0, **PUBLISHED})
     # As there, every client has samples of every task; in full batches, since ours are means and theirs are sums.
     tasks = image_tasks(np.random.default_rng(3), [3, 2, 2], [[20, 16, 8], [16, 8, 20], [12, 16, 12]], size=3)
-    theirs = LinearOracle(method, problem, problem.network.build().linear.weight.detach().double().numpy())
+    theirs = LinearOracle(method, context, context.network.build().linear.weight.detach().double().numpy())
     clear, ranks = {2: 0, 3: 0}, []
 
     def after(task, server):
@@ -244,7 +244,7 @@ def test_a_whole_federation_by_the_public_codes_choices_is_the_oracles():
                 clear[T] += 1
                 assert prediction.tasks.tolist() == [routed] * 4
 
-    learn_images(method, problem, tasks, after=after)
+    learn_images(method, context, tasks, after=after)
     assert clear[2] >= 2
     assert clear[3] >= 3
     assert ranks == [3 + 2 + 2, 1 + 1 + 1, 2]  # all twelve, then

@@ -18,11 +18,11 @@ from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.faults.random import RandomFaults
 from fcl_bench.options.faults.transport import Faulty
 from tests.methods.fedprotip_harness import fedprotip_of
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, same
 
 CLIENTS = 4
-PROBLEM = replace(tiny_problem(), clients=CLIENTS)
+CONTEXT = replace(tiny_context(), clients=CLIENTS)
 TASKS = image_tasks(np.random.default_rng(0), [2, 2, 2], [[12, 9, 8, 10], [9, 9, 11, 8], [8, 10, 9, 9]])
 #: One round of the model, then one of the bases for each of four clients.
 TURN = {client: 1 + client for client in range(CLIENTS)}
@@ -42,13 +42,13 @@ def failing(method: FedProTIP, *missed: tuple[int, int], late: bool = False) -> 
     entries = [f"{client}@{task}.{TURN[client]}" for client, task in missed]
     faults = ListedFaults(late=entries) if late else ListedFaults(silent=entries)
     return lambda: federation_of(
-        method, PROBLEM, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0)
+        method, CONTEXT, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0)
     )
 
 
 def without_turns(method: FedProTIP, *missed: tuple[int, int]) -> Federation:
     """The end of a run without faults, in which the server asks none of these for bases or references."""
-    federation = federation_of(method, PROBLEM, TASKS)
+    federation = federation_of(method, CONTEXT, TASKS)
     server = federation.server
     choose = server.participants
 
@@ -113,11 +113,11 @@ def test_a_client_without_bases_of_a_task_is_not_asked_for_its_references(extens
     method = sequential(
         extension=extension, head_rank=None, tip=Tip(references=references), augmented_bases=False, variant="working"
     )
-    stages = method.stages(federation_of(method, PROBLEM, TASKS).stream.tasks[0])
+    stages = method.stages(federation_of(method, CONTEXT, TASKS).stream.tasks[0])
     assert stages.count(BASES) == stages.count(REFERENCES) == 1
     round_ = TURN[2] if extension == "sequential" else stages.index(BASES)
     faults = ListedFaults(silent=[f"2@0.{round_}"])
-    federation = federation_of(method, PROBLEM, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0))
+    federation = federation_of(method, CONTEXT, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0))
     federation.run(lambda _: None)
     known = {name for name in federation.server.state_dict() if name.startswith("reference.2.")}
     assert known == {"reference.2.1", "reference.2.2"}
@@ -129,7 +129,7 @@ def test_clients_that_fail_by_chance_are_silent_in_their_turns_too():
     faults = RandomFaults(silent=0.5)
     whole, _ = assert_resumes(
         lambda: federation_of(
-            sequential(), PROBLEM, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 3)
+            sequential(), CONTEXT, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 3)
         ),
         step=4,
     )

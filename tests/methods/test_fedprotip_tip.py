@@ -15,7 +15,7 @@ from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server
 from tests.methods.fedprotip_harness import (
     fedprotip_of,
-    linear_problem,
+    linear_context,
     three_tasks,
 )
 from tests.methods.training_harness import (
@@ -23,7 +23,7 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 
@@ -48,9 +48,9 @@ def separable(
     tasks = [[blocks_of_pixels(rng, t, T, 2 * t, n) for n in clients] for t, clients in enumerate(sizes)]
     with seeded(seed):
         weight = nn.init.orthogonal_(torch.empty(48, 48))
-    problem = linear_problem(4, 48, weight=weight, mean=(0.0,) * 3, std=(1.0,) * 3)
+    context = linear_context(4, 48, weight=weight, mean=(0.0,) * 3, std=(1.0,) * 3)
     method = fedprotip_of({"weight_decay": 5e-4, "lr": 0.02}, frozen_stages=0, threshold=0.7, tip=tip)
-    return learn_images(method, problem, tasks), [blocks_of_pixels(rng, t, T, 2 * t, 60) for t in range(T)]
+    return learn_images(method, context, tasks), [blocks_of_pixels(rng, t, T, 2 * t, 60) for t in range(T)]
 
 
 def routed_right(server: Server, tests: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -96,7 +96,7 @@ def test_equal_tasks_are_routed_by_chance():
             return torch.from_numpy(pixels), torch.from_numpy(2 * task + which)
 
         tasks = [[draw(task, 24) for _ in range(3)] for task in range(3)]
-        server = learn_images(fedprotip_of({"lr": 0.02, "epochs": 1}, frozen_stages=0), linear_problem(), tasks)
+        server = learn_images(fedprotip_of({"lr": 0.02, "epochs": 1}, frozen_stages=0), linear_context(), tasks)
         right.append(routed_right(server, [draw(task, 300) for task in range(3)]))
     assert abs(np.mean(right) - 1 / 3) < 0.05
     assert all(abs(value - 1 / 3) < 0.12 for value in right)
@@ -143,7 +143,7 @@ UNEVEN = [[12, 9, 0], [9, 9, 11], [12, 0, 9]]
 def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subspace():
     """FedProTIP 4.4, from the definition: the mean over a client's sampled inputs of ||U_t U_t' a||."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
-    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_problem(), tasks)
+    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_context(), tasks)
     made.run(lambda _: None)
     bases = [basis.double().numpy() for basis in made.server.bases["heads"]]
     recorded = {}
@@ -168,7 +168,7 @@ def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subs
 
 def test_updated_references_cost_a_row_for_every_task_that_a_client_knows():
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
-    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_problem(), tasks)
+    made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_context(), tasks)
     ledger = made.run(lambda _: None).ledger
     sent = {(row.client, row.task): row.up_bytes for row in ledger.uploads if row.stage == "references"}
     # Tasks known so far, each a number and a row of t + 1.
@@ -185,7 +185,7 @@ def test_references_change_routes_and_nothing_else():
     states = []
     for references in ("learnt", "updated"):
         tip = replace(UPDATED, references=references)
-        made = federation_of(fedprotip_of(tip=tip, columns=8), tiny_problem(), tasks)
+        made = federation_of(fedprotip_of(tip=tip, columns=8), tiny_context(), tasks)
         made.run(lambda _: None)
         states.append({name: value for name, value in made.server.model().items() if "reference" not in name})
         learnt = made.server.references()[0]
@@ -199,7 +199,7 @@ def test_references_of_a_subset_of_clients():
     ends, voters = {}, {}
     for count in (None, 2, 9):
         tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], sizes)
-        made = federation_of(fedprotip_of(tip=Tip(clients=count), columns=8), tiny_problem(), tasks)
+        made = federation_of(fedprotip_of(tip=Tip(clients=count), columns=8), tiny_context(), tasks)
         ledger = made.run(lambda _: None).ledger
         rows = {(row.task, row.client) for row in ledger.uploads if row.stage == "references" and row.up_bytes}
         voters[count] = [{client for task, client in rows if task == t} for t in range(3)]

@@ -17,11 +17,11 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.linalg.subspace import Projection
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected_descent import ProjectedDescent
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -43,7 +43,7 @@ from tests.methods.training_harness import (
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 VARIANTS = {
@@ -58,7 +58,7 @@ VARIANTS = {
 
 @functools.cache
 def variant(name: str) -> Observed:
-    return observed(fedprotip_of(**VARIANTS[name]), tiny_problem(), three_tasks())
+    return observed(fedprotip_of(**VARIANTS[name]), tiny_context(), three_tasks())
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -82,7 +82,7 @@ def test_every_update_is_orthogonal_to_the_protected_inputs(name):
 
 def test_under_global_projection_clients_train_freely_and_only_the_average_is_orthogonal():
     """FedProTIP Fig. 5: W = W_old + (sum_k p_k W_k - W_old)(I - Phi Phi')."""
-    result = observed(fedprotip_of(projection="global"), tiny_problem(), three_tasks())
+    result = observed(fedprotip_of(projection="global"), tiny_context(), three_tasks())
     leaks = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.min()
     assert (leaks > 1e-2).all()
     assert set(leaks.index) == variant("default").projected
@@ -92,7 +92,7 @@ def test_under_global_projection_clients_train_freely_and_only_the_average_is_or
     ends = []
     for projection in ("local", "global"):
         method = fedprotip_of({"epochs": 1, "batch_size": 12, "momentum": 0.0}, projection=projection)
-        ends.append(learn_images(method, tiny_problem(), one).network.state_dict())
+        ends.append(learn_images(method, tiny_context(), one).network.state_dict())
     assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-5) for name in ends[0])
 
 
@@ -110,7 +110,7 @@ def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
     """Erratum 3: the same set-up as above must tell a wrong implementation."""
     monkeypatch.setattr(ProjectedDescent, "direction", gradients_only)
     monkeypatch.setattr(ProjectedDescent, "finish", Objective.finish)
-    result = observed(fedprotip_of(), tiny_problem(), three_tasks())
+    result = observed(fedprotip_of(), tiny_context(), three_tasks())
     by_weight = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.max()
     assert (by_weight > 1e-3).all()
 
@@ -120,10 +120,10 @@ def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
     split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))
     backbone = Timm("resnet10t", pretrained=False, stem="cifar", transform=Transform(size=16))
     start = backbone.trainable(Dataset("made", split, split), 0)
-    problem = Problem(512, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+    context = Context(512, 0, torch.float64, CPU, WireFormat(torch.float32), start)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[8, 8], [8, 8]], size=16)
     method = FedProTIP(training=training(rounds=1, epochs=2, batch_size=4), columns=16, projected_heads=True)
-    result = observed(method, problem, tasks)
+    result = observed(method, context, tasks)
     convolutions = {
         f"body.{name}.weight"
         for name, module in start.build().named_modules()
@@ -139,10 +139,10 @@ def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_everything_else_is_frozen_after_the_first_task(name):
     """Batch norms with their statistics, biases, first stages, old heads: bit for bit."""
-    problem, knobs, result = tiny_problem(), VARIANTS[name], variant(name)
+    context, knobs, result = tiny_context(), VARIANTS[name], variant(name)
     first = {
         f"body.{name}"
-        for name in frozen_names(problem.network.build(), problem.network.stages, knobs.get("frozen_stages", 1))
+        for name in frozen_names(context.network.build(), context.network.stages, knobs.get("frozen_stages", 1))
     }
     for task in (1, 2):
         before, now = result.states[task - 1], result.states[task]
@@ -163,23 +163,23 @@ def test_everything_else_is_frozen_after_the_first_task(name):
 @pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
     """As finetune leaves it, bit for bit: nothing is frozen or projected yet."""
-    tasks, problem = three_tasks()[:1], tiny_problem()
-    ours = learn_images(fedprotip_of(**knobs), problem, tasks)
-    plain = FineTune(training=training(), loss_over=knobs.get("loss_over", "seen"))
-    theirs = learn_images(plain, problem, tasks).network.state_dict()
+    tasks, context = three_tasks()[:1], tiny_context()
+    ours = learn_images(fedprotip_of(**knobs), context, tasks)
+    plain = FedAvg(training=training(), loss_over=knobs.get("loss_over", "seen"))
+    theirs = learn_images(plain, context, tasks).network.state_dict()
     state = ours.network.state_dict()
     assert state.keys() == theirs.keys()
     assert all(torch.equal(state[name], theirs[name]) for name in state)
     assert any(
-        not torch.equal(state[f"body.{name}"], value) for name, value in problem.network.build().state_dict().items()
+        not torch.equal(state[f"body.{name}"], value) for name, value in context.network.build().state_dict().items()
     )
 
 
 def test_a_clients_batch_norms_rest_while_it_trains_on_a_later_task():
     """They use and keep the first task's statistics: inputs under others would not be those that are protected."""
-    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
-    update, broadcast = second_task(method, problem, tasks)
-    client, seen = method.client(problem), []
+    context, method, tasks = tiny_context(), fedprotip_of(), three_tasks()
+    update, broadcast = second_task(method, context, tasks)
+    client, seen = method.client(context), []
     norm = client.network.body.stage3[1]
     norm.register_forward_hook(lambda module, inputs, output: seen.append((module.training, inputs[0], output.clone())))
     update(client)
@@ -197,39 +197,39 @@ def test_a_clients_batch_norms_rest_while_it_trains_on_a_later_task():
 class PlainClient(fedprotip.FedProTIPClient):
     """Trains what FedProTIP trains, without a projection."""
 
-    def objective(self, shard, broadcast, state):
+    def objective(self, client_data, broadcast, state):
         return Objective(Heads.from_message(broadcast), self.method.loss_over)
 
 
-def second_task(method: FedProTIP, problem: Problem, tasks: ImageTasks, change=lambda server: None):
+def second_task(method: FedProTIP, context: Context, tasks: ImageTasks, change=lambda server: None):
     """A client's update in the first round of the second task after `change` of the server; and the broadcast."""
-    server = learn_images(method, problem, tasks[:1])
+    server = learn_images(method, context, tasks[:1])
     change(server)
     task = images_stream(tasks)[1]
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
-    shard = image_shard(0, 1, *tasks[1][0])
-    return (lambda client: turn(client, shard, broadcast)), broadcast
+    client_data = image_shard(0, 1, *tasks[1][0])
+    return (lambda client: turn(client, client_data, broadcast)), broadcast
 
 
 def test_without_a_basis_training_is_plain():
-    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
+    context, method, tasks = tiny_context(), fedprotip_of(), three_tasks()
 
     def forget(server):
         server.bases = {layer: [basis[:, :0] for basis in bases] for layer, bases in server.bases.items()}
 
-    update, broadcast = second_task(method, problem, tasks, forget)
+    update, broadcast = second_task(method, context, tasks, forget)
     assert not any(name.startswith("basis") for name in broadcast)
-    ours, plain = update(method.client(problem)), update(PlainClient(method, problem))
+    ours, plain = update(method.client(context)), update(PlainClient(method, context))
     assert ours.keys() == plain.keys()
     assert all(torch.equal(ours[name], plain[name]) for name in ours)
     # And with one they differ.
-    update, _ = second_task(method, problem, tasks)
-    assert not torch.equal(update(method.client(problem))["heads.1.weight"], plain["heads.1.weight"])
+    update, _ = second_task(method, context, tasks)
+    assert not torch.equal(update(method.client(context))["heads.1.weight"], plain["heads.1.weight"])
 
 
 def test_a_basis_without_columns_changes_nothing_but_rounding():
-    network = Network(tiny_problem().network)
+    network = Network(tiny_context().network)
     network.grow([3], 0)
     names = ["body.stage2.0.weight", "heads.0.weight"]
     own = dict(network.named_parameters())
@@ -250,7 +250,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
 
 
 def test_where_everything_is_protected_the_weights_do_not_move_at_all(caplog):
-    problem, method, tasks = tiny_problem(), fedprotip_of(), three_tasks()
+    context, method, tasks = tiny_context(), fedprotip_of(), three_tasks()
     full = ["body.stage3.0", HEADS]
 
     def protect(server):
@@ -260,8 +260,8 @@ def test_where_everything_is_protected_the_weights_do_not_move_at_all(caplog):
             Q = torch.linalg.qr(torch.randn(side, side, generator=rng, dtype=torch.float64)).Q
             server.bases[layer] = [Q.float()]
 
-    update, broadcast = second_task(method, problem, tasks, protect)
-    message = update(method.client(problem))
+    update, broadcast = second_task(method, context, tasks, protect)
+    message = update(method.client(context))
     for name in message:
         assert torch.equal(message[name], broadcast[name]) == (layer_of(name) in full), name
 
@@ -270,12 +270,12 @@ def test_a_full_layer_is_told_once(caplog):
     """Threshold 1 and more columns than directions."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[30, 30], [30, 30]])
     with caplog.at_level(logging.WARNING):
-        server = learn_images(fedprotip_of({"rounds": 1, "epochs": 1}, threshold=1.0), tiny_problem(), tasks)
+        server = learn_images(fedprotip_of({"rounds": 1, "epochs": 1}, threshold=1.0), tiny_context(), tasks)
     assert server.report()["ranks"]["body.stage2.0"] == [36, 0]
     assert caplog.text.count("all 36 directions of body.stage2.0 are protected") == 1
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_in_a_16_bit_type_the_average_is_still_orthogonal_to_the_protected_inputs(wire):
-    result = observed(fedprotip_of(), tiny_problem(wire=wire), three_tasks())
+    result = observed(fedprotip_of(), tiny_context(wire=wire), three_tasks())
     assert max(leak for *_, leak in result.averages) <= 1e-5

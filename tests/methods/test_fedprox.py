@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedprox import FedProx
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
@@ -21,8 +21,8 @@ from tests.methods.drift_harness import (
     with_loss,
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem
+from tests.methods.training_harness import feature_tasks, federation_of, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context
 
 SIZES = [[12, 7, 0], [9, 0, 8]]
 FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fraction=0.7, schedule="cosine")
@@ -31,12 +31,12 @@ FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fractio
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_without_the_term_it_is_finetune_bit_for_bit(on):
     if on == "images":
-        problem, tasks = tiny_problem(), made_tasks(SIZES)
+        context, tasks = tiny_context(), made_tasks(SIZES)
     else:
-        problem, tasks = feature_problem(), feature_tasks(0, [3, 2], SIZES)
+        context, tasks = feature_context(), feature_tasks(0, [3, 2], SIZES)
     plain, none, some = (
-        federation_of(method, problem, tasks)
-        for method in (FineTune(FULL, on=on), FedProx(FULL, on=on, mu=0.0), FedProx(FULL, on=on, mu=0.5))
+        federation_of(method, context, tasks)
+        for method in (FedAvg(FULL, on=on), FedProx(FULL, on=on, mu=0.0), FedProx(FULL, on=on, mu=0.5))
     )
     for federation in (plain, none, some):
         federation.run(lambda _: None)
@@ -53,8 +53,8 @@ def test_the_first_step_of_a_round_is_fedavgs(epochs, same):
     """The term is zero there; a second step feels it."""
     knobs = Training(rounds=1, epochs=epochs, batch_size=64, lr=0.1)
     prox, plain = (
-        learn_images(method, tiny_problem(), made_tasks([[20, 9]]))
-        for method in (FedProx(knobs, mu=5.0), FineTune(knobs))
+        learn_images(method, tiny_context(), made_tasks([[20, 9]]))
+        for method in (FedProx(knobs, mu=5.0), FedAvg(knobs))
     )
     assert (not differing(state_of(prox), state_of(plain))) == same
 
@@ -75,7 +75,7 @@ def test_clients_drift_less_the_heavier_the_term():
             moved.append(sum(float((upload[name] - broadcast[name]).square().sum()) for name in names) ** 0.5)
 
         knobs = Training(rounds=1, epochs=10, batch_size=8, lr=0.05, augment="none")
-        learn_images(FedProx(knobs, mu=mu), tiny_problem(), made_tasks([[16, 11]]), seen=seen)
+        learn_images(FedProx(knobs, mu=mu), tiny_context(), made_tasks([[16, 11]]), seen=seen)
         return moved
 
     found = np.array([drift(mu) for mu in (0.0, 0.1, 1.0, 10.0)])
@@ -88,7 +88,7 @@ def test_two_rounds_are_those_of_plain_numpy():
     tasks, mu, broadcasts = feature_tasks(1, [3], [[9, 14]]), 0.7, []
     method = FedProx(knobs, on="features", mu=mu)
     w = np.zeros(0)
-    for _, round_, server, *_ in rounds_of(method, feature_problem(), tasks, lambda *args: broadcasts.append(args[1])):
+    for _, round_, server, *_ in rounds_of(method, feature_context(), tasks, lambda *args: broadcasts.append(args[1])):
         start = theta_of(broadcasts[0], 1) if round_ == 0 else w
         trained = [
             train_locally(start, X.numpy(), y.numpy(), knobs, (0, round_, k), lambda g, v, at=start: g + mu * (v - at))[
@@ -103,7 +103,7 @@ def test_two_rounds_are_those_of_plain_numpy():
 def test_frozen_parameters_have_no_term():
     method = FedProx(FULL, frozen_heads=True, frozen_stages=1, mu=1.0)
     ends = []
-    learn_images(method, tiny_problem(), made_tasks(SIZES), after=lambda _, server: ends.append(state_of(server)))
+    learn_images(method, tiny_context(), made_tasks(SIZES), after=lambda _, server: ends.append(state_of(server)))
     still = {name for name in ends[0] if name.startswith(("heads.0", "body.stage1"))}
     assert still
     assert not differing({name: ends[0][name] for name in still}, ends[1])
@@ -117,4 +117,4 @@ def test_a_negative_weight_is_refused():
 def test_a_large_weight_that_diverges_is_told():
     knobs = Training(rounds=3, epochs=40, batch_size=8, lr=1.0, augment="none")
     with pytest.raises(UserError, match=r"training diverged"):
-        learn_images(FedProx(knobs, mu=100.0), tiny_problem(), made_tasks([[16, 11]]))
+        learn_images(FedProx(knobs, mu=100.0), tiny_context(), made_tasks([[16, 11]]))

@@ -11,11 +11,11 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fot
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
@@ -25,7 +25,7 @@ from tests.methods.fedprotip_harness import (
     SMALL,
     copy_of,
     layer_of,
-    linear_problem,
+    linear_context,
     phi,
     projector,
     rows,
@@ -42,7 +42,7 @@ from tests.methods.training_harness import (
     images_stream,
     learn_image_task,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.small_runs import run_in
 
@@ -61,12 +61,12 @@ def fot_of(knobs: dict | None = None, **own) -> FOT:
 # The aggregated update ------------------------------------------------------------------------------------------------
 
 
-def leaks(method: FOT, problem: Problem, tasks: ImageTasks):
+def leaks(method: FOT, context: Context, tasks: ImageTasks):
     """(task, name) -> how far the clients' and the averaged updates are from orthogonal to what is protected."""
     local: dict[tuple[int, str], list[float]] = {}
     averaged: dict[tuple[int, str], list[float]] = {}
     states: list[dict[str, torch.Tensor]] = []
-    server = method.server(problem)
+    server = method.server(context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         model: dict[str, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -86,7 +86,7 @@ def leaks(method: FOT, problem: Problem, tasks: ImageTasks):
                     model[name] = old, Phi
                     local.setdefault((task.index, name), []).append(oracle.leak(rows(message[name]), old, Phi))
 
-        learn_image_task(method, problem, server, task, clients, seen=seen)
+        learn_image_task(method, context, server, task, clients, seen=seen)
         states.append(copy_of(server.network.state_dict()))
     return local, averaged, states
 
@@ -96,7 +96,7 @@ def leaks(method: FOT, problem: Problem, tasks: ImageTasks):
 )
 def test_only_the_aggregated_update_is_orthogonal_to_the_protected_inputs(knobs):
     """For every layer, heads included, with momentum and weight decay; the clients' own updates are not."""
-    local, averaged, states = leaks(fot_of(**knobs), tiny_problem(), three_tasks())
+    local, averaged, states = leaks(fot_of(**knobs), tiny_context(), three_tasks())
     trained = {f"body.stage{stage}.0.weight" for stage in (2, 3, 4)}
     for task in (1, 2):
         heads = (
@@ -114,20 +114,20 @@ def test_only_the_aggregated_update_is_orthogonal_to_the_protected_inputs(knobs)
 
 
 def test_the_first_task_is_plain_fedavg():
-    tasks, problem = three_tasks()[:1], tiny_problem()
-    ours = learn_images(fot_of(), problem, tasks).network.state_dict()
-    theirs = learn_images(FineTune(training=training(epochs=2)), problem, tasks).network.state_dict()
+    tasks, context = three_tasks()[:1], tiny_context()
+    ours = learn_images(fot_of(), context, tasks).network.state_dict()
+    theirs = learn_images(FedAvg(training=training(epochs=2)), context, tasks).network.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def second_round(
-    method, problem: Problem, tasks: ImageTasks, bases: dict[str, torch.Tensor]
+    method, context: Context, tasks: ImageTasks, bases: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """The model after one round of the second task with given bases, both from the same first model."""
     first, second = images_stream(tasks)
-    start = learn_images(FineTune(training=method.training), problem, tasks[:1])
-    server, client = method.server(problem), method.client(problem)
+    start = learn_images(FedAvg(training=method.training), context, tasks[:1])
+    server, client = method.server(context), method.client(context)
     server.load_state_dict(start.state_dict())
     server.start_task(first)
     server.bases = {layer: [basis] for layer, basis in bases.items()}
@@ -135,7 +135,7 @@ def second_round(
     broadcast = server.broadcast(second, 0)
     for k, (images, labels) in enumerate(tasks[1]):
         message = turn(client, image_shard(k, 1, images, labels), broadcast)
-        server.absorb(k, decoded(encoded(message, problem.wire), problem.dtype, CPU))
+        server.absorb(k, decoded(encoded(message, context.wire), context.dtype, CPU))
     server.finish_round()
     return server.network.state_dict()
 
@@ -144,15 +144,15 @@ def second_round(
 def test_with_one_local_step_fot_and_fedprotip_are_one(clients):
     """No momentum, no weight decay, a single batch: P of the mean is the mean of P. With more steps they differ."""
     tasks = image_tasks(np.random.default_rng(0), [3, 2], [[20] * clients, [12] * clients])
-    problem = tiny_problem()
+    context = tiny_context()
     rng = torch.Generator().manual_seed(0)
     draw = {layer: torch.randn(d, d // 3, generator=rng, dtype=torch.float64) for layer, d in DIMENSIONS.items()}
     bases = {layer: torch.linalg.qr(A).Q.float() for layer, A in draw.items()}
     step = Training(rounds=1, epochs=1, batch_size=64, lr=0.05, momentum=0.0, weight_decay=0.0, augment="none")
     several = training(rounds=1)
     for knobs, same in ((step, True), (several, False)):
-        ours = second_round(FOT(training=knobs, frozen_stages=1), problem, tasks, bases)
-        theirs = second_round(FedProTIP(training=knobs, frozen_stages=1), problem, tasks, bases)
+        ours = second_round(FOT(training=knobs, frozen_stages=1), context, tasks, bases)
+        theirs = second_round(FedProTIP(training=knobs, frozen_stages=1), context, tasks, bases)
         for name in ("body.stage2.0.weight", "body.stage4.0.weight", "heads.1.weight"):
             assert torch.allclose(ours[name], theirs[name], rtol=0, atol=1e-6) == same, name
         assert torch.equal(ours["heads.0.weight"], theirs["heads.0.weight"])
@@ -161,26 +161,26 @@ def test_with_one_local_step_fot_and_fedprotip_are_one(clients):
 def test_where_everything_is_protected_the_weights_do_not_move_at_all():
     tasks = image_tasks(np.random.default_rng(0), [3, 2], [[20, 20], [12, 12]])
     bases = {layer: torch.eye(d) for layer, d in DIMENSIONS.items()}
-    problem = tiny_problem()
+    context = tiny_context()
     method = fot_of()
-    before = learn_images(FineTune(training=method.training), problem, tasks[:1]).network.state_dict()
-    after = second_round(method, problem, tasks, bases)
+    before = learn_images(FedAvg(training=method.training), context, tasks[:1]).network.state_dict()
+    after = second_round(method, context, tasks, bases)
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 # Sketches and subspaces -----------------------------------------------------------------------------------------------
 
 
-def first_task(method: FOT, problem: Problem, tasks: ImageTasks):
+def first_task(method: FOT, context: Context, tasks: ImageTasks):
     """The server after one task, and the sketches."""
     sent: dict[int, Message] = {}
-    server = learn_images(method, problem, tasks[:1], seen=lambda k, _, message: sent.update({k: message}))
+    server = learn_images(method, context, tasks[:1], seen=lambda k, _, message: sent.update({k: message}))
     return server, {k: message for k, message in sent.items() if stage_of(message) == "bases"}
 
 
 @pytest.mark.parametrize("factor", [5.0, 1.0, 0.5])
 def test_a_sketch_is_five_times_as_wide_as_its_layers_inputs(factor):
-    _, sketches = first_task(fot_of({"rounds": 1, "epochs": 1}, sketch=factor), tiny_problem(), three_tasks())
+    _, sketches = first_task(fot_of({"rounds": 1, "epochs": 1}, sketch=factor), tiny_context(), three_tasks())
     assert sketches.keys() == {0, 1}
     for message in sketches.values():
         shapes = {layer: tuple(value.shape) for layer, value in message.items()}
@@ -190,9 +190,9 @@ def test_a_sketch_is_five_times_as_wide_as_its_layers_inputs(factor):
 
 def test_a_sketch_is_the_activations_times_a_standard_normal_matrix(monkeypatch):
     """Its columns have mean zero and the activations' second moment, X X'; clients draw their own."""
-    problem, tasks = linear_problem(), image_tasks(np.random.default_rng(0), [2], [[30, 30]], size=3)
+    context, tasks = linear_context(), image_tasks(np.random.default_rng(0), [2], [[30, 30]], size=3)
     tasks[0][1] = tasks[0][0]
-    _, sketches = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=400), problem, tasks)
+    _, sketches = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=400), context, tasks)
     scaled = (tasks[0][0][0].double().numpy() / 255 - 0.5) / 0.25
     X = scaled.reshape(30, -1).T
     for message in sketches.values():
@@ -212,8 +212,8 @@ def test_a_wide_sketch_of_activations_of_low_rank_gives_their_subspace(threshold
     pixels = (amounts @ patterns).astype(np.uint8)
     images = torch.from_numpy(pixels.reshape(40, 3, 3, 3))
     tasks = [[(images, torch.arange(40) % 2)]]
-    problem = linear_problem(mean=(0.0,) * 3, std=(1.0,) * 3)
-    server, _ = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=300, threshold=threshold), problem, tasks)
+    context = linear_context(mean=(0.0,) * 3, std=(1.0,) * 3)
+    server, _ = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=300, threshold=threshold), context, tasks)
     X = pixels.astype(np.float64).T / 255
     assert np.linalg.matrix_rank(X) == 4
     sigma = np.linalg.svd(X, compute_uv=False)[:4]
@@ -224,7 +224,7 @@ def test_a_wide_sketch_of_activations_of_low_rank_gives_their_subspace(threshold
     # Leading directions of the sketch lie in the range of the activations, and all of it is found.
     inside = oracle.projector(oracle.span(X, 1e-6))
     np.testing.assert_allclose(inside @ ours.double().numpy(), ours.double().numpy(), atol=1e-5)
-    whole, _ = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=300, threshold=1.0), problem, tasks)
+    whole, _ = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=300, threshold=1.0), context, tasks)
     assert whole.bases["body.linear"][0].shape[1] == 4
     np.testing.assert_allclose(projector(whole.bases["body.linear"]), inside, atol=1e-5)
 
@@ -234,20 +234,20 @@ def test_directions_that_are_rounding_of_the_wire_are_none():
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 2, (40, 4)) @ rng.integers(0, 60, (4, 27))
     images = torch.from_numpy(pixels.astype(np.uint8).reshape(40, 3, 3, 3))
-    problem = linear_problem(mean=(0.0,) * 3, std=(1.0,) * 3)
+    context = linear_context(mean=(0.0,) * 3, std=(1.0,) * 3)
     method = fot_of({"rounds": 1}, frozen_stages=0, threshold=1.0, mass="sum")
-    server, _ = first_task(method, problem, [[(images, torch.arange(40) % 2)]])
+    server, _ = first_task(method, context, [[(images, torch.arange(40) % 2)]])
     assert server.bases["body.linear"][0].shape[1] == 4
 
 
 def test_the_server_uses_the_sum_of_the_sketches_alone():
-    method, problem, tasks = fot_of({"rounds": 1}), tiny_problem(), three_tasks()[:1]
-    server, sketches = first_task(method, problem, tasks)
-    uploads = {k: decoded(message, problem.dtype, CPU) for k, message in sketches.items()}
+    method, context, tasks = fot_of({"rounds": 1}), tiny_context(), three_tasks()[:1]
+    server, sketches = first_task(method, context, tasks)
+    uploads = {k: decoded(message, context.dtype, CPU) for k, message in sketches.items()}
     total = Message({layer: uploads[0][layer] + uploads[1][layer] for layer in DIMENSIONS})
     task = images_stream(tasks)[0]
     for dealt in ([(1, uploads[1]), (0, uploads[0])], [(4, total)]):
-        other = method.server(problem)
+        other = method.server(context)
         other.start_task(task)
         other.broadcast(task, method.stages(task).index("bases"))
         for k, message in dealt:
@@ -260,14 +260,14 @@ def test_the_server_uses_the_sum_of_the_sketches_alone():
 def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(monkeypatch):
     """timm's Xception calls a block's layers in another order than it has them."""
     method = fot_of(columns=None, share_of="inputs")
-    expected = learn_images(method, tiny_problem(), three_tasks()).report()
+    expected = learn_images(method, tiny_context(), three_tasks()).report()
     grams = fot.layer_grams
     monkeypatch.setattr(fot, "layer_grams", lambda *given: dict(reversed(grams(*given).items())))
-    assert learn_images(method, tiny_problem(), three_tasks()).report() == expected
+    assert learn_images(method, tiny_context(), three_tasks()).report() == expected
 
 
 def test_bases_of_all_tasks_are_orthonormal_together():
-    server = learn_images(fot_of(), tiny_problem(), three_tasks())
+    server = learn_images(fot_of(), tiny_context(), three_tasks())
     for layer, bases in server.bases.items():
         assert len(bases) == 3
         together = torch.cat(bases, dim=1).double().numpy()
@@ -331,7 +331,7 @@ def test_a_sketch_that_no_memory_holds_is_one_line_and_exit_code_2(command, tmp_
 def test_a_full_layer_is_told_once(caplog):
     with caplog.at_level(logging.WARNING):
         server = learn_images(
-            fot_of({"rounds": 1}, threshold=0.9999999, threshold_step=0.0), tiny_problem(), three_tasks()
+            fot_of({"rounds": 1}, threshold=0.9999999, threshold_step=0.0), tiny_context(), three_tasks()
         )
     assert sum(server.report()["ranks"]["body.stage2.0"]) == 36
     assert caplog.text.count("all 36 directions of body.stage2.0 are protected") == 1

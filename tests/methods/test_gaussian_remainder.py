@@ -19,11 +19,11 @@ from fcl_bench.typed import typed_instance
 from tests.methods import gaussian_remainder_oracle as oracle
 from tests.methods.harness import (
     Tasks,
+    context_of,
     draw_tasks,
     learn,
     learn_task,
     over_the_wire,
-    problem_of,
     projection_of,
     random_tasks,
     relative_error,
@@ -66,7 +66,7 @@ def test_scores_agree_with_the_oracle(seed, M, rank, mix):
     tasks, ridge = recurring(seed) if seed else random_tasks(seed, 9), 10.0**-seed
     for input_rank in (0, 3, 8) if M == 14 else (3,):
         method = knobs(M=M, rank=rank, input_rank=input_rank, mix=mix, ridge=ridge)
-        server, classifiers = learn(method, problem_of(8, seed), tasks)
+        server, classifiers = learn(method, context_of(8, seed), tasks)
         P = projection_of(server)
         for ours, theirs in zip(
             classifiers, oracle.gaussian_remainder(tasks, P, rank, input_rank, mix, ridge), strict=True
@@ -82,11 +82,11 @@ def test_scores_agree_with_the_oracle(seed, M, rank, mix):
 def test_an_exact_diagonal_of_the_features_agrees_with_the_oracle(input_rank):
     tasks = recurring(1)
     method = knobs(M=14, rank=3, input_rank=input_rank, input_remainder="diagonal", ridge=0.1)
-    server, classifiers = learn(method, problem_of(8), tasks)
+    server, classifiers = learn(method, context_of(8), tasks)
     expected = oracle.gaussian_remainder(tasks, projection_of(server), 3, input_rank, 0.3, 0.1, diagonal=True)
     for ours, theirs in zip(classifiers, expected, strict=True):
         assert relative_error(ours, theirs) < 1e-8
-    one_number, _ = learn(dataclasses.replace(method, input_remainder="isotropic"), problem_of(8), tasks)
+    one_number, _ = learn(dataclasses.replace(method, input_remainder="isotropic"), context_of(8), tasks)
     assert np.trace(server.scatter) == pytest.approx(np.trace(one_number.scatter))
     assert np.linalg.eigvalsh(server.scatter)[0] > -1e-12 * np.trace(server.scatter)
     # Nothing is dropped at the full rank, so both are the exact scatter.
@@ -104,7 +104,7 @@ def test_an_exact_diagonal_of_the_features_agrees_with_the_oracle(input_rank):
 def test_the_trace_is_kept_at_every_rank_and_no_eigenvalue_is_below_zero(seed, rank, input_rank, mix, M):
     tasks = random_tasks(seed, 9)
     method = knobs(M=M, rank=min(rank, 8 if M is None else M), input_rank=input_rank, mix=mix)
-    server, _ = learn(method, problem_of(8), tasks)
+    server, _ = learn(method, context_of(8), tasks)
     G = gram_of(server)
     assert np.trace(G) == pytest.approx(np.square(hidden(tasks, projection_of(server))).sum(), rel=1e-10)
     assert np.abs(G - G.T).max() <= 1e-14 * np.abs(G).max()
@@ -115,8 +115,8 @@ def test_the_trace_is_kept_at_every_rank_and_no_eigenvalue_is_below_zero(seed, r
 @pytest.mark.parametrize("seed", range(3))
 def test_mix_one_is_the_isotropic_remainder(seed, M):
     tasks = random_tasks(seed, 9)
-    even, W = learn(knobs(M=M, mix=1.0, ridge=1.0), problem_of(8), tasks)
-    isotropic, expected = learn(knobs(M=M, remainder="isotropic", ridge=1.0), problem_of(8), tasks)
+    even, W = learn(knobs(M=M, mix=1.0, ridge=1.0), context_of(8), tasks)
+    isotropic, expected = learn(knobs(M=M, remainder="isotropic", ridge=1.0), context_of(8), tasks)
     np.testing.assert_allclose(gram_of(even), isotropic.gram().numpy(), rtol=0, atol=1e-11 * gram_of(even).trace())
     for ours, theirs in zip(W, expected, strict=True):
         assert relative_error(ours, theirs.numpy()) < 1e-8
@@ -126,8 +126,8 @@ def test_mix_one_is_the_isotropic_remainder(seed, M):
 @pytest.mark.parametrize("mix", [0.0, 0.3])
 def test_a_rank_that_covers_every_client_gives_stsa(rank, mix):
     tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[40, 1, 12], [25, 0, 30]])
-    _, ours = learn(knobs(M=90, rank=rank, mix=mix, ridge=1.0), problem_of(8), tasks)
-    _, exact = learn(STSA(M=90, gamma=1.0), problem_of(8), tasks)
+    _, ours = learn(knobs(M=90, rank=rank, mix=mix, ridge=1.0), context_of(8), tasks)
+    _, exact = learn(STSA(M=90, gamma=1.0), context_of(8), tasks)
     for W, theirs in zip(ours, exact, strict=True):
         assert relative_error(W, theirs.numpy()) < 1e-8
 
@@ -138,7 +138,7 @@ def test_gaussian_classes_are_estimated_far_better_than_evenly():
     tasks = draw_tasks(rng, 8, [3], [[1500, 1500]])
     error = {}
     for remainder, mix in (("isotropic", 0.3), ("gaussian", 0.0), ("gaussian", 0.3)):
-        server, _ = learn(knobs(M=60, rank=0, input_rank=8, remainder=remainder, mix=mix), problem_of(8), tasks)
+        server, _ = learn(knobs(M=60, rank=0, input_rank=8, remainder=remainder, mix=mix), context_of(8), tasks)
         H = hidden(tasks, projection_of(server))
         error[remainder, mix] = np.linalg.norm(server.gram().numpy() - H.T @ H) / np.linalg.norm(H.T @ H)
     assert error["gaussian", 0.0] < 0.1 * error["isotropic", 0.3]
@@ -148,12 +148,12 @@ def test_gaussian_classes_are_estimated_far_better_than_evenly():
 @pytest.mark.parametrize("M", [None, 25])
 def test_the_order_of_clients_does_not_matter(M):
     """Nor do groups of columns: 30 clients of rank 4 are stacked five times."""
-    tasks, problem = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[9] * 30, [7] * 30]), problem_of(8)
+    tasks, context = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[9] * 30, [7] * 30]), context_of(8)
     method, made = knobs(M=M, ridge=1.0), []
     for seed in (0, 1):
-        server, rng = method.server(problem), np.random.default_rng(seed)
+        server, rng = method.server(context), np.random.default_rng(seed)
         for task, clients in zip(stream_of(tasks), tasks, strict=True):
-            learn_task(method, problem, server, task, clients, order=rng.permutation(30).tolist())
+            learn_task(method, context, server, task, clients, order=rng.permutation(30).tolist())
         made.append(server.W)
     assert relative_error(made[0], made[1].numpy()) < 1e-10
 
@@ -161,20 +161,20 @@ def test_the_order_of_clients_does_not_matter(M):
 @pytest.mark.parametrize("scale_scores", [False, True])
 @pytest.mark.parametrize("M", [None, 25])
 def test_a_restored_server_goes_on_bit_for_bit(M, scale_scores):
-    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
     method = knobs(M=M, scale_scores=scale_scores)
-    whole, _ = learn(method, problem, tasks)
-    before, _ = learn(method, problem, tasks[:2])
-    after = method.server(problem)
+    whole, _ = learn(method, context, tasks)
+    before, _ = learn(method, context, tasks[:2])
+    after = method.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
     assert torch.equal(after.model()["W"], whole.model()["W"])
 
 
 def test_no_factor_is_kept_once_a_task_is_over():
     """All that remains is G, B, Sigma and numbers."""
     tasks = draw_tasks(np.random.default_rng(6), 8, [2], [[20, 9, 30]])
-    server, _ = learn(GAUSSIAN, problem_of(8), tasks)
+    server, _ = learn(GAUSSIAN, context_of(8), tasks)
     shapes = {name: tuple(tensor.shape) for name, tensor in server.state_dict().items()}
     assert shapes == {"B": (25, 2), "G": (25, 25), "scatter": (8, 8), "delta": (), "uploads": (), "samples": ()}
     assert server._sketches == []
@@ -185,8 +185,8 @@ def test_samples_alone_in_their_class_leave_nothing_to_sketch(M):
     """A = 0, Sigma = 0, Q = 0: the class sums are everything, and the solution exact."""
     rng = np.random.default_rng(2)
     tasks = [[(rng.standard_normal((3, 8)), np.arange(3)), (rng.standard_normal((1, 8)), np.array([0]))]]
-    server, [W] = learn(knobs(M=M, ridge=1.0), problem_of(8), tasks)
-    _, [exact] = learn(STSA(M=M, gamma=1.0), problem_of(8), tasks)
+    server, [W] = learn(knobs(M=M, ridge=1.0), context_of(8), tasks)
+    _, [exact] = learn(STSA(M=M, gamma=1.0), context_of(8), tasks)
     assert relative_error(W, exact.numpy()) < 1e-10
     assert not server.state_dict()["scatter"].any()
 
@@ -197,8 +197,8 @@ def test_inputs_without_variance_and_dead_features_stay_finite():
     Z = rng.standard_normal((30, 8))
     Z[:, 2:] = 0
     tasks = [[(Z[:20], np.arange(20) % 2), (Z[20:], np.arange(10) % 2)]]
-    problem, method = problem_of(8), knobs(M=25, ridge=1.0)
-    server = method.server(problem)
+    context, method = context_of(8), knobs(M=25, ridge=1.0)
+    server = method.server(context)
     server.random_features.projection[:2, :5] = 0  # these five see the dead inputs only
     [task] = stream_of(tasks)
     server.start_task(task)
@@ -206,7 +206,7 @@ def test_inputs_without_variance_and_dead_features_stay_finite():
     del broadcast["seed"]
     message = server.broadcast(task, 0).with_tensors(broadcast)
     for k, (inputs, labels) in enumerate(tasks[0]):
-        server.absorb(k, over_the_wire(turn(method.client(problem), shard_of(k, 0, inputs, labels), message), problem))
+        server.absorb(k, over_the_wire(turn(method.client(context), shard_of(k, 0, inputs, labels), message), context))
     server.finish_task()
     G = gram_of(server)
     assert np.isfinite(G).all()
@@ -222,7 +222,7 @@ def test_coarse_wires_leave_the_estimate_positive(M, rank, wire, options):
     tasks = draw_tasks(np.random.default_rng(7), 8, [3, 2], [[30, 12, 1], [25, 0, 9]])
     for mix in (0.0, 0.3):
         method = knobs(M=M, rank=rank, input_rank=8, ridge=1.0, mix=mix)
-        server, classifiers = learn(method, problem_of(8, wire=wire, **options), tasks)
+        server, classifiers = learn(method, context_of(8, wire=wire, **options), tasks)
         G = gram_of(server)
         exact = np.square(hidden(tasks, projection_of(server))).sum()
         assert np.linalg.eigvalsh(G)[0] > -1e-9
@@ -231,13 +231,13 @@ def test_coarse_wires_leave_the_estimate_positive(M, rank, wire, options):
 
 
 def upload_of(method: CentredSketch, samples: int, classes: int, **wire):
-    problem = problem_of(8, **wire)
+    context = context_of(8, **wire)
     Z = np.random.default_rng(4).standard_normal((samples, 8))
     tasks = [[(Z, np.arange(samples) % classes)]]
     [task] = stream_of(tasks)
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    return encoded(turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0)), problem.wire)
+    return encoded(turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0)), context.wire)
 
 
 @pytest.mark.parametrize(("rank", "input_rank"), [(6, 3), (0, 3), (6, 0), (40, 8)])
@@ -272,7 +272,7 @@ def test_the_papers_conventions_count_what_is_sent(M):
     for dropped in ("isotropic", "diagonal") if M else ("isotropic",):
         method = knobs(M=M, rank=6, input_rank=3, input_remainder=dropped)
         sent = upload_of(method, 30, 5, wire="float32").nbytes
-        assert accounting(method, problem_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
+        assert accounting(method, context_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
 
 
 def test_the_isotropic_message_is_as_before():
@@ -294,16 +294,16 @@ def test_impossible_knobs_are_refused(given, said):
         typed_instance(CentredSketch, given, "method")
 
 
-def test_what_does_not_fit_the_problem_is_refused():
+def test_what_does_not_fit_the_context_is_refused():
     with pytest.raises(UserError, match=r"method.remainder=gaussian needs .*method.centre=true"):
-        knobs(centre=False).check(problem_of(8), [2])
+        knobs(centre=False).check(context_of(8), [2])
     with pytest.raises(UserError, match="method.input_rank=9 is more than the backbone's 8 features"):
-        knobs(input_rank=9).check(problem_of(8), [2])
-    knobs(input_rank=9, M=None).check(problem_of(8), [2])  # not used
+        knobs(input_rank=9).check(context_of(8), [2])
+    knobs(input_rank=9, M=None).check(context_of(8), [2])  # not used
     with pytest.raises(UserError, match=r"method.input_remainder=diagonal .*method.M=null"):
-        knobs(M=None, input_remainder="diagonal").check(problem_of(8), [2])
-    knobs(input_rank=9, remainder="isotropic").check(problem_of(8), [2])
-    crowd = dataclasses.replace(problem_of(8), clients=10**12)
+        knobs(M=None, input_remainder="diagonal").check(context_of(8), [2])
+    knobs(input_rank=9, remainder="isotropic").check(context_of(8), [2])
+    crowd = dataclasses.replace(context_of(8), clients=10**12)
     with pytest.raises(UserError, match="method.rank=4 needs .* for the factors of 1000000000000 clients"):
         GAUSSIAN.check(crowd, [2])
     knobs(remainder="isotropic").check(crowd, [2])

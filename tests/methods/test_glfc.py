@@ -31,8 +31,8 @@ from tests.methods.glfc_harness import (
     turns,
 )
 from tests.methods.glfc_oracle import Plain, loss
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
 from tests.training.test_memory import plain_herding
 
 __all__ = ["short_descent"]
@@ -62,27 +62,27 @@ def test_training_on_features_is_what_the_equations_say(memory, recurring):
 
 def test_on_images_the_old_model_is_in_evaluation_mode_and_sees_the_batch_as_it_is():
     """The loss of a batch from logits that are computed here, of both models."""
-    problem, tasks = tiny_problem(), tasks_of()
+    context, tasks = tiny_context(), tasks_of()
     method = glfc(**NONE)
-    federation = federation_of(method, problem, tasks[:1])
+    federation = federation_of(method, context, tasks[:1])
     federation.run(lambda _: None)
     server = federation.server
-    whole = federation_of(method, problem, tasks)
+    whole = federation_of(method, context, tasks)
     server.start_task(whole.stream.tasks[1])
     broadcast = server.broadcast(whole.stream.tasks[1], 0)
-    client, shard = method.client(problem), whole.transport.everything.shard(1, 0)
-    client.take_over(shard, broadcast)
+    client, client_data = method.client(context), whole.transport.everything.client_data(1, 0)
+    client.take_over(client_data, broadcast)
     state = {"classes.learnt": torch.tensor([0, 1]), "signal": torch.tensor(True)}
-    objective = client.objective(shard, broadcast, state)
-    images = client.trainer.standardise(shard.inputs)
+    objective = client.objective(client_data, broadcast, state)
+    images = client.trainer.standardise(client_data.inputs)
     client.network.eval()
     with torch.no_grad():
         q = client.network(images).double().numpy()
-    old = server.predict(shard.inputs)[:, :2].double().numpy()
+    old = server.predict(client_data.inputs)[:, :2].double().numpy()
     client.network.train()
     with torch.no_grad():
-        found = objective.score_loss(torch.from_numpy(q), shard.labels, images)
-    assert float(found) == pytest.approx(loss(q, shard.labels.tolist(), {0, 1}, old), rel=1e-5)
+        found = objective.score_loss(torch.from_numpy(q), client_data.labels, images)
+    assert float(found) == pytest.approx(loss(q, client_data.labels.tolist(), {0, 1}, old), rel=1e-5)
 
 
 # Signals --------------------------------------------------------------------------------------------------------------
@@ -116,19 +116,19 @@ def test_what_a_client_has_learnt_is_what_it_had_in_earlier_tasks(monkeypatch):
 def test_the_first_signal_by_entropy_needs_four_classes(columns):
     """Under weights of 0 predictions are uniform: H = log C. Once it falls, or stays, the signal is gone."""
     method = GLFC(on_features(lr=1e-9), on="features", signal="entropy", **NONE)
-    rng, problem = np.random.default_rng(0), feature_problem(INPUTS)
+    rng, context = np.random.default_rng(0), feature_context(INPUTS)
     inputs = torch.from_numpy(rng.standard_normal((2 * columns, INPUTS)))
     labels = torch.arange(columns).repeat(2)
-    federation = federation_of(method, problem, [[(inputs, labels)]])
+    federation = federation_of(method, context, [[(inputs, labels)]])
     [task] = federation.stream.tasks
-    server, client = federation.server, method.client(problem)
+    server, client = federation.server, method.client(context)
     server.start_task(task)
-    shard = federation.transport.everything.shard(0, 0)
+    client_data = federation.transport.everything.client_data(0, 0)
     found, state = [], {}
     for scale in (0.0, 0.0, 1e4, 0.0):
         # Large weights make predictions confident; then uniform ones are a rise again.
         server.network.load({"heads.0.weight": scale * torch.eye(columns, INPUTS)})
-        _, state = client.update(shard, server.broadcast(task, 0), state)
+        _, state = client.update(client_data, server.broadcast(task, 0), state)
         found.append(bool(state["signal"]))
         if not scale:
             assert float(state["entropy"]) == pytest.approx(np.log(columns), abs=1e-3)
@@ -208,8 +208,8 @@ def test_exemplars_by_signal_are_herded_under_the_model_that_came_with_it(monkey
 def test_the_budget_is_never_exceeded_and_lists_are_cut_from_the_end(memory, clients, scope, each):
     method, tasks, before = glfc(memory=memory, scope=scope, **NONE), tasks_of(), [{}, {}, {}]
     most: list[int] = []
-    problem = dataclasses.replace(tiny_problem(), clients=clients)
-    federation = federation_of(method, problem, tasks)
+    context = dataclasses.replace(tiny_context(), clients=clients)
+    federation = federation_of(method, context, tasks)
 
     def after(done):
         for client in range(3):
@@ -243,11 +243,11 @@ def test_exemplars_are_chosen_at_the_end_of_a_task_and_only_the_model_goes_down(
 def test_a_model_speaks_for_samples_and_exemplars(monkeypatch):
     told, update = [], GLFCClient.update
 
-    def noted(self, shard, broadcast, state):
-        upload, after = update(self, shard, broadcast, state)
+    def noted(self, client_data, broadcast, state):
+        upload, after = update(self, client_data, broadcast, state)
         if broadcast.stage == "model":
             exemplars = sum(len(v) for name, v in after.items() if name.startswith("images."))
-            told.append((upload.samples, len(shard.labels), exemplars))
+            told.append((upload.samples, len(client_data.labels), exemplars))
         return upload, after
 
     monkeypatch.setattr(GLFCClient, "update", noted)
@@ -304,8 +304,8 @@ def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monk
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_a_resumed_run_is_an_uninterrupted_one(on, signal):
     method = glfc(on=on, signal=signal, rise=0.01, training=training(fraction=0.7), **NONE)
-    problem, tasks = (tiny_problem(), tasks_of()) if on == "images" else (feature_problem(INPUTS), feature_tasks())
-    whole, _ = assert_resumes(lambda: federation_of(method, problem, tasks), step=2)
+    context, tasks = (tiny_context(), tasks_of()) if on == "images" else (feature_context(INPUTS), feature_tasks())
+    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=2)
     assert whole.state.client_storage_bytes["classes"]
     assert any(classes(whole, client) for client in range(3))
 
@@ -325,7 +325,7 @@ def test_classes_that_come_back_are_learnt_and_kept_once(method):
 
 
 def test_a_client_without_a_label_takes_no_part():
-    federation = federation_of(glfc(), tiny_problem(), tasks_of(), unlabelled=[(0, 1), (2, 1)])
+    federation = federation_of(glfc(), tiny_context(), tasks_of(), unlabelled=[(0, 1), (2, 1)])
     federation.run(lambda _: None)
     assert state_of_client(federation, 1) == {}
     assert state_of_client(federation, 0)
@@ -362,8 +362,8 @@ def test_wrong_knobs_name_the_key(knobs):
 
 
 def test_a_total_that_leaves_nothing_is_told():
-    method, problem = glfc(scope="total", memory=2), tiny_problem()
+    method, context = glfc(scope="total", memory=2), tiny_context()
     with pytest.raises(UserError, match="method.memory=2 in all leaves nothing to each of 3 clients"):
-        method.check(dataclasses.replace(problem, clients=3), [2, 2])
+        method.check(dataclasses.replace(context, clients=3), [2, 2])
     with pytest.raises(UserError, match="method.scope=total"):
-        method.check(problem, [2, 2])
+        method.check(context, [2, 2])

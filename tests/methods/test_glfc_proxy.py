@@ -29,7 +29,7 @@ from tests.methods.glfc_harness import (
     training,
     turns,
 )
-from tests.methods.training_harness import federation_of, tiny_problem
+from tests.methods.training_harness import federation_of, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 
 __all__ = ["short_descent"]
@@ -108,7 +108,7 @@ class Wrong(Middleware):
 @quickly
 def test_gradients_of_another_encoder_are_refused():
     transport = partial(InProcess.of, middleware=[Wrong()])
-    federation = federation_of(glfc(), tiny_problem(), tasks_of(), transport=transport)
+    federation = federation_of(glfc(), tiny_context(), tasks_of(), transport=transport)
     with pytest.raises(BadUpload, match=rf"gradients has the shape .* \({NUMBERS[2]}, classes\)"):
         federation.run(lambda _: None)
 
@@ -311,9 +311,9 @@ def test_the_network_is_as_it_was_after_the_prototypes(monkeypatch):
     """What is uploaded was copied before; the perturbation changes no weight and leaves no gradient behind."""
     seen, gradients = [], GLFCClient.gradients
 
-    def noted(self, shard, broadcast, columns):
+    def noted(self, client_data, broadcast, columns):
         before = {name: value.clone() for name, value in self.network.state_dict().items()}
-        found = gradients(self, shard, broadcast, columns)
+        found = gradients(self, client_data, broadcast, columns)
         seen.append(same(before, dict(self.network.state_dict())))
         return found
 

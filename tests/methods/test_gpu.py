@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import decoded, encoded
-from tests.methods.harness import draw_tasks, problem_of, shard_of, stream_of, turn
+from tests.methods.harness import context_of, draw_tasks, shard_of, stream_of, turn
 from tests.methods.test_every_method import METHODS
 
 pytestmark = pytest.mark.gpu
@@ -15,19 +15,21 @@ pytestmark = pytest.mark.gpu
 
 def classifier_on(device: str, method) -> torch.Tensor:
     tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[60, 5, 30], [20, 40, 1]])
-    problem = type(problem_of(8))(**{**vars(problem_of(8)), "device": torch.device(device)})
-    server, client = method.server(problem), method.client(problem)
+    context = type(context_of(8))(**{**vars(context_of(8)), "device": torch.device(device)})
+    server, client = method.server(context), method.client(context)
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
         server.start_task(task)
         for round_ in range(server.rounds(task)):
             broadcast = server.broadcast(task, round_)
             for k, (Z, labels) in enumerate(clients):
-                shard = shard_of(k, task.index, Z, labels)
-                there = type(shard)(
-                    k, task.index, *(t.to(problem.device) for t in (shard.inputs, shard.labels, shard.unlabelled))
+                client_data = shard_of(k, task.index, Z, labels)
+                there = type(client_data)(
+                    k,
+                    task.index,
+                    *(t.to(context.device) for t in (client_data.inputs, client_data.labels, client_data.unlabelled)),
                 )
-                message = encoded(turn(client, there, broadcast), problem.wire)
-                server.absorb(k, decoded(message, problem.dtype, problem.device))
+                message = encoded(turn(client, there, broadcast), context.wire)
+                server.absorb(k, decoded(message, context.dtype, context.device))
         server.finish_task()
     return server.model()["W"].cpu()
 

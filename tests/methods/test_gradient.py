@@ -11,10 +11,10 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.transformers.l2p import L2P
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
@@ -29,7 +29,7 @@ from tests.methods.plain_training import (
     finetune,
     made_tasks,
     plainly,
-    resnet_problem,
+    resnet_context,
     state_of,
 )
 from tests.methods.training_harness import (
@@ -39,7 +39,7 @@ from tests.methods.training_harness import (
     image_shard,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 
@@ -48,8 +48,8 @@ from tests.methods.training_harness import (
 )
 def test_fedavg_of_one_client_is_plain_sgd_bit_for_bit(network, dtype):
     """Over rounds and tasks, with everything on: momentum (anew in every round), decay, schedule, augmentation."""
-    problem = dataclasses.replace({"tiny": tiny_problem, "resnet": resnet_problem}[network](), dtype=dtype)
-    tasks = made_tasks([[30], [21]], size=problem.network.size)
+    context = dataclasses.replace({"tiny": tiny_context, "resnet": resnet_context}[network](), dtype=dtype)
+    tasks = made_tasks([[30], [21]], size=context.network.size)
     knobs = Training(
         rounds=3,
         epochs=2,
@@ -60,8 +60,8 @@ def test_fedavg_of_one_client_is_plain_sgd_bit_for_bit(network, dtype):
         schedule="cosine",
         augment="crop_flip",
     )
-    server = learn_images(FineTune(training=knobs), problem, tasks)
-    plain = plainly(problem, knobs, [clients[0] for clients in tasks]).state_dict()
+    server = learn_images(FedAvg(training=knobs), context, tasks)
+    plain = plainly(context, knobs, [clients[0] for clients in tasks]).state_dict()
     for name, value in server.network.state().items():
         assert torch.equal(value, plain[name]), name
     assert len(server.network.state()) == sum("num_batches" not in name for name in plain)
@@ -70,21 +70,21 @@ def test_fedavg_of_one_client_is_plain_sgd_bit_for_bit(network, dtype):
 # The average ----------------------------------------------------------------------------------------------------------
 
 
-def uploads_of(method: FineTune, problem: Problem, clients: list) -> tuple:
+def uploads_of(method: FedAvg, context: Context, clients: list) -> tuple:
     """The server in its first round, and each client's upload on the wire."""
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     task = images_stream([clients])[0]
     server.start_task(task)
     broadcast = server.broadcast(task, 0)
-    turns = (turn(client, image_shard(k, 0, *shard), broadcast) for k, shard in enumerate(clients))
-    messages = [encoded(upload.with_tensors(cloned(upload)), problem.wire) for upload in turns]
+    turns = (turn(client, image_shard(k, 0, *client_data), broadcast) for k, client_data in enumerate(clients))
+    messages = [encoded(upload.with_tensors(cloned(upload)), context.wire) for upload in turns]
     return server, messages
 
 
-def averaged(server, messages: list[Message], problem: Problem, order: list[int] | None = None) -> dict:
+def averaged(server, messages: list[Message], context: Context, order: list[int] | None = None) -> dict:
     server.broadcast(Task(0, range(2), 2), 0)
     for k in order or range(len(messages)):
-        server.absorb(k, decoded(messages[k], problem.dtype, CPU))
+        server.absorb(k, decoded(messages[k], context.dtype, CPU))
     server.finish_round()
     return state_of(server)
 
@@ -93,10 +93,10 @@ def averaged(server, messages: list[Message], problem: Problem, order: list[int]
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("counts", [[1, 1, 1], [7, 13, 1], [1, 3, 5000]])
 def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts):
-    problem = tiny_problem(dtype=dtype)
-    server, [message] = uploads_of(finetune(weighting=weighting), problem, made_tasks([[20]])[0])
+    context = tiny_context(dtype=dtype)
+    server, [message] = uploads_of(finetune(weighting=weighting), context, made_tasks([[20]])[0])
     same = [dataclasses.replace(message, samples=count) for count in counts]
-    found = averaged(server, same, problem)
+    found = averaged(server, same, context)
     assert set(found) == set(message)
     assert all(torch.equal(value, message[name]) for name, value in found.items())
 
@@ -104,10 +104,10 @@ def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_average_is_the_weighted_mean_running_statistics_included(weighting, dtype):
-    problem, counts = tiny_problem(dtype=dtype), [9, 40, 1, 17]
-    server, messages = uploads_of(finetune(weighting=weighting), problem, made_tasks([counts])[0])
+    context, counts = tiny_context(dtype=dtype), [9, 40, 1, 17]
+    server, messages = uploads_of(finetune(weighting=weighting), context, made_tasks([counts])[0])
     assert [message.samples for message in messages] == counts
-    found = averaged(server, messages, problem)
+    found = averaged(server, messages, context)
     shares = np.array(counts if weighting == "samples" else [1] * 4, dtype=np.float64)
     for name, value in found.items():
         models = np.stack([message[name].double().numpy() for message in messages])
@@ -119,23 +119,23 @@ def test_the_average_is_the_weighted_mean_running_statistics_included(weighting,
 
 
 def test_the_order_of_the_clients_does_not_matter():
-    problem, counts = tiny_problem(), [9, 40, 1, 17]
-    server, messages = uploads_of(finetune(), problem, made_tasks([counts])[0])
-    first = averaged(server, messages, problem)
-    second = averaged(server, messages, problem, order=[2, 0, 3, 1])
+    context, counts = tiny_context(), [9, 40, 1, 17]
+    server, messages = uploads_of(finetune(), context, made_tasks([counts])[0])
+    first = averaged(server, messages, context)
+    second = averaged(server, messages, context, order=[2, 0, 3, 1])
     for name, value in first.items():
         torch.testing.assert_close(value, second[name], rtol=2e-7, atol=1e-12)
 
 
 def test_a_round_without_an_upload_leaves_the_model():
-    problem = tiny_problem()
-    server, _ = uploads_of(finetune(), problem, made_tasks([[5]])[0])
+    context = tiny_context()
+    server, _ = uploads_of(finetune(), context, made_tasks([[5]])[0])
     before = state_of(server)
-    assert not differing(before, averaged(server, [], problem))
+    assert not differing(before, averaged(server, [], context))
 
 
 def test_every_round_starts_from_the_average_of_the_one_before():
-    problem, tasks, sent, sums = tiny_problem(), made_tasks([[8, 24]]), [], {}
+    context, tasks, sent, sums = tiny_context(), made_tasks([[8, 24]]), [], {}
 
     def seen(k, broadcast, message):
         round_ = int(broadcast["round"])
@@ -143,7 +143,7 @@ def test_every_round_starts_from_the_average_of_the_one_before():
         share = len(tasks[0][k][1]) / 32
         sums[round_] = sums.get(round_, 0) + share * message["body.stage1.0.weight"].double()
 
-    learn_images(finetune(rounds=3), problem, tasks, seen=seen)
+    learn_images(finetune(rounds=3), context, tasks, seen=seen)
     assert [round_ for round_, _ in sent] == [0, 0, 1, 1, 2, 2]
     for round_, model in sent:
         if round_:
@@ -152,11 +152,11 @@ def test_every_round_starts_from_the_average_of_the_one_before():
 
 def test_the_clients_half_keeps_nothing():
     """Whatever a client half did before, its answer to a shard and a broadcast is the same."""
-    problem, tasks = tiny_problem(), made_tasks([[20, 14]])
+    context, tasks = tiny_context(), made_tasks([[20, 14]])
     method = finetune()
-    server, [first, second] = uploads_of(method, problem, tasks[0])
+    server, [first, second] = uploads_of(method, context, tasks[0])
     broadcast = server.broadcast(images_stream(tasks)[0], 0)
-    again = turn(method.client(problem), image_shard(1, 0, *tasks[0][1]), broadcast)
+    again = turn(method.client(context), image_shard(1, 0, *tasks[0][1]), broadcast)
     assert all(torch.equal(value, second[name]) for name, value in again.items())
     assert not torch.equal(first["heads.0.weight"], second["heads.0.weight"])
 
@@ -165,7 +165,7 @@ def test_step_sizes_are_told_by_the_server():
     told = {}
     learn_images(
         finetune(rounds=4, lr=0.2, schedule="step", milestones=[1, 3], decay=0.5),
-        tiny_problem(),
+        tiny_context(),
         made_tasks([[8], [8]]),
         seen=lambda _, broadcast, __: told.setdefault(len(broadcast["classes"]), []).append(float(broadcast["rate"])),
     )
@@ -181,7 +181,7 @@ def test_step_sizes_are_told_by_the_server():
 )
 def test_the_right_number_takes_part(fraction, clients, expected):
     method = finetune(fraction=fraction, rounds=5)
-    server = method.server(tiny_problem())
+    server = method.server(tiny_context())
     available = [3 * k for k in range(clients)]
     for round_ in range(5):
         present = server.participants(Task(0, range(2), 2), round_, available)
@@ -191,7 +191,7 @@ def test_the_right_number_takes_part(fraction, clients, expected):
 
 
 def drawn(seed: int, task: int = 0) -> list[list[int]]:
-    server = finetune(fraction=0.3, rounds=40).server(tiny_problem(seed=seed))
+    server = finetune(fraction=0.3, rounds=40).server(tiny_context(seed=seed))
     return [server.participants(Task(task, range(2), 2), round_, list(range(10))) for round_ in range(40)]
 
 
@@ -206,7 +206,7 @@ def test_participants_follow_from_the_seed_and_change_with_round_and_task():
 
 def test_only_clients_with_labelled_samples_take_part():
     tasks = made_tasks([[20, 0, 9, 0, 9, 14, 0, 8]])
-    federation = federation_of(finetune(rounds=6, fraction=0.5), tiny_problem(), tasks, unlabelled=[(0, 4)])
+    federation = federation_of(finetune(rounds=6, fraction=0.5), tiny_context(), tasks, unlabelled=[(0, 4)])
     ledger = federation.run(lambda _: None).ledger
     assert len(ledger.uploads) == 6 * 8
     present = {
@@ -220,9 +220,9 @@ def test_only_clients_with_labelled_samples_take_part():
         assert (row.down_bytes > 0) == (row.up_bytes > 0) == (row.client_seconds > 0)
 
 
-@pytest.mark.parametrize("method", [finetune(), JointTraining(training=Training(**FAST))], ids=["finetune", "joint"])
+@pytest.mark.parametrize("method", [finetune(), Centralised(training=Training(**FAST))], ids=["finetune", "joint"])
 def test_empty_clients_and_a_client_with_a_single_sample_run(method):
-    server = learn_images(method, tiny_problem(), made_tasks([[20, 0, 1], [0, 1, 1], [1, 5, 30]]))
+    server = learn_images(method, tiny_context(), made_tasks([[20, 0, 1], [0, 1, 1], [1, 5, 30]]))
     assert server.columns == server.tasks == [(0, 1), (2, 3), (4, 5)]
     assert all(bool(torch.isfinite(value).all()) for value in server.network.state().values())
 
@@ -231,9 +231,9 @@ def test_empty_clients_and_a_client_with_a_single_sample_run(method):
 @pytest.mark.parametrize("empty", [0, 1])
 def test_a_task_that_nobody_has_a_label_of_is_passed_by(name, empty):
     """As the analytic methods do; label_rate can leave a class without any."""
-    method = {"finetune": finetune(), "joint_training": JointTraining(training=Training(**FAST))}[name]
+    method = {"finetune": finetune(), "joint_training": Centralised(training=Training(**FAST))}[name]
     tasks = made_tasks([[9, 8], [9, 8]])
-    federation = federation_of(method, tiny_problem(), tasks, unlabelled=[(empty, 0), (empty, 1)])
+    federation = federation_of(method, tiny_context(), tasks, unlabelled=[(empty, 0), (empty, 1)])
     state = federation.run(lambda done: done.save())
     assert state.tasks_done == 2
 
@@ -241,9 +241,9 @@ def test_a_task_that_nobody_has_a_label_of_is_passed_by(name, empty):
 # What freezes ---------------------------------------------------------------------------------------------------------
 
 
-def after_each_task(method: FineTune, problem: Problem, tasks: ImageTasks) -> list[dict[str, torch.Tensor]]:
+def after_each_task(method: FedAvg, context: Context, tasks: ImageTasks) -> list[dict[str, torch.Tensor]]:
     states: list[dict[str, torch.Tensor]] = []
-    learn_images(method, problem, tasks, after=lambda _, server: states.append(state_of(server)))
+    learn_images(method, context, tasks, after=lambda _, server: states.append(state_of(server)))
     return states
 
 
@@ -270,8 +270,8 @@ def groups(names) -> set[str]:
 )
 def test_what_is_frozen_stays_bit_for_bit_and_all_else_moves(knobs, frozen):
     method = finetune(momentum=0.9, weight_decay=0.01, **knobs)
-    first, second, third = after_each_task(method, tiny_problem(), made_tasks([[20, 12], [11, 18], [9, 9]]))
-    start = method.server(tiny_problem()).network.state()
+    first, second, third = after_each_task(method, tiny_context(), made_tasks([[20, 12], [11, 18], [9, 9]]))
+    start = method.server(tiny_context()).network.state()
     assert differing(start, first) == set(start)  # the first task trains everything
     for before, after, stay in ((first, second, frozen[0]), (second, third, frozen[1])):
         assert differing(before, after) == {name for name in before if groups([name]) - stay}
@@ -279,7 +279,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_all_else_moves(knobs, frozen):
 
 def test_a_resnets_first_stage_freezes_with_its_stem():
     first, second = after_each_task(
-        finetune(frozen_stages=1), resnet_problem(), made_tasks([[12, 9], [10, 10]], size=16)
+        finetune(frozen_stages=1), resnet_context(), made_tasks([[12, 9], [10, 10]], size=16)
     )
     stay = {"body.conv1", "body.bn1", "body.layer1"}
     assert groups(first) >= stay
@@ -288,14 +288,14 @@ def test_a_resnets_first_stage_freezes_with_its_stem():
 
 def test_too_many_frozen_stages_are_refused_before_any_work():
     with pytest.raises(UserError, match=r"method\.frozen_stages=5 is more than the network has \(at most 4"):
-        finetune(frozen_stages=5).check(tiny_problem(), [2])
-    finetune(frozen_stages=4).check(tiny_problem(), [2])
+        finetune(frozen_stages=5).check(tiny_context(), [2])
+    finetune(frozen_stages=4).check(tiny_context(), [2])
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen_stages", -1), ("loss_over", "new")])
 def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
     with pytest.raises(UserError, match=rf"^method\.{name}={value} "):
-        typed_instance(FineTune, {name: value}, "method")
+        typed_instance(FedAvg, {name: value}, "method")
 
 
 # The loss -------------------------------------------------------------------------------------------------------------
@@ -304,30 +304,30 @@ def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
 @pytest.mark.parametrize(
     ("method", "prefix", "told"),
     [
-        (FineTune, "head.0", r"choices: body\.stage1, .*heads"),
-        (FineTune, "heads.2", "heads"),
-        (FineTune, "stage1", r"did you mean body\.stage1 or "),
+        (FedAvg, "head.0", r"choices: body\.stage1, .*heads"),
+        (FedAvg, "heads.2", "heads"),
+        (FedAvg, "stage1", r"did you mean body\.stage1 or "),
         (L2P, "prompts.K", r"did you mean body\.prompts\? choices: body\.prompts, heads\)"),
         (L2P, "body.vit", "heads"),
     ],
 )
 def test_a_rate_of_no_parameter_that_trains_is_refused_before_any_work(method, prefix, told):
     """A slip of the hand in the name would leave the usual rate in force."""
-    problem = tiny_problem(architecture="vit" if method is L2P else "conv")
+    context = tiny_context(architecture="vit" if method is L2P else "conv")
     with pytest.raises(UserError, match=rf"^method\.training\.rates\.{prefix}=0\.5: .*{told}"):
-        method(training=Training(rates={"heads.1": 0.1, prefix: 0.5})).check(problem, [2, 3])
+        method(training=Training(rates={"heads.1": 0.1, prefix: 0.5})).check(context, [2, 3])
 
 
 def test_rates_of_names_that_come_with_later_tasks_are_possible():
     method = L2P(training=Training(rates={"heads": 0.1, "heads.1.bias": 0.2, "body.prompts.K": 0.5, "bo": 0.3}))
-    method.check(tiny_problem(architecture="vit"), [2, 3])
+    method.check(tiny_context(architecture="vit"), [2, 3])
 
 
 def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_all_seen_does_not():
     moved = {}
     for loss_over in ("task", "seen"):
         method = finetune(loss_over=loss_over, weight_decay=0.0)
-        first, second = after_each_task(method, tiny_problem(), made_tasks([[20, 12], [11, 18]]))
+        first, second = after_each_task(method, tiny_context(), made_tasks([[20, 12], [11, 18]]))
         moved[loss_over] = groups(differing(first, second))
     assert moved["seen"] - moved["task"] == {"heads.0"}
 
@@ -335,9 +335,9 @@ def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_a
 @pytest.mark.parametrize("loss_over", ["task", "seen"])
 def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
     """One batch of all samples of task 1, where both losses differ: old - lr * gradient."""
-    problem, tasks = tiny_problem(), made_tasks([[20], [16]])
+    context, tasks = tiny_context(), made_tasks([[20], [16]])
     method = finetune(loss_over=loss_over, batch_size=64, weight_decay=0.0, rounds=1, lr=0.5)
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
         broadcast = server.broadcast(task, 0)
@@ -346,8 +346,8 @@ def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
             server.absorb(0, message)
             server.finish_round()
     images, labels = tasks[1][0]
-    model = Plain(problem)
-    model.dimension = problem.network.dimension
+    model = Plain(context)
+    model.dimension = context.network.dimension
     model.add_head(2)
     model.add_head(2)
     model.load_state_dict({name: value for name, value in broadcast.items() if "." in name}, strict=False)

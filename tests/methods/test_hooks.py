@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
@@ -19,7 +19,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Pool, Replayed, Samples
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 
 SIZES = [[9, 6, 0], [8, 0, 7], [6, 6, 6]]
@@ -35,7 +35,7 @@ def tasks():
 
 def learnt(method: GradientMethod, **options):
     """The federation after all tasks."""
-    federation = federation_of(method, tiny_problem(**options), tasks())
+    federation = federation_of(method, tiny_context(**options), tasks())
     federation.run(lambda _: None)
     return federation
 
@@ -46,17 +46,20 @@ def learnt(method: GradientMethod, **options):
 class RememberingClient(GradientClient):
     """Keeps the first samples of each task, and replays them beside its own."""
 
-    def samples(self, shard, broadcast, state):
-        own = super().samples(shard, broadcast, state)
-        old = [name for name in state if name.startswith("images.") and name != f"images.{shard.task}"]
+    def samples(self, client_data, broadcast, state):
+        own = super().samples(client_data, broadcast, state)
+        old = [name for name in state if name.startswith("images.") and name != f"images.{client_data.task}"]
         if not old or not self.method.replayed:
             return own
         inputs = torch.cat([state[name] for name in old])
         labels = torch.cat([state[name.replace("images", "labels")] for name in old])
-        return Replayed(own, Pool(inputs, labels, seed=shard.client), self.method.replayed)
+        return Replayed(own, Pool(inputs, labels, seed=client_data.client), self.method.replayed)
 
-    def remember(self, shard, broadcast, state):
-        kept = {f"images.{shard.task}": shard.inputs[:2], f"labels.{shard.task}": shard.labels[:2]}
+    def remember(self, client_data, broadcast, state):
+        kept = {
+            f"images.{client_data.task}": client_data.inputs[:2],
+            f"labels.{client_data.task}": client_data.labels[:2],
+        }
         return {**state, **kept}
 
 
@@ -66,8 +69,8 @@ class Remembering(GradientMethod):
     training: Training = field(default_factory=training)
     replayed: int = 3
 
-    def client(self, problem):
-        return RememberingClient(self, problem)
+    def client(self, context):
+        return RememberingClient(self, context)
 
 
 def test_a_client_keeps_its_own_memory_and_nobody_elses():
@@ -77,19 +80,19 @@ def test_a_client_keeps_its_own_memory_and_nobody_elses():
         for client, size in enumerate(sizes):
             assert (f"{client}.images.{task}" in kept) == (size > 0)
             if size:
-                shard = federation.transport.everything.shard(task, client)
-                assert torch.equal(kept[f"{client}.images.{task}"], shard.inputs[:2])
+                client_data = federation.transport.everything.client_data(task, client)
+                assert torch.equal(kept[f"{client}.images.{task}"], client_data.inputs[:2])
     # Client 0 and 1 keep two images of 3 x 8 x 8 bytes in three and two tasks, with labels of 8 bytes.
     assert federation.state.client_storage_bytes == {"images": 3 * 2 * 192, "labels": 3 * 2 * 8}
 
 
 def test_memory_that_is_not_replayed_changes_nothing():
-    assert same(model_of(learnt(Remembering(replayed=0))), model_of(learnt(FineTune(training()))))
-    assert not same(model_of(learnt(Remembering())), model_of(learnt(FineTune(training()))))
+    assert same(model_of(learnt(Remembering(replayed=0))), model_of(learnt(FedAvg(training()))))
+    assert not same(model_of(learnt(Remembering())), model_of(learnt(FedAvg(training()))))
 
 
 def test_memory_survives_a_checkpoint():
-    whole, _ = assert_resumes(lambda: federation_of(Remembering(), tiny_problem(), tasks()))
+    whole, _ = assert_resumes(lambda: federation_of(Remembering(), tiny_context(), tasks()))
     assert whole.state.client_storage_bytes["images"] > 0
 
 
@@ -131,15 +134,15 @@ class Taught(Objective):
 
 
 class TaughtClient(GradientClient):
-    def __init__(self, method, problem):
-        super().__init__(method, problem)
+    def __init__(self, method, context):
+        super().__init__(method, context)
         self.seen, self.teachers = [], {}
 
-    def objective(self, shard, broadcast, state):
+    def objective(self, client_data, broadcast, state):
         from fcl_bench.training.heads import Heads
 
-        teacher = self.teacher(shard, broadcast)
-        self.teachers[shard.task] = teacher
+        teacher = self.teacher(client_data, broadcast)
+        self.teachers[client_data.task] = teacher
         return Taught(Heads.from_message(broadcast), teacher, self.seen)
 
 
@@ -149,12 +152,12 @@ class Taughtful(GradientMethod):
     keeps_teacher: ClassVar[bool] = True
     training: Training = field(default_factory=training)
 
-    def client(self, problem):
-        return TaughtClient(self, problem)
+    def client(self, context):
+        return TaughtClient(self, context)
 
 
 def test_the_teacher_is_the_model_with_which_the_last_task_ended():
-    federation = federation_of(Taughtful(), tiny_problem(), tasks())
+    federation = federation_of(Taughtful(), tiny_context(), tasks())
     ends = []
     federation.run(lambda done: ends.append(model_of(done)))
     client = federation.transport._node._client
@@ -169,7 +172,7 @@ def test_the_teacher_is_the_model_with_which_the_last_task_ended():
 
 
 def test_the_teacher_goes_down_once_for_each_client_and_task_and_never_up():
-    taught, plain = learnt(Taughtful()), learnt(FineTune(training()))
+    taught, plain = learnt(Taughtful()), learnt(FedAvg(training()))
     by = {"taught": taught, "plain": plain}
     down = {name: {(r.task, r.round, r.client): r.down_bytes for r in f.state.ledger.uploads} for name, f in by.items()}
     up = {name: [r.up_bytes for r in f.state.ledger.uploads] for name, f in by.items()}
@@ -183,11 +186,11 @@ def test_the_teacher_goes_down_once_for_each_client_and_task_and_never_up():
 
 
 def test_a_teacher_survives_an_interruption_within_its_task():
-    assert_resumes(lambda: federation_of(Taughtful(), tiny_problem(), tasks()))
+    assert_resumes(lambda: federation_of(Taughtful(), tiny_context(), tasks()))
 
 
 def test_a_frozen_copy_stays_what_it_was_and_has_the_heads_of_its_values():
-    federation = learnt(FineTune(training()))
+    federation = learnt(FedAvg(training()))
     client = federation.transport._node._client
     now = {name: value.clone() for name, value in client.network.state().items()}
     earlier = {name: value + 1 for name, value in now.items() if not name.startswith("heads.2")}
@@ -223,8 +226,8 @@ class Stepping(GradientMethod):
     size: float = 0.0
     drawn: list = field(default_factory=list)
 
-    def server(self, problem):
-        return SteppingServer(self, problem)
+    def server(self, context):
+        return SteppingServer(self, context)
 
 
 def test_the_server_steps_after_each_average_with_draws_that_follow_from_the_seed():
@@ -238,7 +241,7 @@ def test_the_server_steps_after_each_average_with_draws_that_follow_from_the_see
     assert first.drawn == second.drawn
     assert len(set(first.drawn)) == 2 * 3
     assert not same(model, model_of(learnt(Stepping())))
-    assert same(model_of(learnt(Stepping())), model_of(learnt(FineTune(training()))))
+    assert same(model_of(learnt(Stepping())), model_of(learnt(FedAvg(training()))))
 
 
 class WeighingServer(GradientServer):
@@ -252,28 +255,28 @@ class Weighing(GradientMethod):
     training: Training = field(default_factory=training)
     weights: tuple = (1.0, 1.0, 1.0)
 
-    def server(self, problem):
-        return WeighingServer(self, problem)
+    def server(self, context):
+        return WeighingServer(self, context)
 
 
 def test_a_client_counts_in_the_average_what_the_method_says():
-    uniform = model_of(learnt(FineTune(training(weighting="uniform"))))
+    uniform = model_of(learnt(FedAvg(training(weighting="uniform"))))
     assert same(model_of(learnt(Weighing())), uniform)
     once = training(rounds=1)
     only = learnt(Weighing(once, weights=(1.0, 0.0, 0.0)))
     # With all the weight on client 0, the first task's model is that client's own.
     [[own, *others]] = tasks()[:1]
-    alone = federation_of(FineTune(once), tiny_problem(), [[own, *((x[:0], y[:0]) for x, y in others)]])
+    alone = federation_of(FedAvg(once), tiny_context(), [[own, *((x[:0], y[:0]) for x, y in others)]])
     alone.run(lambda _: None)
-    first = federation_of(Weighing(once, weights=(1.0, 0.0, 0.0)), tiny_problem(), tasks()[:1])
+    first = federation_of(Weighing(once, weights=(1.0, 0.0, 0.0)), tiny_context(), tasks()[:1])
     first.run(lambda _: None)
     assert same(model_of(first), model_of(alone))
     assert not same(model_of(only), uniform)
 
 
 class CountingClient(GradientClient):
-    def answer(self, shard, broadcast, state):
-        return Message({"classes": torch.bincount(shard.labels, minlength=6)}), state
+    def answer(self, client_data, broadcast, state):
+        return Message({"classes": torch.bincount(client_data.labels, minlength=6)}), state
 
 
 class CountingServer(GradientServer):
@@ -293,11 +296,11 @@ class Counting(GradientMethod):
     def stages(self, task):
         return ["counts", *super().stages(task)]
 
-    def client(self, problem):
-        return CountingClient(self, problem)
+    def client(self, context):
+        return CountingClient(self, context)
 
-    def server(self, problem):
-        return CountingServer(self, problem)
+    def server(self, context):
+        return CountingServer(self, context)
 
 
 def test_a_stage_before_the_models_rounds_shifts_no_schedule():
@@ -305,7 +308,7 @@ def test_a_stage_before_the_models_rounds_shifts_no_schedule():
     knobs = training(rounds=3, schedule="cosine", fraction=0.5)
     method = Counting(knobs)
     federation = learnt(method)
-    assert same(model_of(federation), model_of(learnt(FineTune(knobs))))
+    assert same(model_of(federation), model_of(learnt(FedAvg(knobs))))
     assert [row[:2] for row in method.seen[:2]] == [(0, "counts"), (1, "counts")]
     stages = [row.stage for row in federation.state.ledger.uploads if row.task == 0 and row.client == 0]
     assert stages == ["counts", MODEL, MODEL, MODEL]
@@ -333,8 +336,8 @@ class Prompting(GradientMethod):
     name: ClassVar[str] = "prompting"
     training: Training = field(default_factory=training)
 
-    def build_network(self, problem):
-        return Prompted(self.start(problem))
+    def build_network(self, context):
+        return Prompted(self.start(context))
 
 
 def test_a_method_builds_its_own_network_and_only_what_trains_travels():
@@ -343,13 +346,13 @@ def test_a_method_builds_its_own_network_and_only_what_trains_travels():
     assert server.network.prompt.abs().max() > 0
     heads = {f"heads.{task}.{kind}" for task in range(3) for kind in ("weight", "bias")}
     assert set(server.network.changing()) == {"prompt", *heads}
-    features = server.problem.inputs
+    features = server.context.inputs
     first = next(row for row in federation.state.ledger.uploads if row.up_bytes)
     assert first.up_bytes == 4 * (features + 2 * features + 2) + 8
 
 
 def test_parameters_of_the_methods_own_survive_a_checkpoint_and_are_part_of_the_model():
-    whole, _ = assert_resumes(lambda: federation_of(Prompting(), tiny_problem(), tasks()))
+    whole, _ = assert_resumes(lambda: federation_of(Prompting(), tiny_context(), tasks()))
     assert whole.server.state_dict()["prompt"].any()
     assert torch.equal(whole.server.model()["prompt"], whole.server.state_dict()["prompt"])
 
@@ -359,12 +362,12 @@ def test_training_on_features_is_training_on_a_network_without_a_body():
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((12, 5)), np.arange(12) % 3
     knobs = Training(rounds=4, epochs=1, batch_size=12, lr=0.5, weight_decay=0.01, augment="none")
-    method = FineTune(knobs, on="features")
+    method = FedAvg(knobs, on="features")
     assert not method.trains_network
-    problem = tiny_problem()
-    problem = type(problem)(5, 0, torch.float64, problem.device, problem.wire)
-    federation = federation_of(method, problem, [[(torch.from_numpy(X), torch.from_numpy(y))]])
-    start = method.server(problem)
+    context = tiny_context()
+    context = type(context)(5, 0, torch.float64, context.device, context.wire)
+    federation = federation_of(method, context, [[(torch.from_numpy(X), torch.from_numpy(y))]])
+    start = method.server(context)
     start.start_task(federation.stream.tasks[0])
     W = start.network.heads[0].weight.detach().numpy().astype(float)
     b = np.zeros(3)

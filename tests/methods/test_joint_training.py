@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.averaging.centralised import JointTraining
+from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import (
     FAST,
@@ -21,25 +21,23 @@ from tests.methods.plain_training import (
 from tests.methods.training_harness import (
     federation_of,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 
-def joint(restart: bool = True, **knobs) -> JointTraining:
-    return JointTraining(
-        training=Training(**{**FAST, "momentum": 0.9, "augment": "crop_flip", **knobs}), restart=restart
-    )
+def joint(restart: bool = True, **knobs) -> Centralised:
+    return Centralised(training=Training(**{**FAST, "momentum": 0.9, "augment": "crop_flip", **knobs}), restart=restart)
 
 
 def test_joint_training_is_plain_sgd_over_all_samples_so_far_bit_for_bit():
     """In the order in which they came; from the initial network at every task."""
-    problem, tasks = tiny_problem(), made_tasks([[20, 7], [0, 25], [9, 9]])
+    context, tasks = tiny_context(), made_tasks([[20, 7], [0, 25], [9, 9]])
     method = joint(rounds=2, epochs=2, schedule="cosine")
     states = []
-    learn_images(method, problem, tasks, after=lambda _, server: states.append(state_of(server)))
+    learn_images(method, context, tasks, after=lambda _, server: states.append(state_of(server)))
     merged = [tuple(torch.cat([parts[i] for parts in clients]) for i in (0, 1)) for clients in tasks]
     for done, state in enumerate(states, start=1):
-        plain = plainly(problem, method.training, merged[:done], joint=True).state_dict()
+        plain = plainly(context, method.training, merged[:done], joint=True).state_dict()
         for name, value in state.items():
             assert torch.equal(value, plain[name]), (done, name)
 
@@ -50,13 +48,13 @@ def test_joint_training_does_not_care_who_held_a_sample():
     models = []
     for sizes in ([40], [13, 27], [1, 0, 30, 9]):
         shards = list(zip(images.split(sizes), labels.split(sizes), strict=True))
-        models.append(learn_images(joint(), tiny_problem(), [shards]).model())
+        models.append(learn_images(joint(), tiny_context(), [shards]).model())
     assert not differing(models[0], models[1])
     assert not differing(models[0], models[2])
 
 
 def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts():
-    problem, tasks = tiny_problem(), made_tasks([[20, 7], [9, 16]])
+    context, tasks = tiny_context(), made_tasks([[20, 7], [9, 16]])
 
     def spoil(_, server):
         server.network.load({name: torch.full_like(value, 0.01) for name, value in server.network.state().items()})
@@ -64,7 +62,7 @@ def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts(
     for restart in (True, False):
         method, models = joint(restart), []
         for spoilt in (False, True):
-            federation = federation_of(method, problem, tasks)
+            federation = federation_of(method, context, tasks)
             server = federation.server
             federation.run(
                 lambda done, server=server, spoilt=spoilt: (
@@ -77,11 +75,11 @@ def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts(
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_joint_training_goes_on_from_its_state_bit_for_bit(restart):
-    problem, tasks = tiny_problem(), made_tasks([[20, 12], [14, 9], [9, 9]])
-    whole, saved = federation_of(joint(restart), problem, tasks), []
+    context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
+    whole, saved = federation_of(joint(restart), context, tasks), []
     whole.run(lambda done: saved.append((json.dumps(done.save()[0]), cloned(done.save()[1]))))
     for state, tensors in saved:
-        again = federation_of(joint(restart), problem, tasks)
+        again = federation_of(joint(restart), context, tasks)
         again.restore(json.loads(state), tensors)
         again.run(lambda _: None)
         assert not differing(whole.server.model(), again.server.model())
@@ -90,7 +88,7 @@ def test_joint_training_goes_on_from_its_state_bit_for_bit(restart):
 
 def test_joint_training_uploads_bytes_and_labels_and_gets_nothing():
     samples = [[12, 9, 0, 0], [9, 9, 0, 11], [8, 0, 9, 8]]
-    ledger = federation_of(joint(), tiny_problem(size=9), made_tasks(samples, size=9)).run(lambda _: None).ledger
+    ledger = federation_of(joint(), tiny_context(size=9), made_tasks(samples, size=9)).run(lambda _: None).ledger
     assert len(ledger.uploads) == 3 * 4
     for row in ledger.uploads:
         count = samples[row.task][row.client]

@@ -7,20 +7,20 @@ import pytest
 import torch
 
 from fcl_bench.engine import evaluation as examination
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form import base
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import draw_tasks, learn, learn_task, problem_of, stream_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.harness import context_of, draw_tasks, learn, learn_task, stream_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 
 TASKS = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 9], [15, 12]])
 
 
 def learnt(**options):
-    return learn(STSA(M=10), problem_of(6, **options), TASKS)[0]
+    return learn(STSA(M=10), context_of(6, **options), TASKS)[0]
 
 
 def numbered(count: int, number: int | None) -> tuple[TestBatch, list[int]]:
@@ -71,13 +71,13 @@ def test_what_does_not_fit_is_not_kept(monkeypatch):
 
 
 def test_what_was_kept_is_scored_by_the_classifier_at_hand():
-    method, problem = STSA(M=10), problem_of(6)
+    method, context = STSA(M=10), context_of(6)
     first, second = stream_of(TASKS)
-    server = method.server(problem)
+    server = method.server(context)
     batch, loads = numbered(7, number=4)
-    learn_task(method, problem, server, first, TASKS[0])
+    learn_task(method, context, server, first, TASKS[0])
     assert server.classify(again(batch)).scores.shape == (7, 3)
-    learn_task(method, problem, server, second, TASKS[1])
+    learn_task(method, context, server, second, TASKS[1])
     scores = server.classify(again(batch)).scores
     assert len(loads) == 1
     assert scores.shape == (7, 5)
@@ -100,7 +100,7 @@ def test_answers_do_not_depend_on_what_was_kept(budget, monkeypatch):
     tasks = feature_tasks(1, [2, 3, 2], [[9, 8], [7, 12], [5, 6]])
 
     def answers():
-        federation = federation_of(STSA(M=10), problem_of(6), tasks)
+        federation = federation_of(STSA(M=10), context_of(6), tasks)
         asked = federation.run(lambda _: None).answers["correct"]
         return asked, len(federation.server._kept)
 
@@ -113,13 +113,13 @@ def test_answers_do_not_depend_on_what_was_kept(budget, monkeypatch):
     assert kept == {0: 0, 8 * 10 * 4 * 2: 2, 2**28: 47 // 4}[budget]
 
 
-class Asked(FineTune):
+class Asked(FedAvg):
     """Notes the numbers of the batches that its server is asked about."""
 
     numbers: list[tuple[int, int | None]] = []  # noqa: RUF012
 
-    def server(self, problem):
-        server = super().server(problem)
+    def server(self, context):
+        server = super().server(context)
         classify = server.classify
 
         def noted(batch):
@@ -136,5 +136,5 @@ def test_full_batches_have_numbers_and_partial_ones_have_none(monkeypatch):
     method = Asked(training=Training(rounds=1, epochs=1, augment="none"))
     method.numbers.clear()
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[6], [4]])
-    federation_of(method, tiny_problem(), tasks).run(lambda _: None)
+    federation_of(method, tiny_context(), tasks).run(lambda _: None)
     assert method.numbers == [(4, 0), (2, None), (4, 0), (4, 1), (2, None)]

@@ -12,8 +12,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.l2p import L2P
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
-from tests.methods.prompt_harness import D, exchanges, fresh, heads_alone, pictures, problem, run_of, training
-from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
+from tests.methods.prompt_harness import D, context, exchanges, fresh, heads_alone, pictures, run_of, training
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 from tests.training.vit.prompt_oracle import naive_features
 
@@ -27,20 +27,20 @@ def small(**knobs) -> L2P:
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_a_step_is_that_of_the_equations(variant):
     """One step of SGD on one batch of the second task, deep; published: every image draws everyone's keys."""
-    rate, pull, tasks, given = 0.5, 0.3, pictures(), problem()
+    rate, pull, tasks, given = 0.5, 0.3, pictures(), context()
     knobs = training(optimizer="sgd", lr=rate, batch_size=32, momentum=0.0)
     method = small(training=knobs, pull=pull, variant=variant, layers=[0, 2])
     server = learn_images(method, given, tasks[:1])
     task = images_stream(tasks)[1]
     server.start_task(task)
     before = {name: value.clone() for name, value in server.network.state().items()}
-    client, shard = method.client(given), image_shard(0, 1, *tasks[1][0])
-    upload = turn(client, shard, server.broadcast(task, 0))
+    client, client_data = method.client(given), image_shard(0, 1, *tasks[1][0])
+    upload = turn(client, client_data, server.broadcast(task, 0))
 
     names = {"P": "body.prompts.P", "K": "body.prompts.K", "weight": "heads.1.weight", "bias": "heads.1.bias"}
     values = {kind: before[name].double().requires_grad_() for kind, name in names.items()}
-    vit = tiny_problem(width=2, architecture="vit").network.build()
-    images = client.trainer.standardise(shard.inputs)
+    vit = tiny_context(width=2, architecture="vit").network.build()
+    images = client.trainer.standardise(client_data.inputs)
     queries = naive_features(vit, images, {}).detach()
     rows, away = {}, 0.0
     for i, layer in enumerate((0, 2)):
@@ -53,7 +53,7 @@ def test_a_step_is_that_of_the_equations(variant):
                 away = away + sum(1 - near[x][m] for m in chosen[other])
     logits = naive_features(vit, images, rows) @ values["weight"].T + values["bias"]
     logs = logits - logits.exp().sum(dim=1, keepdim=True).log()
-    loss = -sum(logs[i, int(label) - 3] for i, label in enumerate(shard.labels)) / len(images)
+    loss = -sum(logs[i, int(label) - 3] for i, label in enumerate(client_data.labels)) / len(images)
     (loss + pull * away).backward()
 
     assert set(upload) == set(names.values())
@@ -75,7 +75,7 @@ def test_the_pool_trains_in_every_task_and_old_heads_rest():
     found: list[dict[str, torch.Tensor]] = []
     learn_images(
         small(),
-        problem(),
+        context(),
         pictures(),
         after=lambda _, server: found.append({n: v.clone() for n, v in server.network.state().items()}),
     )
@@ -106,7 +106,7 @@ def test_without_rows_only_the_heads_train_bit_for_bit_and_byte_for_byte():
 
 
 def test_without_pull_keys_stay_as_they_are_drawn():
-    start = small().server(problem())
+    start = small().server(context())
     start.start_task(images_stream(pictures())[0])
     drawn = start.network.state()["body.prompts.K"]
     assert torch.equal(model_of(run_of(small(pull=0.0)))["body.prompts.K"], drawn)
@@ -137,5 +137,5 @@ def test_wrong_knobs_name_the_key(knobs, told):
 
 def test_layers_that_the_network_does_not_have_are_refused():
     with pytest.raises(UserError, match=r"method\.layers=\[0, 4\] for a network of 4 blocks"):
-        L2P(layers=[0, 4]).check(problem(), [2, 2])
-    L2P().check(problem(), [2, 2])
+        L2P(layers=[0, 4]).check(context(), [2, 2])
+    L2P().check(context(), [2, 2])

@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fcl_bench.backbones.trainable import seeded
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.bounded import Bounded, Replaying, factors
 from fcl_bench.methods.data_free.lander import LANDER
@@ -27,7 +27,7 @@ from tests.methods.training_harness import (
     images_stream,
     learn_image_task,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.methods.whole_runs import model_of, same
 
@@ -43,7 +43,7 @@ def test_the_factors_of_old_and_new(seen, known, cur, pre):
 
 
 def mapped_network(heads: list[int], seed: int) -> MappedNetwork:
-    network = MappedNetwork(tiny_problem().network, 6, seed=seed)
+    network = MappedNetwork(tiny_context().network, 6, seed=seed)
     network.grow(heads, seed=seed)
     with seeded(seed), torch.no_grad():
         for value in network.parameters():
@@ -134,7 +134,7 @@ def test_inside_a_huge_ball_the_first_task_is_finetune_bit_for_bit_but_for_the_m
     """Which has no gradient but weight decay's."""
     first = pictures()[:1]
     ours = model_of(federation(lander(final="last", radius=1e6), first))
-    theirs = model_of(federation(FineTune(training(), loss_over="task"), first))
+    theirs = model_of(federation(FedAvg(training(), loss_over="task"), first))
     assert same({name: value for name, value in ours.items() if not name.startswith("mapping")}, theirs)
     small = model_of(federation(lander(final="last"), first))
     assert not same({name: value for name, value in small.items() if not name.startswith("mapping")}, theirs)
@@ -152,7 +152,7 @@ def test_without_both_terms_and_at_factor_1_it_is_finetune_bit_for_bit_and_byte_
     cur = 1 / factor
     assert cur * factor == 1
     ours = federation(lander(ltc=0.0, pre=0.0, cur=cur, final="last", loss_over=over), three_and_three())
-    theirs = federation(FineTune(training(), loss_over=over), three_and_three())
+    theirs = federation(FedAvg(training(), loss_over=over), three_and_three())
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
@@ -163,13 +163,13 @@ def test_without_both_terms_and_at_factor_1_it_is_finetune_bit_for_bit_and_byte_
 def test_cur_alone_scales_the_steps_of_finetune():
     """Without momentum and weight decay a loss times c is a step size times c."""
     plain = {"momentum": 0.0, "weight_decay": 0.0}
-    ours = learn_images(lander(plain, ltc=0.0, pre=0.0, cur=0.1, final="last"), tiny_problem(), three_and_three())
-    theirs = FineTune(training(**plain), loss_over="task")
-    server = theirs.server(tiny_problem())
+    ours = learn_images(lander(plain, ltc=0.0, pre=0.0, cur=0.1, final="last"), tiny_context(), three_and_three())
+    theirs = FedAvg(training(**plain), loss_over="task")
+    server = theirs.server(tiny_context())
     factor = 0.1 * factors(6, 3)[0]
     for task, clients in zip(images_stream(three_and_three()), three_and_three(), strict=True):
         theirs.training.lr = 0.05 * (factor if task.index else 1)
-        learn_image_task(theirs, tiny_problem(), server, task, clients)
+        learn_image_task(theirs, tiny_context(), server, task, clients)
     for name, value in server.network.state().items():
         assert_allclose(ours.network.state()[name].numpy(), value.numpy(), atol=2e-6, err_msg=name)
 
@@ -185,7 +185,7 @@ def test_the_teacher_holds_the_old_classes_on_the_images():
             ends[pre] = []
             learn_images(
                 lander({"rounds": 6, "epochs": 2, "lr": 0.02}, synthesis, pre=pre, final="last", loss_over="seen"),
-                tiny_problem(),
+                tiny_context(),
                 tasks,
                 after=lambda _, server, kept=ends[pre]: kept.append(copy.deepcopy(server)),
             )
@@ -200,7 +200,7 @@ def test_the_teacher_holds_the_old_classes_on_the_images():
 
 
 def test_a_task_ends_with_the_model_that_came_into_the_round_of_the_lowest_total_loss():
-    server = lander({"rounds": 4}).server(tiny_problem())
+    server = lander({"rounds": 4}).server(tiny_context())
     tasks = [Task(0, range(2), 2), Task(1, range(2, 4), 4)]
     server.start_task(tasks[0])
     came, end = fed(server, tasks[0], [[9.0, 1.0], [2.0, 3.0], [4.0, 4.0], [1.0, 4.5]], [3, 5])
@@ -217,7 +217,7 @@ def test_a_task_ends_with_the_model_that_came_into_the_round_of_the_lowest_total
 
 
 def test_with_other_participants_the_loss_counts_per_sample():
-    server = lander({"rounds": 2}).server(tiny_problem())
+    server = lander({"rounds": 2}).server(tiny_context())
     task = Task(0, range(2), 2)
     server.start_task(task)
     came, end = fed(server, task, [[3.0], [5.0, 4.0]], [10, 90])  # 0.3, then 0.09 for each sample
@@ -225,7 +225,7 @@ def test_with_other_participants_the_loss_counts_per_sample():
 
 
 def test_final_last_takes_the_last_average_and_no_loss_travels():
-    server = lander({"rounds": 2}, final="last").server(tiny_problem())
+    server = lander({"rounds": 2}, final="last").server(tiny_context())
     task = Task(0, range(2), 2)
     server.start_task(task)
     server.broadcast(task, 0)
@@ -238,17 +238,17 @@ def test_final_last_takes_the_last_average_and_no_loss_travels():
 
 def test_the_loss_that_travels_is_the_incoming_models_on_the_first_epoch():
     """One batch an epoch: the first loss is that of the broadcast model in training mode."""
-    problem, method = tiny_problem(), lander({"batch_size": 64, "epochs": 3})
-    server, client = method.server(problem), method.client(problem)
+    context, method = tiny_context(), lander({"batch_size": 64, "epochs": 3})
+    server, client = method.server(context), method.client(context)
     tasks = pictures()
     [task, *_] = images_stream(tasks)
     server.start_task(task)
-    broadcast, shard = server.broadcast(task, 0), image_shard(0, 0, *tasks[0][0])
-    upload = turn(client, shard, broadcast)
+    broadcast, client_data = server.broadcast(task, 0), image_shard(0, 0, *tasks[0][0])
+    upload = turn(client, client_data, broadcast)
     network = server.network.train()
-    features = network.body(client.trainer.standardise(shard.inputs))
-    pulled = (network.mapping(features) - server.anchors["anchors.0"][shard.labels]).square().mean() - 0.015
-    expected = torch.nn.functional.cross_entropy(network.logits(features), shard.labels) + 5 * pulled.clamp(min=0)
+    features = network.body(client.trainer.standardise(client_data.inputs))
+    pulled = (network.mapping(features) - server.anchors["anchors.0"][client_data.labels]).square().mean() - 0.015
+    expected = torch.nn.functional.cross_entropy(network.logits(features), client_data.labels) + 5 * pulled.clamp(min=0)
     assert float(upload["loss"][0]) == pytest.approx(float(expected.detach()), rel=1e-5)
     assert upload["loss"].dtype == torch.float32
     assert client._objective is None

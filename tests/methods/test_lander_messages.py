@@ -11,18 +11,18 @@ from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.anchors import random_anchors
 from fcl_bench.methods.data_free.generators.anchored import AnchoredGenerator, Synthesis
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.papers.byte_conventions import MIB, accounting
-from fcl_bench.protocol.context import Problem, WireFormat
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.task import Task
 from tests.methods.classical_harness import SIZES, federation, training
 from tests.methods.harness import turn
 from tests.methods.lander_harness import lander
-from tests.methods.training_harness import image_shard, tiny_problem
+from tests.methods.training_harness import image_shard, tiny_context
 from tests.methods.whole_runs import model_of
 
 #: An image of 8 pixels, and the mapping of 32 features to anchors of 6 numbers.
@@ -43,7 +43,7 @@ IMAGE, MAPPING = 3 * 8 * 8, 4 * 6 * (32 + 1)
 def test_bytes_by_formula(knobs, images, beside):
     """Each round the model with its mapping both ways, and up a loss; once per client and task what was made."""
     weighting = {"weighting": "uniform"} if "variant" in knobs else {}
-    ours, plain = federation(lander(weighting, **knobs)), federation(FineTune(training(), loss_over="task"))
+    ours, plain = federation(lander(weighting, **knobs)), federation(FedAvg(training(), loss_over="task"))
     body = sum(value.nbytes for name, value in model_of(plain).items() if name.startswith("body."))
     old, new = {1: 3, 2: 5}, [3, 2, 2]
     loss = 0 if knobs.get("final") == "last" else 4
@@ -82,7 +82,7 @@ def test_with_send_generator_every_client_draws_the_same_images():
     shown = server.pictures()["synthetic"]
     assert shown.images.shape == (32, 3, 8, 8)
     broadcast = server.broadcast(Task(2, range(5, 7), 7), 0)
-    clients = [method.client(tiny_problem()) for _ in range(2)]
+    clients = [method.client(tiny_context()) for _ in range(2)]
     drawn = []
     for number, client in enumerate(clients):
         client.take_over(image_shard(number, 2, torch.zeros(0), torch.zeros(0)), broadcast)
@@ -95,11 +95,11 @@ def test_with_send_generator_every_client_draws_the_same_images():
 # STSA's Table 5 -------------------------------------------------------------------------------------------------------
 
 
-def resnet_problem() -> Problem:
+def resnet_context() -> Context:
     """ResNet-18 with the CIFAR stem and its own knobs, as `backbone=resnet18_cifar` has it."""
     split = image_split([0, 1], ArrayImages(np.zeros((2, 32, 32, 3), dtype=np.uint8)))
     network = load_settings(composed(["backbone=resnet18_cifar"])).backbone.trainable(Dataset("made", split, split), 0)
-    return Problem(network.dimension, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32), network)
+    return Context(network.dimension, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32), network)
 
 
 def floats(message) -> int:
@@ -114,18 +114,18 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     tasks 100 rounds take the model down and up, and once the images of 41 batches go down. Their sum is 79,047.8 MiB
     (79,047.82); with a byte for every image's label it is 79,047.91, which prints as in the table.
     """
-    problem = resnet_problem()
+    context = resnet_context()
     small = Synthesis(batch=2, warmup=0, batches=2, g_steps=1, kd_steps=0, noise=4)
     method = LANDER(training(rounds=1, batch_size=4, weighting="uniform"), synthesis=small, variant="published")
-    server, client = method.server(problem), method.client(problem)
+    server, client = method.server(context), method.client(context)
     each = []
     for t in range(2):
         task = Task(t, range(10 * t, 10 * t + 10), 10 * t + 10)
         server.start_task(task)
         down = server.broadcast(task, 0)
         assert down.stage == MODEL
-        shard = image_shard(0, t, torch.randint(0, 255, (4, 3, 32, 32)).to(torch.uint8), 10 * t + torch.arange(4))
-        up = turn(client, shard, down)
+        client_data = image_shard(0, t, torch.randint(0, 255, (4, 3, 32, 32)).to(torch.uint8), 10 * t + torch.arange(4))
+        up = turn(client, client_data, down)
         each.append((floats(down), floats(up)))
     assert down["made.0.images"].nbytes == 4 * 3072
     head = each[1][0] - each[0][0]
@@ -141,7 +141,7 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     assert f"{(exchanged + pictures) / MIB:.1f}" == "79047.8"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.2f}" == "79047.91"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.1f}" == "79047.9"
-    counted = accounting(published, problem, [10] * 10)
+    counted = accounting(published, context, [10] * 10)
     assert counted == {"stsa_mib": pytest.approx((exchanged + pictures + len(later) * images) / MIB, rel=1e-12)}
     # The number speaks for all 41 batches: the 10,000 images that clients use would be another.
     used = exchanged + len(later) * 10_000 * (3072 + 1)

@@ -19,7 +19,7 @@ from tests.methods.lander_harness import fed, lander
 from tests.methods.training_harness import (
     federation_of,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.methods.whole_runs import assert_resumes, model_of, same
 from tests.small_runs import settings_for
@@ -30,19 +30,19 @@ from tests.small_runs import settings_for
 @pytest.mark.parametrize("knobs", [{}, {"send": "generator"}], ids=str)
 def test_a_resumed_run_is_an_uninterrupted_one(knobs):
     method = lander({"fraction": 0.7, "rounds": 3}, **knobs)
-    whole, _ = assert_resumes(lambda: federation_of(method, tiny_problem(), pictures()), step=3)
+    whole, _ = assert_resumes(lambda: federation_of(method, tiny_context(), pictures()), step=3)
     assert len(whole.server.ended_with) == len(SIZES)
 
 
 def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path):
     """The state between rounds holds the best model so far."""
-    server = lander({"rounds": 3}).server(tiny_problem())
+    server = lander({"rounds": 3}).server(tiny_context())
     task = Task(0, range(2), 2)
     server.start_task(task)
     came, _ = fed(server, task, [[1.0], [2.0]], [4])
     state = {name: value.clone() for name, value in server.state_dict().items()}
     assert same({name: state[f"best.{name}"] for name in came[0]}, came[0])
-    again = lander({"rounds": 3}).server(tiny_problem())
+    again = lander({"rounds": 3}).server(tiny_context())
     again.load_state_dict(state)
     again.start_task(task)
     again.broadcast(task, 2)
@@ -55,12 +55,12 @@ def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path)
 def test_anchors_are_by_column_in_whatever_order_a_checkpoint_has_them():
     """By name, the tenth task's come before the second's."""
     method = lander(pre=0.0)
-    server = method.server(tiny_problem())
+    server = method.server(tiny_context())
     for index in range(12):
         server.start_task(Task(index, range(index, index + 1), index + 1))
     expected = random_anchors(range(12), 6, derived_seed(0, "anchors") % 2**62)
     assert torch.equal(server.all_anchors(), expected)
-    again = method.server(tiny_problem())
+    again = method.server(tiny_context())
     again.load_state_dict(dict(sorted(server.state_dict().items())))
     assert torch.equal(again.all_anchors(), expected)
 
@@ -78,7 +78,7 @@ def test_classes_may_come_back_and_clients_come_late():
 
 
 def test_the_prediction_needs_no_mapping():
-    server = learn_images(lander(), tiny_problem(), pictures()[:1])
+    server = learn_images(lander(), tiny_context(), pictures()[:1])
     assert not any(name.startswith("mapping") for name in server.model())
     assert any(name.startswith("mapping") for name in server.network.state())
 
@@ -100,17 +100,17 @@ def test_anchors_of_a_file_are_by_the_data_sets_classes(tmp_path):
     rows = np.arange(60, dtype=np.float32).reshape(10, 6)
     np.savez(path, anchors=rows)
     method = lander(anchors=str(path))
-    method.check(tiny_problem(), [3, 2])
-    server = method.server(tiny_problem())
+    method.check(tiny_context(), [3, 2])
+    server = method.server(tiny_context())
     server.start_task(Task(0, range(3), 3, classes=(7, 0, 9)))
     assert server.anchors["anchors.0"].tolist() == rows[[7, 0, 9]].tolist()
     server.method.pre = 0.0
     with pytest.raises(UserError, match=r"method\.anchors=.* has 10 anchors, none for class 12"):
         server.start_task(Task(1, range(3, 5), 5, classes=(3, 12)))
     with pytest.raises(UserError, match=r"method\.anchors=.* has 10 anchors \(one for each of 11 classes\)"):
-        method.check(tiny_problem(), [6, 5])
+        method.check(tiny_context(), [6, 5])
     with pytest.raises(UserError, match=r"method\.anchor_size=512: .* 6 numbers \(method\.anchor_size=6\)"):
-        lander(anchors=str(path), anchor_size=512).check(tiny_problem(), [3])
+        lander(anchors=str(path), anchor_size=512).check(tiny_context(), [3])
 
 
 # Knobs ----------------------------------------------------------------------------------------------------------------
@@ -152,4 +152,4 @@ def test_what_contradicts_the_published_variant_is_told(knobs, told):
 
 def test_features_are_refused():
     with pytest.raises(UserError, match=r"method\.on=features: method=lander makes images"):
-        LANDER(on="features").check(tiny_problem(), [2])
+        LANDER(on="features").check(tiny_context(), [2])

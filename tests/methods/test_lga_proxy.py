@@ -12,7 +12,7 @@ from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer
 from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.protocol.message import Message
 from tests.methods import lga_oracle
-from tests.methods.fedicarl_harness import CLASSES, SIZES, learnt, made, problem_on, tasks_on, training
+from tests.methods.fedicarl_harness import CLASSES, SIZES, context_on, learnt, made, tasks_on, training
 from tests.methods.glfc_harness import short_descent
 from tests.methods.plain_training import state_of
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_image_task
@@ -50,7 +50,7 @@ def test_the_radius_is_that_of_all_clients_samples_together():
 def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked():
     """The radius stayed at its first value."""
     unlabelled = [(0, client) for client in range(len(SIZES[0]))]
-    federation = federation_of(proxied(), problem_on("images"), tasks_on("images", SIZES[:2]), unlabelled=unlabelled)
+    federation = federation_of(proxied(), context_on("images"), tasks_on("images", SIZES[:2]), unlabelled=unlabelled)
     federation.run(lambda _: None)
     assert federation.server.radius != 0.15
     asked = {row.task for row in federation.state.ledger.uploads if row.stage == RADIUS and row.up_bytes}
@@ -80,10 +80,10 @@ def test_sums_that_contradict_themselves_are_refused():
 
 def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_they_hold():
     """What travels in the stage may be added up on the way, and leaves out other classes under wire.columns=held."""
-    method, problem, tasks = proxied(), problem_on("images"), tasks_on("images", SIZES[:1])
-    server, client, told = method.server(problem), method.client(problem), []
+    method, context, tasks = proxied(), context_on("images"), tasks_on("images", SIZES[:1])
+    server, client, told = method.server(context), method.client(context), []
     [task] = images_stream(tasks)
-    learn_image_task(method, problem, server, task, tasks[0])
+    learn_image_task(method, context, server, task, tasks[0])
     broadcast = server.broadcast(task, server.stages(task).index(RADIUS))
     for k, (images, labels) in enumerate(tasks[0]):
         if len(labels):

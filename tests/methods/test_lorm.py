@@ -38,10 +38,10 @@ def assert_same_outputs(found: torch.Tensor, expected: np.ndarray, X: list[np.nd
 
 @pytest.mark.parametrize(("alpha", "alpha_head"), [(0.0, 0.5), (1.0, 1.0), (0.4, 0.0)])
 def test_a_round_is_least_squares_on_the_clients_true_inputs(alpha, alpha_head):
-    problem, [clients] = setting([[12, 7, 9]])
+    context, [clients] = setting([[12, 7, 9]])
     method = lorm(alpha=alpha, alpha_head=alpha_head)
     sizes = [len(labels) for _, labels in clients]
-    for round_, (before, uploads, inputs, after) in enumerate(rounds_of(method, problem, clients, 2)):
+    for round_, (before, uploads, inputs, after) in enumerate(rounds_of(method, context, clients, 2)):
         trained, resting = "BA"[round_], "AB"[round_]
         for path in (QKV, FC2):
             part = path.rpartition(".")[2]
@@ -63,17 +63,17 @@ def test_a_round_is_least_squares_on_the_clients_true_inputs(alpha, alpha_head):
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
 def test_one_client_gets_its_own_model_back(alpha):
     """Bit for bit, whatever its inputs are."""
-    problem, [clients] = setting([[3]])
-    for _, [upload], _, after in rounds_of(lorm(alpha=alpha, alpha_head=alpha), problem, clients, 2):
+    context, [clients] = setting([[3]])
+    for _, [upload], _, after in rounds_of(lorm(alpha=alpha, alpha_head=alpha), context, clients, 2):
         for name, value in upload.items():
             if not name.startswith("gram."):
                 assert torch.equal(after[name], value)
 
 
 def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_update():
-    problem, tasks = setting([[9], [9]])
+    context, tasks = setting([[9], [9]])
     method, seen, acting = lorm(), [], []
-    server = method.server(problem)
+    server = method.server(context)
     forward = LowRank.forward
 
     def looked(layer, x):
@@ -84,7 +84,7 @@ def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_updat
         patch.setattr(LowRank, "forward", looked)
         for task, clients in zip(images_stream(tasks), tasks, strict=True):
             acting.clear()
-            learn_image_task(method, problem, server, task, clients)
+            learn_image_task(method, context, server, task, clients)
             seen.append({(trains, tuple(scales.values()), merged) for trains, scales, merged in acting})
             acting.clear()
             server.classify(TestBatch.of(clients[0][0]))
@@ -95,11 +95,11 @@ def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_updat
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_the_tasks_are_merged_by_least_squares_on_their_inputs(alpha):
-    problem, tasks = setting([[9, 6], [5, 8]])
+    context, tasks = setting([[9, 6], [5, 8]])
     method, inputs, server, deltas = lorm(alpha=alpha, epochs=2), [], None, []
-    server, watched = method.server(problem), Watched(method, problem)
+    server, watched = method.server(context), Watched(method, context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
-        learn_image_task(method, problem, server, task, clients)
+        learn_image_task(method, context, server, task, clients)
         # The clients' network under the task's last model, with the mean of the updates.
         own = watched.client
         own.prepare(server.heads)
@@ -116,9 +116,9 @@ def test_the_tasks_are_merged_by_least_squares_on_their_inputs(alpha):
 
 
 def test_a_task_that_is_going_on_is_predicted_by_the_mean_of_the_updates():
-    problem, tasks = setting([[9], [9]])
+    context, tasks = setting([[9], [9]])
     method = lorm()
-    server = learn_images(method, problem, tasks[:1])
+    server = learn_images(method, context, tasks[:1])
     assert all(layer.merged for layer in low_rank_layers(server.network.body).values())
     server.start_task(images_stream(tasks)[1])
     for layer in low_rank_layers(server.network.body).values():

@@ -15,12 +15,12 @@ from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.lorm_harness import HIDDEN, QKV, RANK, D, lorm, rounds_of, setting
-from tests.methods.training_harness import ImageTasks, federation_of, images_stream, learn_images, tiny_problem
+from tests.methods.training_harness import ImageTasks, federation_of, images_stream, learn_images, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, same
 
 # Bytes ----------------------------------------------------------------------------------------------------------------
@@ -31,9 +31,9 @@ def vit_b16(alpha: float) -> tuple[LoRM, dict[str, int]]:
     method = LoRM(alpha=alpha)
     build = partial(VisionTransformer, num_classes=0)
     start = Trainable("vit_b16", build, 768, 224, (0.5,) * 3, (0.5,) * 3, (), {})
-    problem = dataclasses.replace(tiny_problem(), network=start, inputs=768)
+    context = dataclasses.replace(tiny_context(), network=start, inputs=768)
     with torch.device("meta"):
-        network = method.build_network(problem)
+        network = method.build_network(context)
     sizes = {name: int(np.prod(shape)) for name, shape in method.gram_sizes(network).items()}
     return method, {name: sizes[name] for name in [*method.layer_fields(network), "gram.heads"]}
 
@@ -51,9 +51,9 @@ def test_the_gram_matrices_of_a_vit_b16_as_published(alpha, numbers):
 @pytest.mark.parametrize(("alpha", "wire", "gram"), [(0.0, "float32", "full"), (0.5, "float64", "packed")])
 def test_bytes_by_formula(alpha, wire, gram):
     """Up: the factor that trained, the head, and Grams; down: both factors and the head, and what is old once."""
-    problem, tasks = setting([[9, 6], [7, 8], [4, 4]], wire=wire)
-    problem = dataclasses.replace(problem, wire=dataclasses.replace(problem.wire, gram=gram))
-    rows = learnt(lorm(alpha=alpha), problem, tasks).state.ledger.uploads
+    context, tasks = setting([[9, 6], [7, 8], [4, 4]], wire=wire)
+    context = dataclasses.replace(context, wire=dataclasses.replace(context.wire, gram=gram))
+    rows = learnt(lorm(alpha=alpha), context, tasks).state.ledger.uploads
     each = {"float32": 4, "float64": 8}[wire]
 
     def matrix(side: int) -> int:
@@ -81,8 +81,8 @@ def test_bytes_by_formula(alpha, wire, gram):
 
 
 def test_a_client_that_comes_late_gets_the_earlier_updates_once():
-    problem, tasks = setting([[9, 0], [7, 8]])
-    rows = learnt(lorm(), problem, tasks).state.ledger.uploads
+    context, tasks = setting([[9, 0], [7, 8]])
+    rows = learnt(lorm(), context, tasks).state.ledger.uploads
     down = {(row.task, row.round, row.client): row.down_bytes for row in rows if row.down_bytes}
     assert not any(task == 0 and client == 1 for task, _, client in down)
     assert down[1, 0, 1] - down[1, 0, 0] == 4 * RANK * (D + HIDDEN + 4 * D)
@@ -93,10 +93,10 @@ def test_a_client_that_comes_late_gets_the_earlier_updates_once():
 
 
 def test_average_is_the_mean_of_both_factors_and_sends_no_gram():
-    problem, [clients] = setting([[12, 4]])
+    context, [clients] = setting([[12, 4]])
     method = lorm(merge="average")
     assert method.stages(images_stream([clients])[0]) == ["model"] * 2
-    for before, uploads, _, after in rounds_of(method, problem, clients, 2):
+    for before, uploads, _, after in rounds_of(method, context, clients, 2):
         assert uploads[0].keys() == {
             name for name in before if name.startswith("heads") or ".A." in name or ".B." in name
         }
@@ -105,45 +105,45 @@ def test_average_is_the_mean_of_both_factors_and_sends_no_gram():
             torch.testing.assert_close(after[name].double(), mean, atol=1e-6, rtol=1e-6)
 
 
-def recurring() -> tuple[Problem, ImageTasks]:
+def recurring() -> tuple[Context, ImageTasks]:
     """Class 0 comes back in the second task; a client is late, another has no sample of the last task."""
-    problem, tasks = setting([[9, 6, 0], [7, 6, 5], [8, 0, 6]])
+    context, tasks = setting([[9, 6, 0], [7, 6, 5], [8, 0, 6]])
     images, labels = tasks[1][0]
     tasks[1][0] = images, torch.where(labels == labels[0], 0, labels)
-    return problem, tasks
+    return context, tasks
 
 
 @pytest.mark.parametrize("knobs", [{}, {"alpha": 0.5, "fraction": 0.6}, {"merge": "average"}], ids=str)
 def test_a_run_goes_on_inside_a_task(knobs):
-    problem, tasks = recurring()
-    whole, _ = assert_resumes(partial(federation_of, lorm(**knobs), problem, tasks), step=2)
+    context, tasks = recurring()
+    whole, _ = assert_resumes(partial(federation_of, lorm(**knobs), context, tasks), step=2)
     merged = {name: value for name, value in whole.server.model().items() if name.startswith("delta.")}
     assert len(merged) == (0 if "merge" in knobs else 2)
 
 
 @pytest.mark.parametrize("merge", ["grams", "average"])
 def test_a_server_that_loads_the_model_on_file_predicts_as_the_one_that_saved_it(merge):
-    problem, tasks = recurring()
+    context, tasks = recurring()
     method = lorm(merge=merge)
-    server, loaded = learn_images(method, problem, tasks), method.server(problem)
+    server, loaded = learn_images(method, context, tasks), method.server(context)
     loaded.load_model({name: value.clone() for name, value in server.model().items()}, images_stream(tasks))
     images = torch.cat([images for clients in tasks for images, _ in clients])
     torch.testing.assert_close(loaded.predict(images), server.predict(images))
 
 
 def test_rows_of_a_class_that_is_not_there_stay_in_a_head_that_comes_back():
-    problem, tasks = recurring()
+    context, tasks = recurring()
     heads = []
     learn_images(
-        lorm(), problem, tasks[:2], after=lambda _, server: heads.append(server.network.heads[0].weight.clone())
+        lorm(), context, tasks[:2], after=lambda _, server: heads.append(server.network.heads[0].weight.clone())
     )
     assert torch.equal(heads[0][1], heads[1][1])
     assert not torch.equal(heads[0][0], heads[1][0])
 
 
 def test_a_task_without_a_label_changes_nothing():
-    problem, tasks = setting([[9, 6], [7, 8], [4, 4]])
-    found = learnt(lorm(), problem, tasks, unlabelled=[(0, 0), (0, 1), (2, 0), (2, 1)])
+    context, tasks = setting([[9, 6], [7, 8], [4, 4]])
+    found = learnt(lorm(), context, tasks, unlabelled=[(0, 0), (0, 1), (2, 0), (2, 1)])
     for layer in low_rank_layers(found.server.network.body).values():
         [part] = layer.parts
         assert (layer.delta(part, 0) == 0).all()
@@ -155,14 +155,14 @@ def test_a_task_without_a_label_changes_nothing():
 @pytest.mark.parametrize(("wire", "gram", "close"), [("float32", "packed", 1e-3), ("bfloat16", "full", 0.5)])
 def test_rounded_grams_merge_nearly_as_exact_ones(wire, gram, close):
     """The outputs of the merged class weights, relative to how far the clients' own are from their mean."""
-    problem, [clients] = setting([[12, 7, 9]])
+    context, [clients] = setting([[12, 7, 9]])
     method = lorm(rounds=1, alpha=1.0, alpha_head=1.0)
     sent = WireFormat(WIRE_DTYPES[wire], gram=gram)
-    rounded = method.server(dataclasses.replace(problem, wire=sent))
+    rounded = method.server(dataclasses.replace(context, wire=sent))
     [task] = images_stream([clients])
     rounded.start_task(task)
     rounded.broadcast(task, 0)
-    [(_, uploads, inputs, after)] = rounds_of(method, problem, clients, 1)
+    [(_, uploads, inputs, after)] = rounds_of(method, context, clients, 1)
     for k, upload in enumerate(uploads):
         rounded.absorb(k, decoded(encoded(upload, sent), torch.float64))
     rounded.finish_round()
@@ -174,10 +174,10 @@ def test_rounded_grams_merge_nearly_as_exact_ones(wire, gram, close):
 
 
 def test_passes_multiply_the_grams():
-    problem, [clients] = setting([[9]])
+    context, [clients] = setting([[9]])
 
     def gram_under(**knobs) -> torch.Tensor:
-        *_, (_, [upload], _, _) = rounds_of(lorm(**knobs), problem, clients, 2)
+        *_, (_, [upload], _, _) = rounds_of(lorm(**knobs), context, clients, 2)
         return upload[f"gram.{QKV}"]
 
     # The first round's model is the client's own either way, to rounding.
@@ -186,28 +186,28 @@ def test_passes_multiply_the_grams():
 
 
 def test_seeds_draw_other_updates_and_both_halves_the_same():
-    problem, tasks = setting([[9], [9]])
-    server, again = (learn_images(lorm(), problem, tasks) for _ in range(2))
+    context, tasks = setting([[9], [9]])
+    server, again = (learn_images(lorm(), context, tasks) for _ in range(2))
     assert same(server.network.state(), again.network.state())
-    other = learn_images(lorm(), dataclasses.replace(problem, seed=1), tasks)
+    other = learn_images(lorm(), dataclasses.replace(context, seed=1), tasks)
     name = f"{QKV}.A.qkv_1"
     assert not torch.equal(server.network.state()[name], other.network.state()[name])
     assert not torch.equal(server.network.state()[name], server.network.state()[f"{QKV}.A.qkv_0"])
 
 
 def test_the_frozen_network_stays_and_never_travels():
-    problem, tasks = setting([[9], [9]])
+    context, tasks = setting([[9], [9]])
     names = []
-    server = learn_images(lorm(), problem, tasks, seen=lambda _, down, up: names.extend([*down, *up]))
+    server = learn_images(lorm(), context, tasks, seen=lambda _, down, up: names.extend([*down, *up]))
     assert not any(".linear." in name or "cls_token" in name for name in names)
-    plain = problem.network.build().state_dict()
+    plain = context.network.build().state_dict()
     for name, value in server.network.body.state_dict().items():
         if ".A." not in name and ".B." not in name:
             assert torch.equal(value, plain[name.replace(".linear.", ".")])
 
 
 def test_what_cannot_be_is_refused_in_a_line():
-    problem, _ = setting([[2]])
+    context, _ = setting([[2]])
     for message, knobs in {
         "method.layers=.5. for a network of 4 blocks": {"layers": [5]},
         "w is no linear layer of a block": {"targets": ["w"]},
@@ -216,10 +216,10 @@ def test_what_cannot_be_is_refused_in_a_line():
         "method.on=features: method=lorm trains a part of its own inside the network": {"on": "features"},
     }.items():
         with pytest.raises(UserError, match=message):
-            lorm(**knobs).check(problem, [2])
+            lorm(**knobs).check(context, [2])
     with pytest.raises(UserError, match="server_optimizer=adam: method.merge=grams makes the new model itself"):
-        dataclasses.replace(lorm(), training=Training(server_optimizer="adam")).check(problem, [2])
-    convolutions = tiny_problem()
+        dataclasses.replace(lorm(), training=Training(server_optimizer="adam")).check(context, [2])
+    convolutions = tiny_context()
     with pytest.raises(UserError, match="works inside a vision transformer"):
         lorm().check(convolutions, [2])
     for name, value in (("alpha", 1.5), ("alpha_head", -1), ("rank", 0), ("passes", 0), ("merge", "fisher")):

@@ -12,13 +12,13 @@ import torch
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, divergence
 from fcl_bench.methods.data_free.mfcl import Generation
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
 from tests.methods.mfcl_harness import cross_entropy, mfcl, tasks
 from tests.methods.training_harness import (
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.methods.whole_runs import learnt, same
 
@@ -66,12 +66,12 @@ def plain_generator_loss(network, u: torch.Tensor, T: float, spread: float, knob
 def test_the_generators_steps_are_adams_on_the_plain_loss(variant, T, spread):
     given = {} if variant == "published" else {"temperature": T}
     method = mfcl({**given, "w_bn": 0.02, "w_smooth": 3.0, "lr": 0.01, "scale": 0.7}, variant=variant)
-    problem, stream = tiny_problem(), tasks()
-    server = learn_images(method, problem, stream[:1])
+    context, stream = tiny_context(), tasks()
+    server = learn_images(method, context, stream[:1])
     network = copy.deepcopy(server.network).eval().requires_grad_(False)
     server.start_task(images_stream(stream)[1])
     with server.trainer.reproducible(derived_seed(0, "generator", 1)):
-        plain = method.new_generator(problem)
+        plain = method.new_generator(context)
         moments = {name: [torch.zeros_like(value)] * 2 for name, value in plain.named_parameters()}
         for step in range(1, 4):
             loss = plain_generator_loss(network, 0.7 * plain(torch.randn(8, 5)), T, spread, method.generator)
@@ -97,7 +97,7 @@ def test_the_generators_steps_are_adams_on_the_plain_loss(variant, T, spread):
 def test_the_cross_entropy_is_of_the_logits_divided_by_the_temperature(variant, given, T):
     method = mfcl({"temperature": float(given), "w_ie": 0.0, "w_smooth": 0.0}, variant=variant)
     q = 5 * np.random.default_rng(0).standard_normal((6, 3))
-    found = method.server(tiny_problem()).loss(torch.zeros(6, 3, 8, 8), torch.from_numpy(q), [])
+    found = method.server(tiny_context()).loss(torch.zeros(6, 3, 8, 8), torch.from_numpy(q), [])
     assert float(found) == pytest.approx(cross_entropy(q / T, q.argmax(axis=1)), abs=1e-12)
 
 
@@ -105,10 +105,10 @@ def learnt_generator(temperature: float, steps: int):
     """R, and the mean confidence, of a batch of a generator after so many steps."""
     knobs = {"steps": steps, "batch_size": 32, "lr": 0.01, "temperature": temperature, "w_bn": 1.0, "scale": 0.5}
     method = mfcl(knobs, {"rounds": 8, "epochs": 3, "lr": 0.2})
-    server = learn_images(method, tiny_problem(), tasks()[:1])
+    server = learn_images(method, tiny_context(), tasks()[:1])
     network = copy.deepcopy(server.network).eval()
     server.start_task(images_stream(tasks())[1])
-    generator = method.new_generator(tiny_problem())
+    generator = method.new_generator(tiny_context())
     generator.load(server.made)
     with torch.no_grad(), InputStatistics(network) as statistics:
         q = network(method.images(generator, generator.noise(200, torch.Generator().manual_seed(1))))
@@ -127,8 +127,8 @@ def test_images_come_closer_to_the_batch_norms_and_a_low_temperature_makes_them_
 
 def test_one_generator_is_kept_over_the_tasks():
     """A step size of next to nothing: the second task's generator is the first's, but for running statistics."""
-    problem, stream = tiny_problem(), tasks()
-    server = learn_images(mfcl({"lr": 1e-30}), problem, stream[:2])
+    context, stream = tiny_context(), tasks()
+    server = learn_images(mfcl({"lr": 1e-30}), context, stream[:2])
     first = {name: value.clone() for name, value in server.made.items()}
     server.start_task(images_stream(stream)[2])
     for name, value in server.made.items():
@@ -136,7 +136,7 @@ def test_one_generator_is_kept_over_the_tasks():
 
 
 def test_images_follow_from_the_seed():
-    federations = [learnt(mfcl(), tiny_problem(seed=seed), tasks()) for seed in (0, 0, 1)]
+    federations = [learnt(mfcl(), tiny_context(seed=seed), tasks()) for seed in (0, 0, 1)]
     made, again, other = (federation.server for federation in federations)
     assert same(made.made, again.made)
     assert torch.equal(made.pictures()["synthetic"].images, again.pictures()["synthetic"].images)
@@ -147,9 +147,9 @@ def test_images_follow_from_the_seed():
 
 
 def test_a_picture_shows_what_the_network_sees_on_the_scale_of_pixels():
-    server = learn_images(mfcl(), tiny_problem(), tasks()[:2])
+    server = learn_images(mfcl(), tiny_context(), tasks()[:2])
     images, labels = server.samples_to_show(4)
-    generator = server.method.new_generator(server.problem).eval()
+    generator = server.method.new_generator(server.context).eval()
     generator.load(server.made)
     with torch.no_grad():
         u = generator(generator.noise(4, torch.Generator().manual_seed(derived_seed(0, "shown"))))
@@ -157,8 +157,8 @@ def test_a_picture_shows_what_the_network_sees_on_the_scale_of_pixels():
     assert labels.shape == (4,)
 
 
-def without_batch_norm() -> Problem:
-    problem = tiny_problem()
+def without_batch_norm() -> Context:
+    context = tiny_context()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = torch.nn.Sequential(
@@ -166,7 +166,7 @@ def without_batch_norm() -> Problem:
         )
     half = (0.5, 0.5, 0.5)
     network = Trainable("plain", copies(body), 6, 8, half, half, (), {})
-    return Problem(6, 0, problem.dtype, problem.device, problem.wire, network)
+    return Context(6, 0, context.dtype, context.device, context.wire, network)
 
 
 def test_a_network_without_batch_norm_is_told_once(caplog):

@@ -16,7 +16,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.message import Message
 from tests.methods.plain_training import (
     cloned,
@@ -27,14 +27,14 @@ from tests.methods.plain_training import (
 from tests.methods.training_harness import (
     federation_of,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 
-def tiny_sizes(problem: Problem) -> tuple[list[int], int]:
+def tiny_sizes(context: Context) -> tuple[list[int], int]:
     """Numbers in each stage of the network (3x3 kernels, four per channel of a batch norm), and in a head of 2."""
-    widths = [3, *(getattr(problem.network.build(), stage)[0].out_channels for stage in problem.network.stages)]
-    return [9 * a * b + 4 * b for a, b in pairwise(widths)], 2 * problem.inputs + 2
+    widths = [3, *(getattr(context.network.build(), stage)[0].out_channels for stage in context.network.stages)]
+    return [9 * a * b + 4 * b for a, b in pairwise(widths)], 2 * context.inputs + 2
 
 
 #: Samples; client 3 joins in the second task, client 2 in the third.
@@ -43,10 +43,10 @@ LATE = [[12, 9, 0, 0], [9, 9, 0, 11], [8, 0, 9, 8]]
 
 @pytest.mark.parametrize("wire", ["float32", "float64"])
 def test_bytes_up_and_down_are_a_hand_count_and_what_is_frozen_goes_down_once(wire):
-    problem = tiny_problem(wire=wire)
-    stages, head = tiny_sizes(problem)
+    context = tiny_context(wire=wire)
+    stages, head = tiny_sizes(context)
     method = finetune(frozen_stages=2, frozen_heads=True)
-    ledger = federation_of(method, problem, made_tasks(LATE)).run(lambda _: None).ledger
+    ledger = federation_of(method, context, made_tasks(LATE)).run(lambda _: None).ledger
     number = {"float32": 4, "float64": 8}[wire]
     for row in ledger.uploads:
         if not LATE[row.task][row.client]:
@@ -64,11 +64,11 @@ def test_bytes_up_and_down_are_a_hand_count_and_what_is_frozen_goes_down_once(wi
 
 
 def test_with_a_fraction_of_the_clients_each_still_pays_for_the_frozen_part_once():
-    problem = tiny_problem()
-    stages, head = tiny_sizes(problem)
+    context = tiny_context()
+    stages, head = tiny_sizes(context)
     tasks = made_tasks([[9] * 4, [9] * 4])
     method = finetune(frozen_stages=1, frozen_heads=True, rounds=6, fraction=0.5)
-    ledger = federation_of(method, problem, tasks).run(lambda _: None).ledger
+    ledger = federation_of(method, context, tasks).run(lambda _: None).ledger
     came = {
         k: [row.down_bytes for row in ledger.uploads if row.task and row.client == k and row.up_bytes] for k in range(4)
     }
@@ -81,16 +81,16 @@ def test_with_a_fraction_of_the_clients_each_still_pays_for_the_frozen_part_once
 
 
 def test_nothing_is_kept_of_a_network_that_changes_whole():
-    federation = federation_of(finetune(), tiny_problem(), made_tasks([[9, 9], [9, 9]]))
+    federation = federation_of(finetune(), tiny_context(), made_tasks([[9, 9], [9, 9]]))
     ledger = federation.run(lambda _: None).ledger
     assert not any(ledger.kept.values())
-    stages, head = tiny_sizes(federation.problem)
+    stages, head = tiny_sizes(federation.context)
     sizes = {(row.task, row.down_bytes) for row in ledger.uploads}
     assert sizes == {(t, (sum(stages) + head * (t + 1)) * 4 + 16 + 4 * (t + 1)) for t in (0, 1)}
 
 
 def test_the_ledger_remembers_through_json_what_clients_keep():
-    federation = federation_of(finetune(frozen_stages=2, frozen_heads=True), tiny_problem(), made_tasks(LATE))
+    federation = federation_of(finetune(frozen_stages=2, frozen_heads=True), tiny_context(), made_tasks(LATE))
     ledger = federation.run(lambda _: None).ledger
     assert set(ledger.kept[3]) >= {"heads.0.weight", "heads.1.bias", "body.stage2.1.running_var"}
     restored = Ledger(clients=4)
@@ -104,19 +104,19 @@ def test_the_ledger_remembers_through_json_what_clients_keep():
     assert [Ledger(4).send(3, broadcast), restored.send(3, Message({"round": torch.tensor(0)}))] == [28 + 12 + 8, 8]
 
 
-def adapters_problem() -> Problem:
+def adapters_context() -> Context:
     split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))
     backbone = Timm("test_vit", pretrained=False, adapters=Adapters(3), transform=Transform())
     network = backbone.trainable(Dataset("made", split, split), seed=0)
-    return dataclasses.replace(tiny_problem(), network=network, inputs=network.dimension)
+    return dataclasses.replace(tiny_context(), network=network, inputs=network.dimension)
 
 
 def test_of_a_network_with_adapters_only_adapters_and_heads_travel_and_are_counted():
-    problem = adapters_problem()
-    federation = federation_of(finetune(rounds=1), problem, made_tasks([[4, 3]], size=16))
+    context = adapters_context()
+    federation = federation_of(finetune(rounds=1), context, made_tasks([[4, 3]], size=16))
     start = cloned(federation.server.network.state_dict())
     ledger = federation.run(lambda _: None).ledger
-    blocks, d, r = len(problem.network.build().blocks), problem.inputs, 3
+    blocks, d, r = len(context.network.build().blocks), context.inputs, 3
     adapters = blocks * (2 * d * r + d + r)
     head = 2 * d + 2
     assert [row.up_bytes for row in ledger.uploads] == [(adapters + head) * 4 + 8] * 2
@@ -128,16 +128,16 @@ def test_of_a_network_with_adapters_only_adapters_and_heads_travel_and_are_count
 
 
 def test_a_half_precision_wire_rounds_the_models_and_still_learns():
-    problem = tiny_problem(wire="bfloat16")
+    context = tiny_context(wire="bfloat16")
     tasks = made_tasks([[20, 12]])
-    server = learn_images(finetune(rounds=6), problem, tasks)
+    server = learn_images(finetune(rounds=6), context, tasks)
     images, labels = (torch.cat([parts[i] for parts in tasks[0]]) for i in (0, 1))
     assert (server.predict(images).argmax(dim=1) == labels).float().mean() > 0.9
 
 
 def test_three_clients_together_learn_the_newest_task():
     tasks = made_tasks([[20, 12, 9]] * 2)
-    server = learn_images(finetune(rounds=6, epochs=2), tiny_problem(), tasks)
+    server = learn_images(finetune(rounds=6, epochs=2), tiny_context(), tasks)
     images, labels = (torch.cat([parts[i] for parts in tasks[1]]) for i in (0, 1))
     prediction = server.classify(TestBatch.of(images))
     assert prediction.tasks is None
@@ -146,10 +146,10 @@ def test_three_clients_together_learn_the_newest_task():
 
 
 def test_the_model_on_file_predicts_as_the_server_does():
-    problem, tasks = tiny_problem(), made_tasks([[20, 12], [14, 9]])
-    server = learn_images(finetune(), problem, tasks)
+    context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9]])
+    server = learn_images(finetune(), context, tasks)
     model = server.model()
-    body = problem.network.build()
+    body = context.network.build()
     body.load_state_dict(
         {name.removeprefix("body."): value for name, value in model.items() if name.startswith("body.")}
     )
@@ -160,13 +160,13 @@ def test_the_model_on_file_predicts_as_the_server_does():
 
 
 def test_a_server_goes_on_from_its_state_bit_for_bit():
-    problem, tasks = tiny_problem(), made_tasks([[20, 12], [14, 9], [9, 9]])
+    context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
     method = finetune(frozen_stages=1, frozen_heads=True)
-    whole = learn_images(method, problem, tasks)
+    whole = learn_images(method, context, tasks)
     states: list = []
-    learn_images(method, problem, tasks[:2], after=lambda _, server: states.append(cloned(server.state_dict())))
+    learn_images(method, context, tasks[:2], after=lambda _, server: states.append(cloned(server.state_dict())))
     for done, state in enumerate(states, start=1):
-        federation = federation_of(method, problem, tasks)
+        federation = federation_of(method, context, tasks)
         federation.server.load_state_dict({name: value.contiguous() for name, value in state.items()})
         federation.state.tasks_done = done
         federation.run(lambda _: None)

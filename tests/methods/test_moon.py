@@ -12,15 +12,15 @@ import torch
 
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.moon import MOON, FeatureContrast, LogitContrast, contrast
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
-from tests.methods.training_harness import feature_tasks, federation_of, images_stream, learn_image_task, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+from tests.methods.training_harness import feature_tasks, federation_of, images_stream, learn_image_task, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -93,7 +93,7 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
     """In float64, with batch norm on the batch; the earlier model has one head."""
     heads = Heads(((0, 1, 2), (3, 4)), (3, 4))
     method = MOON(mu=3.0, representation=representation, width=6)
-    client = method.client(tiny_problem())
+    client = method.client(tiny_context())
     client.prepare(heads)
     network, torch_rng = client.network.double(), torch.Generator().manual_seed(0)
 
@@ -131,10 +131,10 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
 
 
 def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplog):
-    problem, tasks = setting("features")
+    context, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        found = learnt(MOON(small_batches(), on="features", mu=5.0), problem, tasks)
-    assert same(model_of(found), model_of(learnt(FineTune(small_batches(), on="features"), problem, tasks)))
+        found = learnt(MOON(small_batches(), on="features", mu=5.0), context, tasks)
+    assert same(model_of(found), model_of(learnt(FedAvg(small_batches(), on="features"), context, tasks)))
     assert found.state.client_storage_bytes == {}
     assert caplog.text.count("MOON is FedAvg") == 1
 
@@ -143,15 +143,15 @@ def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplo
     ("on", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
 )
 def test_without_weight_it_is_finetune_bit_for_bit(on, representation, caplog):
-    problem, tasks = setting(on)
-    plain = model_of(learnt(FineTune(small_batches(), on=on), problem, tasks))
+    context, tasks = setting(on)
+    plain = model_of(learnt(FedAvg(small_batches(), on=on), context, tasks))
     with caplog.at_level(logging.WARNING):
-        off = learnt(MOON(small_batches(), on=on, mu=0.0, representation=representation), problem, tasks)
+        off = learnt(MOON(small_batches(), on=on, mu=0.0, representation=representation), context, tasks)
     assert same(model_of(off), plain)
     assert off.state.client_storage_bytes == {}
     assert caplog.text == ""
     assert not same(
-        model_of(learnt(MOON(small_batches(), on=on, representation=representation), problem, tasks)), plain
+        model_of(learnt(MOON(small_batches(), on=on, representation=representation), context, tasks)), plain
     )
 
 
@@ -160,27 +160,27 @@ def test_without_weight_it_is_finetune_bit_for_bit(on, representation, caplog):
     [("images", "feature"), ("images", "logits"), ("images", "projection"), ("features", "projection")],
 )
 def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(on, representation):
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     one = [[clients[0]] for clients in tasks]
     knobs = {"on": on, "representation": representation, "width": 5}
-    with_term, without = (learnt(MOON(small_batches(rounds=3), mu=mu, **knobs), problem, one) for mu in (5.0, 0.0))
+    with_term, without = (learnt(MOON(small_batches(rounds=3), mu=mu, **knobs), context, one) for mu in (5.0, 0.0))
     assert same(model_of(with_term), model_of(without))
 
 
 @pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
 def test_a_clients_first_round_is_finetunes(representation):
-    problem, tasks = setting("images")
+    context, tasks = setting("images")
     once, knobs = small_batches(rounds=1), {"representation": representation, "width": 5}
-    with_term, without = (learnt(MOON(once, mu=mu, **knobs), problem, tasks[:1]) for mu in (5.0, 0.0))
+    with_term, without = (learnt(MOON(once, mu=mu, **knobs), context, tasks[:1]) for mu in (5.0, 0.0))
     assert same(model_of(with_term), model_of(without))
 
 
 def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog):
-    problem, tasks = setting("images")
+    context, tasks = setting("images")
     with caplog.at_level(logging.WARNING):
-        federation = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), problem, tasks)
+        federation = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), context, tasks)
     assert caplog.text.count("MOON is FedAvg") == 1
-    first = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), problem, tasks[:1])
+    first = learnt(MOON(small_batches(), frozen_stages=4, mu=5.0), context, tasks[:1])
     body = {name: value for name, value in model_of(first).items() if name.startswith("body.")}
     assert all(torch.equal(model_of(federation)[name], value) for name, value in body.items())
 
@@ -192,27 +192,27 @@ def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog)
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (3.0, 1.0)])
 def test_training_on_logits_is_the_oracles(loss_over, mu, tau):
     """Over two tasks: with earlier models of one head, and of clients that were not there in the first."""
-    problem, knobs = feature_problem(), whole_batches(lr=0.1)
+    context, knobs = feature_context(), whole_batches(lr=0.1)
     method = MOON(knobs, loss_over=loss_over, on="features", representation="logits", mu=mu, tau=tau)
-    expected = Oracle(knobs, loss_over, term(mu, tau)).run(problem, TASKS)
-    np.testing.assert_allclose(class_weights(learnt(method, problem, TASKS)), expected, atol=1e-5)
-    without = Oracle(knobs, loss_over).run(problem, TASKS)
+    expected = Oracle(knobs, loss_over, term(mu, tau)).run(context, TASKS)
+    np.testing.assert_allclose(class_weights(learnt(method, context, TASKS)), expected, atol=1e-5)
+    without = Oracle(knobs, loss_over).run(context, TASKS)
     assert np.abs(without - expected).max() > 1e-3
 
 
 def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last():
     """cos(r, r_g) - cos(r, r_j) of logits after training grows with mu."""
-    problem, knobs = feature_problem(), whole_batches(rounds=3, lr=0.1)
+    context, knobs = feature_context(), whole_batches(rounds=3, lr=0.1)
     nearer = []
     for mu in (0.0, 1.0, 10.0):
         seen = {}
         oracle = Oracle(knobs, "seen", term(mu, 0.5))
         method = MOON(knobs, on="features", representation="logits", mu=mu)
-        federation = learnt(method, problem, TASKS[:1])
-        np.testing.assert_allclose(class_weights(federation), oracle.run(problem, TASKS[:1]), atol=1e-5)
+        federation = learnt(method, context, TASKS[:1])
+        np.testing.assert_allclose(class_weights(federation), oracle.run(context, TASKS[:1]), atol=1e-5)
         shorter = dataclasses.replace(knobs, rounds=2)
         before = Oracle(shorter, "seen", term(mu, 0.5))
-        sent = before.run(problem, TASKS[:1])
+        sent = before.run(context, TASKS[:1])
         for k, (Z, _) in enumerate(TASKS[0]):
             if len(Z):
                 X = np.hstack([Z.numpy(), np.ones((len(Z), 1))])
@@ -228,24 +228,24 @@ def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last(
 @pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
 def test_a_client_keeps_the_model_that_it_last_sent(representation):
     """Its bytes are the model's; a client that misses the second task keeps that of the first, with one head."""
-    problem, tasks = tiny_problem(), made_tasks([[9, 7], [8, 0]], classes=2)
+    context, tasks = tiny_context(), made_tasks([[9, 7], [8, 0]], classes=2)
     method = MOON(small_batches(), representation=representation, width=5)
-    server, states, sent = method.server(problem), {}, {}
+    server, states, sent = method.server(context), {}, {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         learn_image_task(
-            method, problem, server, task, clients, seen=lambda k, _, m: sent.update({k: dict(m)}), states=states
+            method, context, server, task, clients, seen=lambda k, _, m: sent.update({k: dict(m)}), states=states
         )
     for k, state in states.items():
         assert {f"model.{name}" for name in sent[k]} == set(state)
         assert all(torch.equal(state[f"model.{name}"], value) for name, value in sent[k].items())
     assert not any(name.startswith("model.heads.1") for name in states[1])
-    federation = learnt(method, problem, tasks)
+    federation = learnt(method, context, tasks)
     assert federation.state.client_storage_bytes == {"model": sum(v.nbytes for v in model_of(federation).values())}
 
 
 def test_the_messages_are_fedavgs():
-    problem, tasks = setting("images")
-    runs = [learnt(method, problem, tasks) for method in (MOON(small_batches()), FineTune(small_batches()))]
+    context, tasks = setting("images")
+    runs = [learnt(method, context, tasks) for method in (MOON(small_batches()), FedAvg(small_batches()))]
     first, second = ([(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in runs)
     assert first == second
 
@@ -255,9 +255,9 @@ def test_the_messages_are_fedavgs():
     [("images", "feature"), ("images", "projection"), ("features", "logits"), ("features", "projection")],
 )
 def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
-    problem, tasks = setting(on)
+    context, tasks = setting(on)
     method = MOON(small_batches(fraction=0.5), on=on, representation=representation, width=5)
-    whole, _ = assert_resumes(lambda: federation_of(method, problem, tasks))
+    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks))
     assert whole.state.client_storage_bytes["model"] > 0
 
 
@@ -270,15 +270,15 @@ def test_clients_with_a_projection_on_features_train_one_after_the_other(width):
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.1)
     method = MOON(training=training, on="features", representation="projection", width=width)
     tasks = feature_tasks(0, [3, 2], [[9, 8], [7, 9]])
-    alone = learnt(method, feature_problem(), tasks)
-    asked = learnt(method, feature_problem(), tasks, transport=lambda *parts: InProcess.of(*parts, parallel=2))
+    alone = learnt(method, feature_context(), tasks)
+    asked = learnt(method, feature_context(), tasks, transport=lambda *parts: InProcess.of(*parts, parallel=2))
     assert same(model_of(alone), model_of(asked))
     assert asked.state.side_by_side["alone_since"] == ["Linear has no form for several clients at once"]
 
 
 def test_the_projection_is_two_layers_before_the_class_weights():
-    problem, tasks = setting("features")
-    server = learnt(MOON(small_batches(), on="features", representation="projection", width=5), problem, tasks).server
+    context, tasks = setting("features")
+    server = learnt(MOON(small_batches(), on="features", representation="projection", width=5), context, tasks).server
     value = {name: tensor.double().numpy() for name, tensor in server.model().items()}
     z = TASKS[1][0][0].numpy()
     hidden = np.maximum(z @ value["body.projection.0.weight"].T + value["body.projection.0.bias"], 0)
@@ -286,7 +286,7 @@ def test_the_projection_is_two_layers_before_the_class_weights():
     np.testing.assert_allclose(server.predict(TASKS[1][0][0]).numpy(), r @ value["W"] + value["bias"], atol=1e-5)
     assert value["W"].shape == (5, 6)
     # Both layers learn.
-    start = MOON(on="features", representation="projection", width=5).server(problem).network.state()
+    start = MOON(on="features", representation="projection", width=5).server(context).network.state()
     assert all(
         not torch.equal(start[name], tensor) for name, tensor in server.network.state().items() if "proj" in name
     )
@@ -294,9 +294,9 @@ def test_the_projection_is_two_layers_before_the_class_weights():
 
 def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
     def start(seed: int):
-        return MOON(on="features", representation="projection").server(feature_problem(64, seed=seed)).network.state()
+        return MOON(on="features", representation="projection").server(feature_context(64, seed=seed)).network.state()
 
-    one, two = start(0), MOON(on="features", representation="projection").client(feature_problem(64)).network.state()
+    one, two = start(0), MOON(on="features", representation="projection").client(feature_context(64)).network.state()
     assert same(one, two)
     weight = one["body.projection.0.weight"]
     assert weight.shape == (256, 64)
@@ -306,26 +306,26 @@ def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
 
 def test_its_bytes_go_both_ways():
     """On features of 512 numbers, 4 (256 512 + 256 + 256 256 + 256) more, and class weights of 256 numbers."""
-    problem, tasks = feature_problem(512), feature_tasks(0, [3], [[6, 5]], inputs=512)
+    context, tasks = feature_context(512), feature_tasks(0, [3], [[6, 5]], inputs=512)
     once = small_batches(rounds=1)
-    row = learnt(MOON(once, on="features", representation="projection"), problem, tasks).state.ledger.uploads[0]
+    row = learnt(MOON(once, on="features", representation="projection"), context, tasks).state.ledger.uploads[0]
     layers, head = 4 * (256 * 512 + 256 + 256 * 256 + 256), 4 * 3 * (256 + 1)
     assert (row.up_bytes, layers) == (layers + head + 8, 788_480)
-    plain = learnt(FineTune(once, on="features"), problem, tasks).state.ledger.uploads[0]
+    plain = learnt(FedAvg(once, on="features"), context, tasks).state.ledger.uploads[0]
     assert row.down_bytes - plain.down_bytes == layers + head - 4 * 3 * (512 + 1)
 
 
 def test_stages_freeze_behind_the_projection():
-    problem, tasks = setting("images")
+    context, tasks = setting("images")
     method = MOON(small_batches(), representation="projection", width=5, frozen_stages=2)
-    method.check(problem, [3, 3])
-    first, both = (model_of(learnt(method, problem, tasks[:count])) for count in (1, 2))
+    method.check(context, [3, 3])
+    first, both = (model_of(learnt(method, context, tasks[:count])) for count in (1, 2))
     still = {
         name.split(".")[2] for name, value in first.items() if "backbone" in name and torch.equal(both[name], value)
     }
     assert still == {"stage1", "stage2"}
     with pytest.raises(UserError, match=r"method\.frozen_stages=5 is more than the network has"):
-        MOON(representation="projection", frozen_stages=5).check(problem, [3])
+        MOON(representation="projection", frozen_stages=5).check(context, [3])
 
 
 @pytest.mark.parametrize(

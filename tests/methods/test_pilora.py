@@ -7,21 +7,21 @@ import pytest
 import torch
 
 from fcl_bench.engine.middleware import Chain
-from fcl_bench.engine.validation import admitted
+from fcl_bench.engine.validation import validate_upload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.pilora import MEANS, PRESENT, PILoRA
 from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.protocol.message import Message
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
-from tests.methods.pilora_harness import CLASSES, D, R, pictures, pilora, problem
+from tests.methods.pilora_harness import CLASSES, D, R, context, pictures, pilora
 from tests.methods.training_harness import (
     federation_of,
     image_shard,
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 
@@ -49,7 +49,7 @@ def test_the_papers_sizes():
 
 @pytest.mark.parametrize("means", [True, False])
 def test_bytes_are_those_of_the_formulas(means):
-    federation = learnt(pilora(reweighting="distances" if means else "none"), problem(), pictures())
+    federation = learnt(pilora(reweighting="distances" if means else "none"), context(), pictures())
     had: set[tuple[int, int]] = set()
     for row in federation.state.ledger.uploads:
         if not row.up_bytes:
@@ -65,12 +65,12 @@ def test_bytes_are_those_of_the_formulas(means):
 
 def test_nothing_of_the_network_itself_travels_and_old_parts_stay():
     tasks, states = pictures(), []
-    server = learn_images(pilora(), problem(), tasks, after=lambda _, s: states.append(copied(s)))
+    server = learn_images(pilora(), context(), tasks, after=lambda _, s: states.append(copied(s)))
     first = {name: value for name, value in states[0].items() if "_0" in name or name.startswith("heads.0")}
     assert len(first) == 5
     for later in states[1:]:
         assert all(torch.equal(later[name], value) for name, value in first.items())
-    fresh = pilora().build_network(problem())
+    fresh = pilora().build_network(context())
     moved = [
         name for name, value in fresh.state_dict().items() if not torch.equal(server.network.state_dict()[name], value)
     ]
@@ -82,16 +82,16 @@ def test_nothing_of_the_network_itself_travels_and_old_parts_stay():
 def test_a_new_task_starts_from_the_network_as_it_was():
     """B = 0: with the first head alone, the features are the frozen ViT's."""
     method, images = pilora(), torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    network = method.build_network(problem())
+    network = method.build_network(context())
     method.grow(network, [2, 2], 5)
-    plain = problem().network.build()
+    plain = context().network.build()
     torch.testing.assert_close(network.eval().body(images), plain.eval()(images), atol=1e-6, rtol=1e-5)
 
 
 def test_the_broadcast_carries_each_half_the_same_initial_values():
     """Both halves draw A and the prototypes; the first broadcast holds what a client draws itself."""
     method, tasks = pilora(), pictures()
-    server, client = method.server(problem()), method.client(problem())
+    server, client = method.server(context()), method.client(context())
     task = images_stream(tasks)[0]
     server.start_task(task)
     client.prepare(server.heads)
@@ -100,12 +100,12 @@ def test_the_broadcast_carries_each_half_the_same_initial_values():
 
 def test_an_upload_that_contradicts_itself_is_refused():
     method, tasks = pilora(), pictures()
-    server, client = method.server(problem()), method.client(problem())
+    server, client = method.server(context()), method.client(context())
     task = images_stream(tasks)[0]
     server.start_task(task)
     upload = turn(client, image_shard(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     expected = server.expects(task, 0)
-    assert admitted(0, upload, Chain([]), server, expected) is upload
+    assert validate_upload(0, upload, Chain([]), server, expected) is upload
     flags = {told: torch.tensor(told, dtype=torch.uint8) for told in [(0, 0, 0), (1, 1, 0), (1, 2, 0)]}
     wrong = {
         "it has no class": {PRESENT: flags[0, 0, 0], MEANS: torch.zeros(D, 3)},
@@ -115,7 +115,7 @@ def test_an_upload_that_contradicts_itself_is_refused():
     }
     for told, fields in wrong.items():
         with pytest.raises(UserError, match=told):
-            admitted(0, Message({**upload, **fields}, samples=upload.samples), Chain([]), server, expected)
+            validate_upload(0, Message({**upload, **fields}, samples=upload.samples), Chain([]), server, expected)
 
 
 # Predictions ----------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_an_upload_that_contradicts_itself_is_refused():
 
 def test_it_names_the_class_of_the_nearest_prototype_and_so_does_the_saved_model():
     tasks = pictures()
-    server = learn_images(pilora(rounds=3), problem(), tasks)
+    server = learn_images(pilora(rounds=3), context(), tasks)
     images = torch.cat([images for clients in tasks for images, _ in clients])
     features, model = server.embed(images), server.model()
     prototypes = torch.cat([head.weight for head in server.network.heads]).detach()
@@ -138,7 +138,7 @@ def test_it_names_the_class_of_the_nearest_prototype_and_so_does_the_saved_model
 def test_which_updates_a_test_applies(variant):
     """All of them, or the first alone."""
     tasks = pictures()
-    server = learn_images(pilora(variant=variant, lr=0.1), problem(), tasks)
+    server = learn_images(pilora(variant=variant, lr=0.1), context(), tasks)
     images = tasks[2][0][0]
     ours, [layer] = server.embed(images), low_rank_layers(server.network.body).values()
     found = {}
@@ -150,14 +150,14 @@ def test_which_updates_a_test_applies(variant):
 
 
 def test_the_variant_leaves_training_as_it_is():
-    models = [model_of(learnt(pilora(variant=variant), problem(), pictures())) for variant in ("working", "published")]
+    models = [model_of(learnt(pilora(variant=variant), context(), pictures())) for variant in ("working", "published")]
     assert same(*models)
 
 
 def test_it_learns():
     """Three classes of images: from a third to nearly all."""
     tasks = image_tasks(np.random.default_rng(3), [3], [[40, 40]])
-    federation = learnt(pilora(rounds=5, epochs=5, batch_size=16), problem(), tasks)
+    federation = learnt(pilora(rounds=5, epochs=5, batch_size=16), context(), tasks)
     right = federation.state.answers["correct"][-1][0] / 80
     assert right > 0.8
 
@@ -168,7 +168,7 @@ def test_it_learns():
 @pytest.mark.parametrize("knobs", [{"fraction": 0.7}, {"variant": "published"}], ids=str)
 def test_a_resumed_run_is_an_uninterrupted_one(knobs):
     def made():
-        return federation_of(pilora(**knobs), problem(), pictures(), unlabelled=[(1, 0)])
+        return federation_of(pilora(**knobs), context(), pictures(), unlabelled=[(1, 0)])
 
     whole, saved = assert_resumes(made, step=2)
     told = whole.server.report()[MEANS]
@@ -178,10 +178,10 @@ def test_a_resumed_run_is_an_uninterrupted_one(knobs):
 
 def test_the_report_counts_the_means_that_left():
     tasks, present = pictures(), []
-    server = learn_images(pilora(), problem(), tasks, seen=lambda *seen: present.append(int(seen[2][PRESENT].sum())))
+    server = learn_images(pilora(), context(), tasks, seen=lambda *seen: present.append(int(seen[2][PRESENT].sum())))
     classes = sum(len(set(labels.tolist())) for clients in tasks for _, labels in clients)
     assert server.report()[MEANS] == sum(present) == 2 * classes
-    assert learn_images(pilora(reweighting="none"), problem(), tasks).report()[MEANS] == 0
+    assert learn_images(pilora(reweighting="none"), context(), tasks).report()[MEANS] == 0
 
 
 def test_classes_that_come_back_train_their_old_prototypes_and_no_others():
@@ -189,7 +189,7 @@ def test_classes_that_come_back_train_their_old_prototypes_and_no_others():
     images, labels = tasks[1][0]
     tasks[1][0] = (images, torch.where(labels == 3, 1, labels))  # class 1 of the first task
     states = []
-    server = learn_images(pilora(), problem(), tasks, after=lambda _, s: states.append(copied(s)))
+    server = learn_images(pilora(), context(), tasks, after=lambda _, s: states.append(copied(s)))
     before, after = (state["heads.0.weight"] for state in states[:2])
     moved = [row for row in range(3) if not torch.equal(before[row], after[row])]
     assert moved == [1]
@@ -197,7 +197,7 @@ def test_classes_that_come_back_train_their_old_prototypes_and_no_others():
 
 
 def test_seeds_differ_and_repeat():
-    runs = [model_of(learnt(pilora(), problem(seed=seed), pictures())) for seed in (0, 0, 1)]
+    runs = [model_of(learnt(pilora(), context(seed=seed), pictures())) for seed in (0, 0, 1)]
     assert same(runs[0], runs[1])
     assert not any(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
 
@@ -219,9 +219,9 @@ def test_seeds_differ_and_repeat():
 )
 def test_wrong_knobs_name_the_key(knobs, told):
     with pytest.raises(UserError, match=told.replace(".", r"\.")):
-        typed_instance(PILoRA, knobs, "method").check(problem(), CLASSES)
+        typed_instance(PILoRA, knobs, "method").check(context(), CLASSES)
 
 
 def test_a_network_that_is_no_transformer_is_refused():
     with pytest.raises(UserError, match="method=pilora works inside a vision transformer"):
-        pilora().check(tiny_problem(), CLASSES)
+        pilora().check(tiny_context(), CLASSES)

@@ -17,7 +17,7 @@ from fcl_bench.methods.transformers.pilora import (
 from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.objective import Objective
-from tests.methods.pilora_harness import D, pictures, pilora, problem
+from tests.methods.pilora_harness import D, context, pictures, pilora
 from tests.methods.training_harness import learn_images
 
 NO_TERMS = {"pull": 0.0, "sparsity": 0.0, "orthogonality": 0.0}
@@ -25,7 +25,7 @@ NO_TERMS = {"pull": 0.0, "sparsity": 0.0, "orthogonality": 0.0}
 
 def grown(method: PILoRA, sizes: list[int]):
     """The network in float64, with all factors drawn."""
-    network = method.build_network(problem())
+    network = method.build_network(context())
     method.grow(network, sizes, 5)
     generator = torch.Generator().manual_seed(1)
     for layer in low_rank_layers(network.body).values():
@@ -150,7 +150,7 @@ def test_the_server_averages_updates_by_samples_and_prototypes_by_their_distance
     tasks = pictures()
     method, all_seen = pilora(rounds=2, **knobs), []
     server = learn_images(
-        method, problem(), tasks, seen=lambda k, broadcast, upload: all_seen.append((k, broadcast, upload))
+        method, context(), tasks, seen=lambda k, broadcast, upload: all_seen.append((k, broadcast, upload))
     )
     uploads = [upload for _, _, upload in all_seen]
     # The last round of the last task: three clients.
@@ -178,7 +178,7 @@ def test_a_client_without_a_class_has_a_prototype_and_no_mean():
     images, labels = tasks[0][1]
     tasks[0][1] = (images[labels == 0], labels[labels == 0])
     uploads = []
-    server = learn_images(pilora(rounds=1), problem(), tasks, seen=lambda *seen: uploads.append(seen[2]))
+    server = learn_images(pilora(rounds=1), context(), tasks, seen=lambda *seen: uploads.append(seen[2]))
     assert [upload[PRESENT].tolist() for upload in uploads] == [[1, 1], [1, 0], [1, 1]]
     assert not uploads[1][MEANS][:, 1].any()
     theirs = np.array([upload["heads.0.weight"][1].double().numpy() for upload in uploads])
@@ -193,7 +193,7 @@ def test_the_means_are_those_of_the_features_that_training_saw():
     tasks = pictures([3], [[12, 5]])
     still = pilora(lr=1e-30, rates={"heads": 1e-30}, rounds=1, epochs=3)
     uploads = []
-    server = learn_images(still, problem(), tasks, seen=lambda *seen: uploads.append(seen[2]))
+    server = learn_images(still, context(), tasks, seen=lambda *seen: uploads.append(seen[2]))
     for (images, labels), upload in zip(tasks[0], uploads, strict=True):
         features = server.embed(images)
         for column in range(3):

@@ -15,16 +15,16 @@ from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
 from fcl_bench.methods.projection.fot import FOT, share_of_rest
 from tests.methods import fedprotip_oracle as oracle
-from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_problem, observed, three_tasks, training
+from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_context, observed, three_tasks, training
 from tests.methods.training_harness import (
     federation_of,
     image_shard,
     image_tasks,
     images_stream,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, feature_problem
+from tests.methods.whole_runs import assert_resumes, feature_context
 from tests.small_runs import run_in, settings_for
 
 
@@ -37,7 +37,7 @@ def fot_of(knobs: dict | None = None, **own) -> FOT:
 
 @pytest.mark.parametrize("tip", [Tip(), None], ids=["with tip", "without"])
 def test_heads_that_train_freely_are_not_projected_and_their_biases_train(tip):
-    result = observed(fedprotip_of(projected_heads=False, tip=tip), tiny_problem(), three_tasks())
+    result = observed(fedprotip_of(projected_heads=False, tip=tip), tiny_context(), three_tasks())
     body = [row for row in result.clients + result.averages if not row[1].startswith(HEADS)]
     assert max(leak for *_, leak in body) <= 1e-5
     heads = [leak for _, name, leak in result.clients if name.startswith(HEADS)]
@@ -52,9 +52,9 @@ def test_heads_that_train_freely_are_not_projected_and_their_biases_train(tip):
 
 
 def test_fot_with_free_heads_takes_no_subspace_of_their_inputs():
-    problem, tasks = tiny_problem(), three_tasks()
+    context, tasks = tiny_context(), three_tasks()
     ranks = {
-        projected: learn_images(fot_of(projected_heads=projected), problem, tasks).report()["ranks"]
+        projected: learn_images(fot_of(projected_heads=projected), context, tasks).report()["ranks"]
         for projected in (True, False)
     }
     assert ranks[True].keys() - ranks[False].keys() == {HEADS}
@@ -64,7 +64,7 @@ def test_fot_with_free_heads_takes_no_subspace_of_their_inputs():
 def test_a_head_is_frozen_once_it_is_old_enough(age, rests):
     tasks = image_tasks(np.random.default_rng(0), [2] * 4, [[8, 8]] * 4)
     method = fedprotip_of(frozen_head_age=age, projected_heads=False)
-    server = method.server(tiny_problem())
+    server = method.server(tiny_context())
     for task in images_stream(tasks):
         server.start_task(task)
     frozen = method.frozen(server.network, server.network.stages, 3)
@@ -84,7 +84,7 @@ def test_batch_norms_after_the_first_task(norms, method_of):
     states = []
     learn_images(
         method_of(knobs, norms=norms),
-        tiny_problem(),
+        tiny_context(),
         tasks,
         after=lambda _, server: states.append(
             {name: value.clone() for name, value in server.network.state_dict().items()}
@@ -102,7 +102,7 @@ def test_batch_norms_after_the_first_task(norms, method_of):
     assert shrunk == (norms == "decay")
     # The first stage is frozen in all of them.
     assert torch.equal(states[0]["body.stage1.1.weight"], states[1]["body.stage1.1.weight"])
-    leaks = observed(method_of(knobs, norms=norms), tiny_problem(), tasks).averages
+    leaks = observed(method_of(knobs, norms=norms), tiny_context(), tasks).averages
     assert leaks
     assert max(leak for *_, leak in leaks) <= 1e-5
 
@@ -115,10 +115,10 @@ def test_one_client_after_the_other_adds_what_those_before_it_leave():
     rng = np.random.default_rng(0)
     images, labels = image_tasks(rng, [3], [[24]])[0][0]
     tasks = [[(images, labels), (images, labels), (images[:0], labels[:0])]]
-    problem = replace(tiny_problem(), clients=3)
+    context = replace(tiny_context(), clients=3)
     sent, method = {}, fedprotip_of(extension="sequential", share_of="inputs", mass="energy", threshold=0.8)
     server = learn_images(
-        method, problem, tasks, seen=lambda k, broadcast, message: sent.setdefault((k, message.stage), message)
+        method, context, tasks, seen=lambda k, broadcast, message: sent.setdefault((k, message.stage), message)
     )
     assert method.stages(images_stream(tasks)[0]).count("bases") == 1
     assert server.rounds(images_stream(tasks)[0]) == 2 + 3 + 1  # a round for each of three clients, one of them empty
@@ -130,9 +130,9 @@ def test_one_client_after_the_other_adds_what_those_before_it_leave():
 
 def test_sequential_extension_resumes_between_two_clients():
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[12, 9, 8], [9, 9, 11]])
-    problem = replace(tiny_problem(), clients=3)
+    context = replace(tiny_context(), clients=3)
     method = fedprotip_of({"rounds": 1, "epochs": 1}, extension="sequential", head_rank=HeadRank(3, 6))
-    assert_resumes(lambda: federation_of(method, problem, tasks))
+    assert_resumes(lambda: federation_of(method, context, tasks))
 
 
 def test_a_share_of_the_inputs_counts_what_earlier_bases_hold():
@@ -145,7 +145,7 @@ def test_a_share_of_the_inputs_counts_what_earlier_bases_hold():
         method = fedprotip_of(
             {"rounds": 1, "lr": 1e-9}, share_of=share_of, mass="energy", threshold=0.8, threshold_step=0.0
         )
-        ranks[share_of] = learn_images(method, linear_problem(8, 12), tasks).report()["ranks"][HEADS]
+        ranks[share_of] = learn_images(method, linear_context(8, 12), tasks).report()["ranks"][HEADS]
     assert ranks["inputs"][0] == ranks["rest"][0] > 0
     assert ranks["inputs"][1] == 0 < ranks["rest"][1]
 
@@ -154,11 +154,11 @@ def test_bases_of_augmented_images_are_of_other_images():
     tasks, found = three_tasks()[:1], []
     for augmented in (False, True):
         method = fedprotip_of({"augment": "crop_flip", "rounds": 1}, augmented_bases=augmented)
-        client = method.client(tiny_problem())
+        client = method.client(tiny_context())
         images = tasks[0][0][0]
-        shard = type("Shard", (), {"inputs": images, "task": 0, "client": 0})
-        found.append(client.images_of(shard))
-        assert torch.equal(client.images_of(shard), found[-1])
+        client_data = type("Shard", (), {"inputs": images, "task": 0, "client": 0})
+        found.append(client.images_of(client_data))
+        assert torch.equal(client.images_of(client_data), found[-1])
     assert torch.equal(found[0], tasks[0][0][0])
     assert not torch.equal(found[1], found[0])
     assert found[1].shape == found[0].shape
@@ -166,14 +166,14 @@ def test_bases_of_augmented_images_are_of_other_images():
 
 def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
     """It has columns, as every sketch has, and all are zero; layers whose inputs are not all known tell something."""
-    problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [3, 2], [[20], [12]])
+    context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [3, 2], [[20], [12]])
     method = fedprotip_of({"rounds": 1}, sketch=8)
-    server = learn_images(method, problem, tasks[:1])
+    server = learn_images(method, context, tasks[:1])
     full = "body.stage2.0"
     server.bases[full] = [torch.eye(36)]
     _, second = images_stream(tasks)
     server.start_task(second)
-    client = method.client(problem)
+    client = method.client(context)
     broadcast = replace(server.broadcast(second, method.stages(second).index("bases")), task=1, round=1)
     upload, _ = client.update(image_shard(0, 1, *tasks[1][0]), broadcast, {})
     assert upload[full].shape == (36, 8)
@@ -187,10 +187,10 @@ def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
 
 def test_a_sketch_of_all_inputs_has_their_second_moments():
     """Of E[A A'] = s X X', X being every unfolded patch of every image."""
-    problem, tasks, sent = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[20]]), {}
+    context, tasks, sent = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[20]]), {}
     method = fot_of({"rounds": 1}, columns=None, sketch=200.0, frozen_stages=1)
     seen = lambda k, broadcast, message: sent.update({message.stage: message})  # noqa: E731
-    server = learn_images(method, problem, tasks, seen=seen)
+    server = learn_images(method, context, tasks, seen=seen)
     network = server.network.eval()
     given = {}
     for stage in (2, 3):
@@ -227,20 +227,20 @@ def test_fots_threshold_is_a_share_of_all_inputs():
     assert share_of_rest(0.87, 0.5) == pytest.approx((0.5 - 0.13) / 0.5)
     assert share_of_rest(0.87, 0.1) < 0
     assert share_of_rest(0.87, 0.0) == 0
-    problem, sent = linear_problem(), {}
+    context, sent = linear_context(), {}
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[20, 30], [18, 12]], size=3)
     method = fot_of({"rounds": 1}, share_of="inputs", frozen_stages=0, threshold_step=0.0)
     bases = []
     server = learn_images(
         method,
-        problem,
+        context,
         tasks,
         seen=lambda k, broadcast, message: sent.update({(k, message.stage): (broadcast, message)}),
         after=lambda _, server: bases.append(
             {layer: [U.clone() for U in found] for layer, found in server.bases.items()}
         ),
     )
-    start = problem.network
+    start = context.network
     mean, std = (np.array(value).reshape(1, 3, 1, 1) for value in (start.mean, start.std))
     Phi = bases[0]["body.linear"][0].double().numpy()
     total, outside = 0, 0.0
@@ -257,7 +257,7 @@ def test_fots_threshold_is_a_share_of_all_inputs():
     rank = int(np.sum(np.cumsum(rest) / rest.sum() < wanted)) + 1
     assert bases[1]["body.linear"][1].shape[1] == rank
     # As published, one less; and more of a share is asked of the rest where the bases do not count.
-    published = learn_images(replace(method, variant="published"), problem, tasks[:1])
+    published = learn_images(replace(method, variant="published"), context, tasks[:1])
     assert published.bases["body.linear"][0].shape[1] == bases[0]["body.linear"][0].shape[1] - 1
     assert server.report()["ranks"]["body.linear"][1] == rank
 
@@ -337,8 +337,8 @@ def test_class_weights_alone_that_are_not_projected_leave_nothing_to_project(com
 
 @pytest.mark.parametrize("own", [{"projected_heads": True, "tip": None}, {"projected_heads": False}], ids=str)
 def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enough(own):
-    fedprotip_of(on="features", frozen_stages=0, **own).check(feature_problem(), [2, 2])
-    recurring = replace(feature_problem(), recurring=True)
+    fedprotip_of(on="features", frozen_stages=0, **own).check(feature_context(), [2, 2])
+    recurring = replace(feature_context(), recurring=True)
     FOT(training=training(), on="features", frozen_stages=0).check(recurring, [2, 2])
 
 
@@ -355,9 +355,9 @@ def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enou
     ],
 )
 def test_choices_under_which_tasks_are_not_protected_or_told_apart_are_refused(own, clients, told):
-    problem, own = replace(tiny_problem(), clients=clients), dict(own)
+    context, own = replace(tiny_context(), clients=clients), dict(own)
     with pytest.raises(UserError, match=told):
-        fedprotip_of(own.pop("knobs", None), **own).check(problem, [2, 2])
+        fedprotip_of(own.pop("knobs", None), **own).check(context, [2, 2])
 
 
 @pytest.mark.parametrize(
@@ -373,4 +373,4 @@ def test_choices_under_which_tasks_are_not_protected_or_told_apart_are_refused(o
 )
 def test_choices_beside_these_are_taken(own, clients):
     own = dict(own)
-    fedprotip_of(own.pop("knobs", None), **own).check(replace(tiny_problem(), clients=clients), [2, 2])
+    fedprotip_of(own.pop("knobs", None), **own).check(replace(tiny_context(), clients=clients), [2, 2])

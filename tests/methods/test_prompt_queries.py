@@ -15,7 +15,7 @@ from fcl_bench.methods.transformers.vit.prompts import PromptedViT
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.samples import Samples
 from tests.methods.harness import turn
-from tests.methods.prompt_harness import SIZES, pictures, problem, run_of, training
+from tests.methods.prompt_harness import SIZES, context, pictures, run_of, training
 from tests.methods.training_harness import image_shard, images_stream, learn_images
 from tests.methods.whole_runs import model_of
 
@@ -43,7 +43,9 @@ def asked(monkeypatch) -> list[int]:
 def test_known_queries_change_nothing_but_rounding(name, monkeypatch):
     knobs = {"rounds": 3, "epochs": 2, "batch_size": 4}
     known = model_of(run_of(MADE[name](**knobs)))
-    monkeypatch.setattr(shared.PromptClient, "samples", lambda self, shard, *_: Samples(shard.inputs, shard.labels))
+    monkeypatch.setattr(
+        shared.PromptClient, "samples", lambda self, client_data, *_: Samples(client_data.inputs, client_data.labels)
+    )
     computed = model_of(run_of(MADE[name](**knobs)))
     assert known.keys() == computed.keys()
     for key, value in known.items():
@@ -51,17 +53,17 @@ def test_known_queries_change_nothing_but_rounding(name, monkeypatch):
 
 
 def test_each_client_computes_its_queries_once_in_a_task(asked):
-    learn_images(MADE["dualprompt"](rounds=4, epochs=3), problem(), pictures())
+    learn_images(MADE["dualprompt"](rounds=4, epochs=3), context(), pictures())
     assert sorted(asked) == sorted(size for sizes in SIZES for size in sizes if size)
 
 
 def test_augmented_images_are_asked_about_at_every_step(asked):
-    learn_images(MADE["dualprompt"](rounds=2, epochs=3, augment="crop"), problem(), pictures())
+    learn_images(MADE["dualprompt"](rounds=2, epochs=3, augment="crop"), context(), pictures())
     assert sum(asked) == 2 * 3 * sum(map(sum, SIZES))
 
 
 def test_queries_of_earlier_tasks_are_forgotten():
-    method, given, tasks = MADE["l2p"](), problem(), pictures()
+    method, given, tasks = MADE["l2p"](), context(), pictures()
     server, client = method.server(given), method.client(given)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
@@ -74,14 +76,14 @@ def test_queries_of_earlier_tasks_are_forgotten():
 
 def test_each_batch_is_told_its_own_queries():
     """Other queries would be other prompts: shuffled batches, the last of which is smaller."""
-    method, given, tasks = MADE["l2p"](batch_size=4), problem(), pictures()
+    method, given, tasks = MADE["l2p"](batch_size=4), context(), pictures()
     server, client = method.server(given), method.client(given)
     [task, *_] = images_stream(tasks)
     server.start_task(task)
-    shard = image_shard(0, 0, *tasks[0][0])
+    client_data = image_shard(0, 0, *tasks[0][0])
     broadcast = server.broadcast(task, 0)
-    client.take_over(shard, broadcast)
-    samples, body = client.samples(shard, broadcast, {}), client.network.body
+    client.take_over(client_data, broadcast)
+    samples, body = client.samples(client_data, broadcast, {}), client.network.body
     sizes = []
     for images, _ in samples.batches(4, client.trainer.augment, torch.Generator().manual_seed(3)):
         told, body._expected = body._expected, None
@@ -91,7 +93,7 @@ def test_each_batch_is_told_its_own_queries():
 
 
 def test_the_server_asks_once_about_a_batch_that_comes_back(asked):
-    server = learn_images(MADE["dualprompt"](), problem(), pictures())
+    server = learn_images(MADE["dualprompt"](), context(), pictures())
     images = torch.cat([images for clients in pictures() for images, _ in clients])
     asked.clear()
     fresh = server.classify(TestBatch.of(images)).scores
@@ -111,7 +113,7 @@ def test_the_server_asks_once_about_a_batch_that_comes_back(asked):
 
 def test_a_network_that_has_trained_can_be_copied():
     """What autograd kept of a penalty could not."""
-    method, given, tasks = MADE["dualprompt"](), problem(), pictures()
+    method, given, tasks = MADE["dualprompt"](), context(), pictures()
     server, client = method.server(given), method.client(given)
     [task, *_] = images_stream(tasks)
     server.start_task(task)

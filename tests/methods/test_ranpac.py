@@ -19,11 +19,11 @@ from fcl_bench.typed import typed_instance
 from tests.methods import ranpac_oracle as oracle
 from tests.methods.harness import (
     Tasks,
+    context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
-    problem_of,
     projection_of,
     random_tasks,
     relative_error,
@@ -54,7 +54,7 @@ def test_every_choice_and_solution_agree_with_the_oracle(seed, M, ridge, scope):
     """Classes come back, some clients hold nothing, and M is below or above the number of samples."""
     rng = np.random.default_rng(seed)
     tasks = recurring(draw_tasks(rng, 8, [3, 2, 2], [[30, 0, 9], [25, 14, 1], [0, 12, 30]]), rng)
-    server, classifiers = learn(RanPAC(M=M, ridge=ridge, scope=scope, **NARROW), problem_of(8, seed), tasks)
+    server, classifiers = learn(RanPAC(M=M, ridge=ridge, scope=scope, **NARROW), context_of(8, seed), tasks)
     assert isinstance(server, RanPACServer)
     grid = [10.0**k for k in range(-2, 6)]
     expected = oracle.ranpac(tasks, projection_of(server), ridge, seed, scope=scope, grid=grid)
@@ -74,8 +74,8 @@ def test_neither_partition_nor_order_changes_the_choice_or_the_solution(seed, cl
     rng = np.random.default_rng(seed)
     tasks = draw_tasks(rng, 5, [3, 2], [[60], [50]])
     method = RanPAC(M=30, ridge=choice[0], scope=choice[1], **NARROW)
-    whole, together = learn(method, problem_of(5), tasks)
-    parted, apart = learn(method, problem_of(5), dealt(rng, tasks, clients, beta))
+    whole, together = learn(method, context_of(5), tasks)
+    parted, apart = learn(method, context_of(5), dealt(rng, tasks, clients, beta))
     assert parted.report()["ridges"] == whole.report()["ridges"]
     for ours, theirs in zip(apart, together, strict=True):
         assert relative_error(ours, theirs.numpy()) < 1e-8
@@ -85,16 +85,16 @@ def test_neither_partition_nor_order_changes_the_choice_or_the_solution(seed, cl
 def test_the_solution_is_that_of_stsa_with_the_chosen_ridge(ridge, scope):
     """To the bit where the sums travel together, to rounding where they travel by parts."""
     tasks = random_tasks(2, 30)[:1]
-    server, [W] = learn(RanPAC(M=40, ridge=ridge, scope=scope), problem_of(8), tasks)
-    _, [same] = learn(STSA(M=40, gamma=server.report()["ridges"][-1]), problem_of(8), tasks)
+    server, [W] = learn(RanPAC(M=40, ridge=ridge, scope=scope), context_of(8), tasks)
+    _, [same] = learn(STSA(M=40, gamma=server.report()["ridges"][-1]), context_of(8), tasks)
     assert torch.equal(W, same) if ridge == "gcv" else relative_error(W, same.numpy()) < 1e-9
 
 
 @pytest.mark.parametrize("ridge", [3.0, "auto"])
 def test_a_number_and_auto_are_those_of_stsa(ridge):
     tasks = random_tasks(1, 12)
-    server, ours = learn(RanPAC(M=20, ridge=ridge), problem_of(8), tasks)
-    other, theirs = learn(STSA(M=20, gamma=ridge), problem_of(8), tasks)
+    server, ours = learn(RanPAC(M=20, ridge=ridge), context_of(8), tasks)
+    other, theirs = learn(STSA(M=20, gamma=ridge), context_of(8), tasks)
     assert all(torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
     assert server.report()["ridges"][-1] == other.ridge
     assert "held_out_errors" not in server.report()
@@ -124,7 +124,7 @@ def test_perfect_labels_take_the_least_ridge_and_noise_the_largest_and_both_edge
     Z, columns = labels(np.random.default_rng(0), 210)
     tasks = [[(Z[:120], columns[:120]), (Z[120:], columns[120:])]]
     with caplog.at_level(logging.INFO):
-        server, _ = learn(RanPAC(M=None, ridge=ridge, scope=scope), problem_of(8), tasks)
+        server, _ = learn(RanPAC(M=None, ridge=ridge, scope=scope), context_of(8), tasks)
     assert server.report()["ridges"] == [expected]
     [told] = [record.message for record in caplog.records if "candidate" in record.message]
     assert f"method.ridge={ridge} chose" in told
@@ -134,7 +134,7 @@ def test_perfect_labels_take_the_least_ridge_and_noise_the_largest_and_both_edge
 def test_a_choice_inside_the_grid_is_not_told(caplog):
     tasks = draw_tasks(np.random.default_rng(0), 8, [3], [[40, 30]])
     with caplog.at_level(logging.INFO):
-        server, _ = learn(RanPAC(M=None), problem_of(8), tasks)
+        server, _ = learn(RanPAC(M=None), context_of(8), tasks)
     assert 1e-8 < server.report()["ridges"][0] < 1e8
     assert caplog.text == ""
 
@@ -142,7 +142,7 @@ def test_a_choice_inside_the_grid_is_not_told(caplog):
 @pytest.mark.parametrize("ridge", ["held_out", "folds"])
 def test_the_reported_error_is_that_of_the_samples_held_out(ridge):
     tasks = draw_tasks(np.random.default_rng(3), 8, [3], [[50, 30]])
-    server, _ = learn(RanPAC(M=None, ridge=ridge, folds=4), problem_of(8), tasks)
+    server, _ = learn(RanPAC(M=None, ridge=ridge, folds=4), context_of(8), tasks)
     [chosen], [error] = server.report()["ridges"], server.report()["held_out_errors"]
     Z, labels = oracle.pooled(tasks)
     fold, held = oracle.folds_of(Z, 0, 4), [0] if ridge == "held_out" else range(4)
@@ -154,7 +154,7 @@ def test_a_fold_without_samples_is_told_and_the_ridge_is_then_a_share_of_the_mea
     """One sample can't be both learnt from and held out."""
     Z, labels = np.random.default_rng(0).standard_normal((1, 8)), np.zeros(1, dtype=np.int64)
     with caplog.at_level(logging.WARNING):
-        server, [W] = learn(RanPAC(M=None, ridge="folds"), problem_of(8), [[(Z, labels)]])
+        server, [W] = learn(RanPAC(M=None, ridge="folds"), context_of(8), [[(Z, labels)]])
     assert server.report()["ridges"] == [pytest.approx(0.01 * (Z**2).sum() / 8)]
     assert server.report()["held_out_errors"] == [None]
     assert "a fold has no sample" in caplog.text
@@ -169,7 +169,7 @@ def test_a_badly_chosen_ridge_is_what_gcv_is_for():
     Z, labels = oracle.pooled(tasks)
     accuracy = {}
     for name, method in {"stsa": STSA(M=64), "ranpac": RanPAC(M=64)}.items():
-        server, _ = learn(method, problem_of(8), tasks)
+        server, _ = learn(method, context_of(8), tasks)
         accuracy[name] = (server.predict(torch.from_numpy(Z)).argmax(dim=1).numpy() == labels).mean()
     assert accuracy["ranpac"] > accuracy["stsa"] + 0.1
 
@@ -180,50 +180,50 @@ def test_a_badly_chosen_ridge_is_what_gcv_is_for():
 )
 def test_the_upload_has_the_documented_size(ridge, times, more, packed):
     method = RanPAC(M=40, ridge=ridge, folds=3)
-    problem = problem_of(8, wire="float32", gram="packed" if packed else "full")
+    context = context_of(8, wire="float32", gram="packed" if packed else "full")
     tasks = draw_tasks(np.random.default_rng(0), 8, [5], [[30]])
     [task] = stream_of(tasks)
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     square = 40 * 41 // 2 if packed else 40 * 40
-    assert encoded(upload, problem.wire).nbytes == times * 4 * (square + 40 * 5) + more
+    assert encoded(upload, context.wire).nbytes == times * 4 * (square + 40 * 5) + more
 
 
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 @choices
 def test_coarse_wires_leave_a_useful_classifier(ridge, scope, wire):
     tasks = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[60, 50], [50, 1]])
-    problem = problem_of(8, wire=wire, gram="packed", columns="held")
-    server, _ = learn(RanPAC(M=30, ridge=ridge, scope=scope), problem, tasks)
+    context = context_of(8, wire=wire, gram="packed", columns="held")
+    server, _ = learn(RanPAC(M=30, ridge=ridge, scope=scope), context, tasks)
     Z, labels = oracle.pooled(tasks)
     assert (server.predict(torch.from_numpy(Z)).argmax(dim=1).numpy() == labels).mean() > 0.8
 
 
 @choices
 def test_a_restored_server_goes_on_bit_for_bit(ridge, scope):
-    tasks, problem = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), problem_of(6)
+    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
     method = RanPAC(M=25, ridge=ridge, scope=scope)
-    whole, _ = learn(method, problem, tasks)
-    before, _ = learn(method, problem, tasks[:2])
-    after = method.server(problem)
+    whole, _ = learn(method, context, tasks)
+    before, _ = learn(method, context, tasks[:2])
+    after = method.server(context)
     after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
     assert torch.equal(after.model()["W"], before.model()["W"])
-    learn_task(method, problem, after, stream_of(tasks)[2], tasks[2])
+    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
     assert torch.equal(after.model()["W"], whole.model()["W"])
     assert after.report() == whole.report()
 
 
 def test_sums_of_a_part_without_samples_are_refused():
-    method, problem = RanPAC(M=8, ridge="held_out"), problem_of(6)
+    method, context = RanPAC(M=8, ridge="held_out"), context_of(6)
     tasks = draw_tasks(np.random.default_rng(7), 6, [3], [[30]])
     [task] = stream_of(tasks)
-    server = method.server(problem)
+    server = method.server(context)
     server.start_task(task)
-    upload = turn(method.client(problem), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     wrong = upload.with_tensors({**upload, "n": torch.tensor([0, 30], dtype=torch.int32)})
     with pytest.raises(BadUpload, match="C_0 is not zero, and n says that there is no sample"):
-        take_in(server, 0, encoded(wrong, problem.wire), task)
+        take_in(server, 0, encoded(wrong, context.wire), task)
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from fcl_bench.engine.evaluation import WAYS
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -24,9 +24,9 @@ from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fedprotip_knobs import Tip
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import learn, problem_of, projection_of, relative_error
+from tests.methods.harness import context_of, learn, projection_of, relative_error
 from tests.methods.training_harness import (
     ImageTasks,
     federation_of,
@@ -34,7 +34,7 @@ from tests.methods.training_harness import (
     images_stream,
     learn_image_task,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 
 #: Methods that are exact at these ranks, and the ridge of their solution.
@@ -45,7 +45,7 @@ EXACT = {
     "afcl": (AFCL(gamma=2.0), 2.0),
     "fedran": (FedRAN(M=20, rank=20, ridge=0.5), 0.5),
     "centred_sketch": (CentredSketch(M=20, rank=20, ridge=0.5), 0.5),
-    "joint": (Joint(M=20, ridge=0.5), 0.5),
+    "joint": (CentralisedRidge(M=20, ridge=0.5), 0.5),
 }
 
 
@@ -72,7 +72,7 @@ def test_the_classifier_is_the_ridge_solution_on_all_samples(name, seed):
     """Spatio-temporal invariance: it does not matter in which task a class's samples came."""
     method, ridge = EXACT[name]
     tasks, Z, labels = blurred_tasks(np.random.default_rng(seed))
-    server, classifiers = learn(method, problem_of(8), tasks)
+    server, classifiers = learn(method, context_of(8), tasks)
     P = projection_of(server)
     H = Z if P is None else np.maximum(Z @ P, 0)
     Y = np.eye(labels.max() + 1)[labels]
@@ -83,7 +83,7 @@ def test_the_classifier_is_the_ridge_solution_on_all_samples(name, seed):
 def test_afcl_knows_the_classes_of_earlier_tasks():
     """A class that comes back is announced as known, whoever holds it, and in the order of its first registration."""
     tasks, *_ = blurred_tasks(np.random.default_rng(3))
-    server, _ = learn(AFCL(), problem_of(8), tasks)
+    server, _ = learn(AFCL(), context_of(8), tasks)
     first = []
     for clients in tasks:
         for _, labels in clients:
@@ -91,8 +91,8 @@ def test_afcl_knows_the_classes_of_earlier_tasks():
     assert server.order.tolist() == first
 
 
-def recurring_problem() -> Problem:
-    return replace(tiny_problem(), recurring=True)
+def recurring_context() -> Context:
+    return replace(tiny_context(), recurring=True)
 
 
 def domain_tasks(rng: np.random.Generator, shared: int) -> ImageTasks:
@@ -106,11 +106,11 @@ def training(**knobs) -> Training:
 
 
 SHARED_HEAD = {
-    "finetune": FineTune(training=training(momentum=0.9)),
+    "finetune": FedAvg(training=training(momentum=0.9)),
     "fot": FOT(training=training(momentum=0.9), frozen_stages=1, columns=32),
     "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=None),
     # It decays weights that have no gradient.
-    "finetune, frozen heads, adamw": FineTune(training=training(optimizer="adamw", lr=0.01), frozen_heads=True),
+    "finetune, frozen heads, adamw": FedAvg(training=training(optimizer="adamw", lr=0.01), frozen_heads=True),
 }
 
 
@@ -120,7 +120,7 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     heads = []
     server = learn_images(
         SHARED_HEAD[name],
-        recurring_problem(),
+        recurring_context(),
         domain_tasks(np.random.default_rng(0), shared),
         after=lambda _, server: heads.append([head.weight.detach().clone() for head in server.network.heads]),
     )
@@ -138,7 +138,7 @@ def test_rows_that_rest_stay_bit_for_bit_over_a_wire_of_16_bits(wire):
     heads = []
     learn_images(
         SHARED_HEAD["fot"],
-        replace(recurring_problem(), wire=tiny_problem(wire=wire).wire),
+        replace(recurring_context(), wire=tiny_context(wire=wire).wire),
         domain_tasks(np.random.default_rng(0), 2),
         after=lambda _, server: heads.append(server.network.heads[0].weight.detach().clone()),
     )
@@ -150,7 +150,7 @@ def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_i
     method, states = replace(SHARED_HEAD["fedprotip"], **knobs), []
     learn_images(
         method,
-        recurring_problem(),
+        recurring_context(),
         domain_tasks(np.random.default_rng(0), 2),
         after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
     )
@@ -160,13 +160,13 @@ def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_i
 
 
 @pytest.mark.parametrize("knobs", [{"server_optimizer": "momentum"}, {"server_optimizer": "adam", "server_lr": 0.1}])
-@pytest.mark.parametrize("kind", [FineTune, FedDyn])
+@pytest.mark.parametrize("kind", [FedAvg, FedDyn])
 def test_rows_of_classes_that_do_not_come_back_take_no_step_of_the_servers(kind, knobs):
     """What the server's optimiser knows of them waits, as it does for parameters that are frozen altogether."""
     states = []
     learn_images(
         kind(training=training(**knobs), frozen_heads=True),
-        recurring_problem(),
+        recurring_context(),
         domain_tasks(np.random.default_rng(0), 2),
         after=lambda _, server: states.append({name: v.clone() for name, v in server.state_dict().items()}),
     )
@@ -180,10 +180,10 @@ def test_rows_of_classes_that_do_not_come_back_take_no_step_of_the_servers(kind,
 def test_rows_of_classes_that_do_not_come_back_keep_scaffolds_variates():
     """Of the clients and of the server, as parameters that are frozen altogether do."""
     method = Scaffold(training=training(weighting="uniform", fraction=0.5), frozen_heads=True)
-    server, states, before = method.server(recurring_problem()), {}, {}
+    server, states, before = method.server(recurring_context()), {}, {}
     tasks = domain_tasks(np.random.default_rng(0), 2)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
-        learn_image_task(method, recurring_problem(), server, task, clients, states=states)
+        learn_image_task(method, recurring_context(), server, task, clients, states=states)
         now = {k: own["variate.0.heads.0.weight"] for k, own in states.items() if "variate.0.heads.0.weight" in own}
         now["server"] = server.sums["heads.0.weight"]
         if task.index == 0:
@@ -208,7 +208,7 @@ def test_a_shared_heads_update_is_orthogonal_to_old_inputs_though_heads_train_fr
     assert not method.projected_heads
     server = learn_images(
         method,
-        recurring_problem(),
+        recurring_context(),
         domain_tasks(np.random.default_rng(0), shared),
         seen=lambda k, broadcast, message: seen.append((broadcast, message)),
         after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
@@ -227,15 +227,15 @@ def test_a_shared_heads_update_is_orthogonal_to_old_inputs_though_heads_train_fr
     # A bias has no inputs to keep away from: it stays where biases of the body do.
     assert torch.equal(states[1]["heads.0.bias"], states[0]["heads.0.bias"]) == (norms == "frozen")
     if shared < 4:
-        start = method.build_network(recurring_problem())
-        method.grow(start, server.heads.sizes, head_seed(recurring_problem()))
+        start = method.build_network(recurring_context())
+        method.grow(start, server.heads.sizes, head_seed(recurring_context()))
         assert relative(states[1]["heads.1.weight"] - start.heads[1].weight.detach(), Phi) > 1e-2
         assert states[1]["heads.1.bias"].any()
 
 
-def test_a_problem_that_says_no_class_comes_back_is_found_out():
+def test_a_context_that_says_no_class_comes_back_is_found_out():
     with pytest.raises(ValueError, match="task 1 has classes of earlier tasks"):
-        learn_images(SHARED_HEAD["fot"], tiny_problem(), domain_tasks(np.random.default_rng(0), 4))
+        learn_images(SHARED_HEAD["fot"], tiny_context(), domain_tasks(np.random.default_rng(0), 4))
 
 
 def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
@@ -243,7 +243,7 @@ def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
     method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3)
     server = learn_images(
         method,
-        recurring_problem(),
+        recurring_context(),
         tasks,
         after=lambda _, server: heads.append(
             [value.clone() for name, value in server.network.state_dict().items() if name.startswith("heads.0")]
@@ -265,11 +265,11 @@ def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
 @pytest.mark.parametrize("shared", [1, 4])
 def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
     method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3, tip=tip)
-    tasks, problem = domain_tasks(np.random.default_rng(2), shared), recurring_problem()
+    tasks, context = domain_tasks(np.random.default_rng(2), shared), recurring_context()
     saved = []
-    whole = federation_of(method, problem, tasks)
+    whole = federation_of(method, context, tasks)
     whole.run(lambda federation: saved.append(copy.deepcopy(federation.save())), every=1)
-    resumed = federation_of(method, problem, tasks)
+    resumed = federation_of(method, context, tasks)
     resumed.restore(*saved[len(saved) // 2])
     resumed.run(lambda _: None)
     first, second = whole.server.state_dict(), resumed.server.state_dict()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.protocol.context import TestBatch
@@ -17,8 +17,8 @@ from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, SIZES, exchanged, feature_tasks, federation, pictures
 from tests.methods.harness import relative_error
 from tests.methods.regmean_harness import EXACT, joint, model_of_server, regmean
-from tests.methods.training_harness import federation_of, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+from tests.methods.training_harness import federation_of, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
 
 # The merge against NumPy ----------------------------------------------------------------------------------------------
 
@@ -31,7 +31,7 @@ def test_each_round_on_features_is_the_least_squares_of_all_clients_outputs(damp
     The second task has as few as 8 samples for 6 numbers each; the last has a client of one sample.
     """
     method, tasks = regmean(on="features", damping=damping), feature_tasks(recurring)
-    problem = feature_problem(INPUTS, **EXACT)
+    context = feature_context(INPUTS, **EXACT)
     rounds: list[tuple[Message, dict]] = []
     ends = []
 
@@ -40,7 +40,7 @@ def test_each_round_on_features_is_the_least_squares_of_all_clients_outputs(damp
             rounds.append((broadcast, {}))
         rounds[-1][1][client] = upload
 
-    learn_images(method, problem, tasks, seen=seen, after=lambda _, server: ends.append(model_of_server(server)))
+    learn_images(method, context, tasks, seen=seen, after=lambda _, server: ends.append(model_of_server(server)))
     assert len(rounds) == 6
     for number, (before, uploads) in enumerate(rounds):
         task, last = divmod(number, 2)
@@ -69,8 +69,8 @@ def test_each_round_on_features_is_the_least_squares_of_all_clients_outputs(damp
 
 def fed(method: RegMean, uploads: list[dict[str, torch.Tensor]], inputs: int, classes: int = 1, start: float = 0.0):
     """The server after a round with these uploads, on features, from weights that are all `start`."""
-    problem = feature_problem(inputs, **EXACT)
-    server = method.server(problem)
+    context = feature_context(inputs, **EXACT)
+    server = method.server(context)
     rows = [(torch.zeros(classes, inputs, dtype=torch.float64), torch.arange(classes))]
     [task] = images_stream([rows])
     server.start_task(task)
@@ -123,9 +123,9 @@ def test_a_single_client_gets_its_own_model_back(on):
     """So that the method is finetuning, also where features that a head trained on are gone in the end."""
     method = regmean(on=on)
     tasks = [clients[:1] for clients in (feature_tasks() if on == "features" else pictures())]
-    problem = feature_problem(INPUTS, **EXACT) if on == "features" else tiny_problem(**EXACT)
-    both = (method, FineTune(method.training, on=on))
-    ours, theirs = (learn_images(m, problem, tasks).network.state() for m in both)
+    context = feature_context(INPUTS, **EXACT) if on == "features" else tiny_context(**EXACT)
+    both = (method, FedAvg(method.training, on=on))
+    ours, theirs = (learn_images(m, context, tasks).network.state() for m in both)
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=2e-6, rtol=1e-5)
 
@@ -135,15 +135,15 @@ def test_inputs_that_are_the_same_at_all_clients_give_the_average():
     X = torch.from_numpy(np.random.default_rng(3).standard_normal((12, INPUTS)))
     labels = torch.arange(12) % 3
     tasks = [[(X, labels), (X, labels.flip(0).roll(1))]]
-    problem, method = feature_problem(INPUTS, **EXACT), regmean(on="features")
+    context, method = feature_context(INPUTS, **EXACT), regmean(on="features")
     ours, theirs = (
-        learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training, on="features"))
+        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, on="features"))
     )
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
     tasks[0][1] = (3 * X.flip(1), tasks[0][1][1])
     ours, theirs = (
-        learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training, on="features"))
+        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, on="features"))
     )
     assert float((ours["heads.0.weight"] - theirs["heads.0.weight"]).abs().max()) > 1e-3
 
@@ -155,17 +155,17 @@ def test_inputs_that_are_the_same_at_all_clients_give_the_average():
 @pytest.mark.parametrize("local", ["sgd", "ridge"])
 def test_a_resumed_run_on_features_ends_the_same(local, recurring):
     method = dataclasses.replace(regmean(on="features", rounds=3), local=local)
-    assert_resumes(lambda: federation_of(method, feature_problem(INPUTS), feature_tasks(recurring)))
+    assert_resumes(lambda: federation_of(method, feature_context(INPUTS), feature_tasks(recurring)))
 
 
 def test_a_resumed_run_on_images_ends_the_same():
     method = regmean(momentum=0.0)
-    assert_resumes(lambda: federation_of(method, tiny_problem(architecture="vit"), pictures()), step=3)
+    assert_resumes(lambda: federation_of(method, tiny_context(architecture="vit"), pictures()), step=3)
 
 
 def test_clients_without_labels_take_no_part():
     method = regmean(on="features")
-    whole = learnt(method, feature_problem(INPUTS), feature_tasks(), unlabelled=[(0, 1), (2, 0)])
+    whole = learnt(method, feature_context(INPUTS), feature_tasks(), unlabelled=[(0, 1), (2, 0)])
     sent = {(row.task, row.client) for row in exchanged(whole) if row.up_bytes}
     assert (0, 0) in sent
     assert not {(0, 1), (2, 0)} & sent
@@ -182,11 +182,11 @@ def bridge(gamma: float, **knobs) -> RegMean:
 @pytest.mark.parametrize("gamma", [0.0, 1e-3, 1.0, 300.0])
 def test_with_ridge_solutions_it_is_afl(gamma, recurring):
     """After every task, to 1e-9 in float64; clients come late, miss a task, or have a single sample."""
-    problem, tasks = feature_problem(INPUTS, **EXACT), feature_tasks(recurring)
+    context, tasks = feature_context(INPUTS, **EXACT), feature_tasks(recurring)
     ends: dict[str, list[torch.Tensor]] = {}
     for method in (bridge(gamma), AFL(gamma=gamma)):
         found = ends.setdefault(method.name, [])
-        learn_images(method, problem, tasks, after=lambda _, server, found=found: found.append(server.model()["W"]))
+        learn_images(method, context, tasks, after=lambda _, server, found=found: found.append(server.model()["W"]))
     for ours, theirs in zip(ends["regmean"], ends["afl"], strict=True):
         assert ours.dtype == torch.float64
         assert relative_error(ours, theirs.numpy()) < 1e-9
@@ -198,9 +198,9 @@ def test_with_ridge_solutions_it_is_afl(gamma, recurring):
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_with_fewer_samples_than_features_it_is_afl_too(gamma):
     """What is left of the sum of the Gram matrices is singular, and both say so."""
-    problem, tasks = feature_problem(40, **EXACT), feature_tasks(inputs=40)
+    context, tasks = feature_context(40, **EXACT), feature_tasks(inputs=40)
     tasks = [clients[:2] for clients in tasks[:1]]
-    servers = [learn_images(method, problem, tasks) for method in (bridge(gamma), AFL(gamma=gamma))]
+    servers = [learn_images(method, context, tasks) for method in (bridge(gamma), AFL(gamma=gamma))]
     ours, theirs = (server.model()["W"] for server in servers)
     assert relative_error(ours, theirs.numpy()) < 1e-9
     Z, labels = (torch.cat([client[part] for client in tasks[0]]).numpy() for part in (0, 1))
@@ -211,7 +211,7 @@ def test_with_fewer_samples_than_features_it_is_afl_too(gamma):
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 def test_its_uploads_are_afls_byte_for_byte_and_so_are_its_predictions(wire):
     runs = [
-        learnt(method, feature_problem(INPUTS, wire=wire), feature_tasks()) for method in (bridge(1.0), AFL(gamma=1.0))
+        learnt(method, feature_context(INPUTS, wire=wire), feature_tasks()) for method in (bridge(1.0), AFL(gamma=1.0))
     ]
     ours, theirs = (exchanged(run) for run in runs)
     assert [row.up_bytes for row in ours] == [row.up_bytes for row in theirs]
@@ -231,7 +231,7 @@ def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
         W = np.linalg.solve(C, Z.T @ np.eye(3)[labels])
         for key, value in (("CW", C @ W), ("GW", G @ W), ("C", C), ("G", G)):
             sums[key] = sums[key] + value
-    W = learn_images(bridge(1.0), feature_problem(INPUTS, **EXACT), [clients]).model()["W"]
+    W = learn_images(bridge(1.0), feature_context(INPUTS, **EXACT), [clients]).model()["W"]
     assert relative_error(W, np.linalg.solve(sums["G"], sums["CW"])) < 1e-9
     assert relative_error(W, np.linalg.solve(sums["C"], sums["CW"])) > 1e-3
     assert relative_error(W, np.linalg.solve(sums["G"], sums["GW"])) > 1e-3
@@ -250,9 +250,9 @@ def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
     ],
 )
 def test_knobs_that_contradict_each_other_are_refused(method, told):
-    problem = tiny_problem() if method.on == "images" else feature_problem()
+    context = tiny_context() if method.on == "images" else feature_context()
     with pytest.raises(UserError, match=told):
-        method.check(problem, [2, 2])
+        method.check(context, [2, 2])
 
 
 def test_ridge_solutions_take_one_round():
@@ -268,7 +268,7 @@ def test_the_gaussian_head_works_beside_it():
 
 def test_the_seed_decides():
     first, again, other = (
-        model_of(learnt(regmean(on="features"), feature_problem(INPUTS, seed=seed), feature_tasks()))
+        model_of(learnt(regmean(on="features"), feature_context(INPUTS, seed=seed), feature_tasks()))
         for seed in (0, 0, 1)
     )
     assert same(first, again)

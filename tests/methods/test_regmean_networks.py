@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, exchanged, feature_tasks, pictures, training
 from tests.methods.harness import relative_error, turn
 from tests.methods.regmean_harness import EXACT, joint, model_of_server, regmean
-from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_problem
-from tests.methods.whole_runs import feature_problem, learnt
+from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context, learnt
 
 VIT_LAYERS = {
     f"body.blocks.{block}.{name}" for block in range(4) for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -49,19 +49,19 @@ def hooked(network: torch.nn.Module, images: torch.Tensor) -> dict[str, np.ndarr
 
 def test_grams_are_those_of_every_linear_layers_inputs_under_the_trained_model():
     """Of a vision transformer, tokens are rows; in the second task, with two heads."""
-    method, problem, tasks = regmean(), tiny_problem(architecture="vit", **EXACT), pictures()
-    server, client = learn_images(method, problem, tasks[:1]), method.client(problem)
+    method, context, tasks = regmean(), tiny_context(architecture="vit", **EXACT), pictures()
+    server, client = learn_images(method, context, tasks[:1]), method.client(context)
     task = images_stream(tasks)[1]
     server.start_task(task)
-    broadcast, shard = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
-    upload = turn(client, shard, broadcast)
+    broadcast, client_data = server.broadcast(task, 0), image_shard(0, 1, *tasks[1][0])
+    upload = turn(client, client_data, broadcast)
     assert {name for name in upload if name.startswith("gram.")} == {f"gram.{name}" for name in VIT_LAYERS | {"heads"}}
     assert all(torch.equal(upload[name], value) for name, value in client.network.changing().items())
-    expected = hooked(client.network, client.trainer.standardise(shard.inputs))
+    expected = hooked(client.network, client.trainer.standardise(client_data.inputs))
     for name, G in expected.items():
         np.testing.assert_allclose(upload[f"gram.{name}"].numpy(), G, rtol=1e-5, atol=1e-4)
-    assert expected["body.blocks.0.attn.qkv"][-1, -1] > len(shard.labels) == expected["heads"][-1, -1]
-    broadcast_model = hooked_before(server, client.trainer.standardise(shard.inputs))
+    assert expected["body.blocks.0.attn.qkv"][-1, -1] > len(client_data.labels) == expected["heads"][-1, -1]
+    broadcast_model = hooked_before(server, client.trainer.standardise(client_data.inputs))
     assert relative_error(upload["gram.heads"], broadcast_model["heads"]) > 1e-4
 
 
@@ -71,7 +71,7 @@ def hooked_before(server, images) -> dict[str, np.ndarray]:
 
 def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
     """After one round from the same start; of the network that finetune averages, nothing but linear layers differs."""
-    method, problem, tasks = regmean(rounds=1), tiny_problem(architecture="vit", **EXACT), pictures()[:1]
+    method, context, tasks = regmean(rounds=1), tiny_context(architecture="vit", **EXACT), pictures()[:1]
     uploads: dict[int, Message] = {}
     start: dict[str, torch.Tensor] = {}
 
@@ -79,8 +79,8 @@ def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
         uploads[client] = upload
         start.update(broadcast)
 
-    ours = learn_images(method, problem, tasks, seen=seen).network.state()
-    theirs = learn_images(FineTune(method.training), problem, tasks).network.state()
+    ours = learn_images(method, context, tasks, seen=seen).network.state()
+    theirs = learn_images(FedAvg(method.training), context, tasks).network.state()
     linear = {*VIT_LAYERS, "heads.0"}
     for name in theirs:
         assert torch.equal(ours[name], theirs[name]) == (name.rpartition(".")[0] not in linear), name
@@ -96,8 +96,8 @@ def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
 
 def test_a_convolutional_body_is_finetunes_average():
     """No linear layer in it: after a round the heads alone differ."""
-    method, problem, tasks = regmean(rounds=1), tiny_problem(**EXACT), pictures()[:1]
-    ours, theirs = (learn_images(m, problem, tasks).network.state() for m in (method, FineTune(method.training)))
+    method, context, tasks = regmean(rounds=1), tiny_context(**EXACT), pictures()[:1]
+    ours, theirs = (learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training)))
     assert {name for name in theirs if not torch.equal(ours[name], theirs[name])} == {"heads.0.weight", "heads.0.bias"}
 
 
@@ -112,10 +112,10 @@ class HalfFrozen(RegMean):
 def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
     """Layers of the body, old heads, and rows of classes that are not in the task in an old head that trains."""
     method = HalfFrozen(training(), frozen_heads=True)
-    problem, states, fields = tiny_problem(architecture="vit"), [], []
+    context, states, fields = tiny_context(architecture="vit"), [], []
     learn_images(
         method,
-        problem,
+        context,
         pictures(),
         seen=lambda _, __, upload: fields.append({name for name in upload if name.startswith("gram.")}),
         after=lambda _, server: states.append(model_of_server(server)),
@@ -128,7 +128,7 @@ def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
         assert torch.equal(states[0][name], states[2][name])
     features, ends = regmean(on="features", frozen_heads=True), []
     learn_images(
-        features, feature_problem(INPUTS), feature_tasks(True), after=lambda _, s: ends.append(model_of_server(s))
+        features, feature_context(INPUTS), feature_tasks(True), after=lambda _, s: ends.append(model_of_server(s))
     )
     for kind in ("weight", "bias"):
         before, after = (end[f"heads.0.{kind}"] for end in ends[:2])
@@ -144,14 +144,14 @@ def test_bytes_are_finetunes_and_a_gram_matrix_for_each_layer(damping, packed):
     """(i + 1)^2 numbers, packed (i + 1)(i + 2)/2, of diagonals i + 1."""
 
     def run(method):
-        problem = tiny_problem(architecture="vit")
-        wire = dataclasses.replace(problem.wire, gram="packed" if packed else "full")
-        return exchanged(learnt(method, dataclasses.replace(problem, wire=wire), pictures()))
+        context = tiny_context(architecture="vit")
+        wire = dataclasses.replace(context.wire, gram="packed" if packed else "full")
+        return exchanged(learnt(method, dataclasses.replace(context, wire=wire), pictures()))
 
     method = regmean(damping=damping)
-    width = tiny_problem(architecture="vit").network.dimension
+    width = tiny_context(architecture="vit").network.dimension
     sides = [1 + side for side in 4 * [width, width, width, 4 * width] + [width]]
     numbers = sides if damping == 0 else [i * (i + 1) // 2 if packed else i**2 for i in sides]
-    for ours, theirs in zip(run(method), run(FineTune(method.training)), strict=True):
+    for ours, theirs in zip(run(method), run(FedAvg(method.training)), strict=True):
         assert ours.down_bytes == theirs.down_bytes
         assert ours.up_bytes - theirs.up_bytes == (4 * sum(numbers) if theirs.up_bytes else 0)

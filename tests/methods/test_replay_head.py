@@ -8,15 +8,15 @@ import torch
 from sklearn.datasets import load_digits
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.centralised import JointTraining
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.centralised import Centralised
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedlwf import FedLwF
 from fcl_bench.methods.gradient.ccvr import MOMENTS, Gaussian
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
-from tests.methods.whole_runs import assert_resumes, feature_problem, learnt, model_of, same
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
+from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
 from tests.small_methods import NAMES, architecture, class_of, made, trains
 from tests.small_runs import interrupted_in, run_in
 
@@ -36,7 +36,7 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
     models, ways = {}, {}
     for way in ("none", "gaussian"):
         method = made(name, training=training(rounds=1), replay_head=way, gaussian=Gaussian(samples=20, lr=0.1))
-        federation = learnt(method, tiny_problem(), tasks)
+        federation = learnt(method, tiny_context(), tasks)
         models[way] = model_of(federation)
         ways[way] = federation
         stages = {row.stage for row in federation.state.ledger.uploads}
@@ -57,8 +57,8 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
 def test_its_stage_has_the_bytes_of_the_formulas():
     tasks, d, c = feature_tasks(0, [2, 2, 2], SIZES), 6, 2
     for covariance in ("full", "diagonal"):
-        method = FineTune(training(), on="features", replay_head="gaussian", gaussian=Gaussian(covariance))
-        federation = learnt(method, feature_problem(), tasks)
+        method = FedAvg(training(), on="features", replay_head="gaussian", gaussian=Gaussian(covariance))
+        federation = learnt(method, feature_context(), tasks)
         rows = [row for row in federation.state.ledger.uploads if row.stage == MOMENTS and row.up_bytes]
         assert len(rows) == 8
         for row in rows:
@@ -71,17 +71,17 @@ def test_its_stage_has_the_bytes_of_the_formulas():
 def test_its_stage_sends_nothing_but_the_model_to_clients_that_did_not_train():
     """Half of the clients train in a round; everyone is asked for moments, and no teacher goes with it."""
     tasks, sent = feature_tasks(0, [2, 2, 2], [[9, 6, 5, 7], [8, 4, 7, 6], [6, 6, 6, 6]]), []
-    for kind in (FineTune, FedLwF):
+    for kind in (FedAvg, FedLwF):
         method = kind(training(rounds=1, fraction=0.5), on="features", replay_head="gaussian", loss_over="task")
-        rows = learnt(method, feature_problem(), tasks).state.ledger.uploads
+        rows = learnt(method, feature_context(), tasks).state.ledger.uploads
         sent.append([row.down_bytes for row in rows if row.stage == MOMENTS])
     assert sent[0] == sent[1]
 
 
 def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():
     tasks = feature_tasks(0, [2, 2], SIZES[:2])
-    method = FineTune(training(rounds=3), on="features", replay_head="gaussian")
-    federation, shapes = federation_of(method, feature_problem(), tasks), []
+    method = FedAvg(training(rounds=3), on="features", replay_head="gaussian")
+    federation, shapes = federation_of(method, feature_context(), tasks), []
 
     def look(done):
         weight = done.server.replay.weight
@@ -105,10 +105,10 @@ def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():
 def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(on):
     images = on == "images"
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES) if images else feature_tasks(0, [2, 2, 2], SIZES)
-    problem = tiny_problem() if images else feature_problem()
-    method = FineTune(training(fraction=0.5), on=on, replay_head="gaussian", gaussian=Gaussian(samples=16, lr=0.1))
-    whole, saved = assert_resumes(lambda: federation_of(method, problem, tasks))
-    last = federation_of(method, problem, tasks)
+    context = tiny_context() if images else feature_context()
+    method = FedAvg(training(fraction=0.5), on=on, replay_head="gaussian", gaussian=Gaussian(samples=16, lr=0.1))
+    whole, saved = assert_resumes(lambda: federation_of(method, context, tasks))
+    last = federation_of(method, context, tasks)
     last.restore(*saved[-1])
     inputs = torch.cat([inputs for inputs, _ in tasks[2]])
     assert torch.equal(last.server.predict(inputs), whole.server.predict(inputs))
@@ -121,7 +121,7 @@ def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
     # Class 2 comes back: the second task's first class is the first task's last.
     second = [(images, labels - 1) for images, labels in tasks[1]]
     method = class_of(name)(training=training(), replay_head="gaussian")
-    server = learnt(method, tiny_problem(), [tasks[0], second]).server
+    server = learnt(method, tiny_context(), [tasks[0], second]).server
     labels = torch.cat([labels for task in (tasks[0], second) for _, labels in task])
     assert [server.replay.known[column].count for column in range(4)] == torch.bincount(labels).tolist()
     assert len(server.replay.weight) == (5 if name == "fedprotip" else 4)
@@ -130,18 +130,18 @@ def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
 
 def test_stale_features_are_told_once_and_fixed_ones_are_not(caplog):
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES)
-    learnt(FineTune(training(), replay_head="gaussian"), tiny_problem(), tasks)
+    learnt(FedAvg(training(), replay_head="gaussian"), tiny_context(), tasks)
     [told] = [record.message for record in caplog.records]
     assert told.startswith("method.replay_head=gaussian: the features train")
     caplog.clear()
-    method = FineTune(training(), on="features", replay_head="gaussian")
-    learnt(method, feature_problem(), feature_tasks(0, [2, 2, 2], SIZES))
+    method = FedAvg(training(), on="features", replay_head="gaussian")
+    learnt(method, feature_context(), feature_tasks(0, [2, 2, 2], SIZES))
     assert caplog.records == []
 
 
 def test_what_is_impossible_is_refused_with_its_key():
     with pytest.raises(UserError, match=r"^method\.replay_head=gaussian has no meaning with all data in one place"):
-        JointTraining(replay_head="gaussian")
+        Centralised(replay_head="gaussian")
     for knobs, told in (
         ({"replay_head": "gauss"}, r"method\.replay_head=gauss is not known \(did you mean gaussian"),
         ({"gaussian": {"covariance": "low"}}, r"method\.gaussian\.covariance=low is not known"),
@@ -149,15 +149,15 @@ def test_what_is_impossible_is_refused_with_its_key():
         ({"gaussian": {"least": 0}}, r"method\.gaussian\.least=0 is out of range"),
     ):
         with pytest.raises(UserError, match=told):
-            typed_instance(FineTune, knobs, "method")
+            typed_instance(FedAvg, knobs, "method")
 
 
 def test_covariances_that_no_memory_holds_are_refused_before_any_work():
-    method = FineTune(training(), on="features", replay_head="gaussian")
+    method = FedAvg(training(), on="features", replay_head="gaussian")
     with pytest.raises(UserError, match=r"^method\.gaussian\.covariance=full needs 7\.45e\+08 GiB for the covariances"):
-        method.check(feature_problem(10**7), [600, 400])
-    FineTune(training(), on="features", replay_head="gaussian", gaussian=Gaussian("diagonal")).check(
-        feature_problem(10**7), [1000]
+        method.check(feature_context(10**7), [600, 400])
+    FedAvg(training(), on="features", replay_head="gaussian", gaussian=Gaussian("diagonal")).check(
+        feature_context(10**7), [1000]
     )
 
 
@@ -177,8 +177,8 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
             own = np.flatnonzero(of_class & (np.arange(len(of_class)) % 2 == client // 2))
             clients.append((torch.from_numpy(Z[train][own]), torch.from_numpy(y[train][own])))
         tasks.append(clients)
-    method = FineTune(training(rounds=5, lr=0.1, batch_size=16), on="features", replay_head="gaussian")
-    federation = learnt(method, feature_problem(64, seed=seed), tasks)
+    method = FedAvg(training(rounds=5, lr=0.1, batch_size=16), on="features", replay_head="gaussian")
+    federation = learnt(method, feature_context(64, seed=seed), tasks)
 
     def accuracy() -> float:
         scores = federation.server.classify(TestBatch.of(torch.from_numpy(Z[test]))).scores

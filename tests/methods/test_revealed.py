@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.single_sample_leakage import Revealed, revealed
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.engine.single_sample_leakage import Leakage, revealed
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -31,8 +31,8 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.randomness import generator
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import problem_of
-from tests.methods.training_harness import ImageTasks, federation_of, tiny_problem
+from tests.methods.harness import context_of
+from tests.methods.training_harness import ImageTasks, federation_of, tiny_context
 from tests.small_methods import NAMES, architecture, class_of, made, trains
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.01, augment="none")
@@ -139,7 +139,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Counts, in runs from here on, the groups of one sample in what clients' messages say that they are sums of."""
     found = {"one_sample_sums": 0, "one_sample_moments": 0}
 
-    def counting(upload: Message, samples: int) -> Revealed:
+    def counting(upload: Message, samples: int) -> Leakage:
         for key, fields in (("one_sample_sums", upload.sums_of), ("one_sample_moments", upload.moments_of)):
             for which in fields.values():
                 groups = [0] * samples if which is None else [group for group in which.tolist() if group >= 0]
@@ -177,10 +177,10 @@ def run(method: Method, tasks: ImageTasks, wire: str = "float64", vit: bool = Fa
     """What a run's ledger says, and what travelled."""
     recorder = Recorder()
     if tasks[0][0][0].dtype == torch.uint8:
-        problem = tiny_problem(wire="float32", architecture="vit" if vit else "conv")
+        context = tiny_context(wire="float32", architecture="vit" if vit else "conv")
     else:
-        problem = problem_of(tasks[0][0][0].shape[1], wire=wire, **options)
-    federation = federation_of(method, problem, tasks, middleware=[recorder])
+        context = context_of(tasks[0][0][0].shape[1], wire=wire, **options)
+    federation = federation_of(method, context, tasks, middleware=[recorder])
     federation.run(lambda _: None)
     return federation.state.ledger.told_alone(), recorder, federation
 
@@ -239,7 +239,7 @@ def test_knobs_change_what_is_sent(name):
 def test_moments_for_a_head_are_of_classes_of_which_enough_is_known():
     for covariance in ("full", "diagonal"):
         for least in (1, 2):
-            method = FineTune(training=FAST, replay_head="gaussian", gaussian=Gaussian(covariance, least=least))
+            method = FedAvg(training=FAST, replay_head="gaussian", gaussian=Gaussian(covariance, least=least))
             told, *_ = run(method, tasks_of(shape=(3, 8, 8)))
             single = sum(n == 1 for clients in HELD for classes in clients for n in classes.values())
             here = single if least == 1 else 0

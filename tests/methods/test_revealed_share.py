@@ -9,7 +9,7 @@ import torch
 from fcl_bench.data.partitions.dirichlet import Dirichlet
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from tests.conftest import REPOSITORY
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.training_harness import federation_of
 
 GROUPS, CLIENTS = 50, 5
@@ -46,7 +46,7 @@ def test_a_run_tells_as_many_as_expected(beta):
     for seed in range(6):
         parts = Dirichlet(beta).deal(labels, CLIENTS, np.random.default_rng(seed))
         tasks = [[(torch.from_numpy(Z[part]), torch.from_numpy(labels[part])) for part in parts]]
-        federation = federation_of(STSAE(M=None, dummy_clients=GROUPS), problem_of(2), tasks)
+        federation = federation_of(STSAE(M=None, dummy_clients=GROUPS), context_of(2), tasks)
         federation.run(lambda _: None)
         shares.append(100 * federation.state.ledger.told_alone()["told_samples"] / len(labels))
     assert np.mean(shares) == pytest.approx(expected_share(100, beta), abs=3)

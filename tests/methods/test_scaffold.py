@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.training.knobs import Training
@@ -25,19 +25,19 @@ from tests.methods.drift_harness import (
     with_loss,
 )
 from tests.methods.plain_training import differing, made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, tiny_problem
-from tests.methods.whole_runs import feature_problem
+from tests.methods.training_harness import feature_tasks, federation_of, tiny_context
+from tests.methods.whole_runs import feature_context
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
 def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(on):
     """All variates are zero in it."""
-    problem = tiny_problem() if on == "images" else feature_problem()
+    context = tiny_context() if on == "images" else feature_context()
     tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "augment": "crop_flip"})
     plain, ours = (
-        [state_of(server) for _, _, server, *_ in rounds_of(method, problem, tasks)]
-        for method in (FineTune(knobs, on=on), Scaffold(knobs, on=on))
+        [state_of(server) for _, _, server, *_ in rounds_of(method, context, tasks)]
+        for method in (FedAvg(knobs, on=on), Scaffold(knobs, on=on))
     )
     assert not differing(plain[0], ours[0])
     assert differing(plain[1], ours[1])
@@ -72,7 +72,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients_after_every_round(fracti
     met: set[int] = set()
     before: dict = {}
     for task, round_, server, states, present in rounds_of(
-        method, feature_problem(), feature_tasks(0, [3, 2, 2], COUNTS)
+        method, feature_context(), feature_tasks(0, [3, 2, 2], COUNTS)
     ):
         available = {k for k, n in enumerate(COUNTS[task.index]) if n}
         met = available if reset and round_ == 0 else met | available
@@ -92,14 +92,14 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(weighting, momentum, eta
     """Growing heads, absent clients, mini-batches of different numbers, decay; c_k is a mean of gradients."""
     knobs = {**SMALL, "rounds": 3, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1, "momentum": momentum}
     knobs = Training(**{**knobs, "weighting": weighting})
-    method, problem, tasks = (
+    method, context, tasks = (
         Scaffold(knobs, on="features", eta_g=eta_g),
-        feature_problem(),
+        feature_context(),
         feature_tasks(1, [3, 2], COUNTS[:2]),
     )
     x, c, variates, met, broadcasts = None, None, {}, set(), []
     for task, round_, server, states, present in rounds_of(
-        method, problem, tasks, seen=lambda *args: broadcasts.append(args[1])
+        method, context, tasks, seen=lambda *args: broadcasts.append(args[1])
     ):
         met |= {k for k, n in enumerate(COUNTS[task.index]) if n}
         if round_ == 0:  # old rows are ours; new ones are as the server drew them
@@ -137,12 +137,12 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(weighting, momentum, eta
 
 def test_running_statistics_have_no_variate_and_are_averaged():
     method = Scaffold(Training(**SMALL), eta_g=0.5)
-    for _, _, server, states, _ in rounds_of(method, tiny_problem(), made_tasks([[9, 9]]), seen=lambda *_: None):
+    for _, _, server, states, _ in rounds_of(method, tiny_context(), made_tasks([[9, 9]]), seen=lambda *_: None):
         names = [name for state in states.values() for name in state] + list(server.sums)
         assert not any("running_" in name for name in names)
     sent = []
     *_, (_, _, server, _, _) = rounds_of(
-        method, tiny_problem(), made_tasks([[9, 9]]), lambda *args: sent.append(args[2])
+        method, tiny_context(), made_tasks([[9, 9]]), lambda *args: sent.append(args[2])
     )
     name = "body.stage1.1.running_var"
     torch.testing.assert_close(server.network.state()[name], (sent[-2][name] + sent[-1][name]) / 2)
@@ -151,8 +151,8 @@ def test_running_statistics_have_no_variate_and_are_averaged():
 def test_twice_the_bytes_go_up_and_from_the_second_round_down():
     counts = COUNTS[:2]
     ours, plain = (
-        federation_of(method, tiny_problem(), made_tasks(counts))
-        for method in (Scaffold(Training(**SMALL)), FineTune(Training(**SMALL)))
+        federation_of(method, tiny_context(), made_tasks(counts))
+        for method in (Scaffold(Training(**SMALL)), FedAvg(Training(**SMALL)))
     )
     for federation in (ours, plain):
         federation.run(lambda _: None)

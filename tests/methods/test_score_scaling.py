@@ -12,14 +12,14 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.algebra.score_scaling import unit_lengths
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.typed import typed_instance
 from tests.conftest import shared
-from tests.methods.harness import Tasks, draw_tasks, learn, problem_of, projection_of, relative_error
+from tests.methods.harness import Tasks, context_of, draw_tasks, learn, projection_of, relative_error
 
 METHODS = {
     "stsa": STSA(M=30, gamma=2.0),
@@ -30,7 +30,7 @@ METHODS = {
     "centred_sketch gaussian": CentredSketch(M=30, rank=4, ridge=2.0, remainder="gaussian", input_rank=4),
     "afl": AFL(M=30),
     "afcl": AFCL(M=30),
-    "joint": Joint(M=30, ridge=2.0),
+    "joint": CentralisedRidge(M=30, ridge=2.0),
 }
 
 
@@ -61,8 +61,8 @@ def pooled(tasks: Tasks, P: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
 def test_each_class_is_divided_by_the_root_of_its_own_scores(method):
     """B_c'w_c is the sum of the class's scores over its own samples, n_c q_c; W itself stays."""
     tasks = uneven()
-    plain, _ = learn(scaled(method, False), problem_of(8), tasks)
-    server, classifiers = learn(scaled(method), problem_of(8), tasks)
+    plain, _ = learn(scaled(method, False), context_of(8), tasks)
+    server, classifiers = learn(scaled(method), context_of(8), tasks)
     W = plain.model()["W"].numpy()
     H, Y = pooled(tasks, projection_of(plain))
     own = ((H @ W) * Y).sum(axis=0)
@@ -81,7 +81,7 @@ def test_energies_under_the_models_own_gram_matrix(name, ridge):
     """w_c'G w_c = B_c'w_c - lambda ||w_c||^2: after scaling at most 1, and 1 as lambda falls, for any class sizes."""
     knob = {"gamma": ridge} if name == "stsa" else {"ridge": ridge}
     method, tasks = dataclasses.replace(METHODS[name], **knob), uneven()
-    server, _ = learn(scaled(method), problem_of(8), tasks)
+    server, _ = learn(scaled(method), context_of(8), tasks)
     G = server.estimate.matrix.numpy() if name == "stsa" else server.gram().numpy()
     W, B, S = server.W.numpy(), server.B.numpy(), server.model()["W"].numpy()
     energies, own = ((G @ W) * W).sum(axis=0), (B * W).sum(axis=0)
@@ -101,7 +101,7 @@ def test_energies_under_the_models_own_gram_matrix(name, ridge):
 def test_q_is_between_zero_and_one_and_bounds_residual_and_own_share(seed, ridge):
     """For the exact Gram matrix."""
     tasks = uneven(seed)
-    server, [*_, W] = learn(STSA(M=30, gamma=ridge), problem_of(8), tasks)
+    server, [*_, W] = learn(STSA(M=30, gamma=ridge), context_of(8), tasks)
     H, Y = pooled(tasks, projection_of(server))
     n, scores = Y.sum(axis=0), H @ W.numpy()
     q = (scores * Y).sum(axis=0) / n
@@ -117,8 +117,8 @@ def test_features_that_tell_nothing_leave_every_class_equal(ridge):
     """sqrt(n_c q_c) takes the classes' sizes out of the scores; sqrt(q_c) alone would leave their roots."""
     labels = np.repeat(np.arange(4), [100, 50, 7, 1])
     tasks = [[(np.ones((len(labels), 1)), labels)]]
-    W = learn(STSA(M=None, gamma=ridge), problem_of(1), tasks)[1][0].numpy()
-    _, [S] = learn(STSA(M=None, gamma=ridge, scale_scores=True), problem_of(1), tasks)
+    W = learn(STSA(M=None, gamma=ridge), context_of(1), tasks)[1][0].numpy()
+    _, [S] = learn(STSA(M=None, gamma=ridge, scale_scores=True), context_of(1), tasks)
     n = np.bincount(labels)
     np.testing.assert_allclose(W[0], n / (n.sum() + ridge))
     np.testing.assert_allclose(S[0], 1 / np.sqrt(n.sum() + ridge))
@@ -130,14 +130,14 @@ def test_features_that_tell_everything_keep_their_classes():
     """One direction per class: scores of other classes are 0 before and after."""
     labels = np.repeat(np.arange(3), [60, 9, 1])
     tasks = [[(np.eye(3)[labels], labels)]]
-    _, [S] = learn(STSA(M=None, gamma=2.0, scale_scores=True), problem_of(3), tasks)
+    _, [S] = learn(STSA(M=None, gamma=2.0, scale_scores=True), context_of(3), tasks)
     n = np.array([60, 9, 1])
     np.testing.assert_allclose(S, np.diag(1 / np.sqrt(n + 2.0)), atol=1e-15)
 
 
 def test_with_a_huge_ridge_it_is_the_cosine_with_the_class_means():
     tasks = uneven()
-    server, [*_, S] = learn(STSA(M=30, gamma=1e12, scale_scores=True), problem_of(8), tasks)
+    server, [*_, S] = learn(STSA(M=30, gamma=1e12, scale_scores=True), context_of(8), tasks)
     H, Y = pooled(tasks, projection_of(server))
     means = H.T @ Y / Y.sum(axis=0)
     expected = means / np.linalg.norm(means, axis=0)
@@ -148,18 +148,18 @@ def test_with_a_huge_ridge_it_is_the_cosine_with_the_class_means():
 def test_scores_do_not_depend_on_the_unit_of_the_features(M):
     """H -> a H with lambda -> a^2 lambda: the same scaled scores."""
     tasks, a = uneven(), 40.0
-    _, [*_, S] = learn(STSA(M=M, gamma=2.0, scale_scores=True), problem_of(8), tasks)
+    _, [*_, S] = learn(STSA(M=M, gamma=2.0, scale_scores=True), context_of(8), tasks)
     larger = [[(a * Z, labels) for Z, labels in clients] for clients in tasks]
-    _, [*_, T] = learn(STSA(M=M, gamma=2.0 * a**2, scale_scores=True), problem_of(8), larger)
+    _, [*_, T] = learn(STSA(M=M, gamma=2.0 * a**2, scale_scores=True), context_of(8), larger)
     assert relative_error(a * T, S.numpy()) < 1e-9
 
 
 def test_copies_of_all_data_divide_all_scores_alike():
     """m copies with lambda -> m lambda: every scaled score by 1 / sqrt(m)."""
     tasks = uneven()
-    _, [*_, S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), problem_of(8), tasks)
+    _, [*_, S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), context_of(8), tasks)
     copied = [[(np.tile(Z, (9, 1)), np.tile(labels, 9)) for Z, labels in clients] for clients in tasks]
-    _, [*_, T] = learn(STSA(M=30, gamma=18.0, scale_scores=True), problem_of(8), copied)
+    _, [*_, T] = learn(STSA(M=30, gamma=18.0, scale_scores=True), context_of(8), copied)
     assert relative_error(3 * T, S.numpy()) < 1e-9
 
 
@@ -168,7 +168,7 @@ def test_of_equal_classes_the_sizes_do_not_matter():
     rng = np.random.default_rng(3)
     labels = np.repeat(np.arange(4), 20)
     tasks = [[(rng.standard_normal((80, 8)) + np.eye(4, 8)[labels], labels)]]
-    server, [S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), problem_of(8), tasks)
+    server, [S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), context_of(8), tasks)
     H, Y = pooled(tasks, projection_of(server))
     W = server.W.numpy()
     q = ((H @ W) * Y).sum(axis=0) / 20
@@ -180,7 +180,7 @@ def test_a_class_that_nobody_has_shown_keeps_its_zero_scores():
     tasks = draw_tasks(np.random.default_rng(0), 8, [2], [[20, 10]])
     (Z, labels), other = tasks[0]
     tasks[0] = [(Z, 2 * labels), (other[0], 2 * other[1])]  # columns 0 and 2; nothing of column 1
-    server, [S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), problem_of(8), tasks)
+    server, [S] = learn(STSA(M=30, gamma=2.0, scale_scores=True), context_of(8), tasks)
     assert server.scales is not None
     assert float(server.scales[1]) == 1
     assert not S[:, 1].any()
@@ -190,8 +190,8 @@ def test_a_class_that_nobody_has_shown_keeps_its_zero_scores():
 def test_length_gives_the_decisions_of_a_cosine_layer():
     """STSA's public code: class c scores h'w_c / (|h| |w_c|); W itself is solved for as without it."""
     tasks = uneven()
-    plain, [*_, W] = learn(STSA(M=30, gamma=2.0), problem_of(8), tasks)
-    server, [*_, U] = learn(scaled(STSA(M=30, gamma=2.0), "length"), problem_of(8), tasks)
+    plain, [*_, W] = learn(STSA(M=30, gamma=2.0), context_of(8), tasks)
+    server, [*_, U] = learn(scaled(STSA(M=30, gamma=2.0), "length"), context_of(8), tasks)
     W, P = W.numpy(), projection_of(server)
     assert relative_error(U, W / np.linalg.norm(W, axis=0)) < 1e-12
     assert torch.equal(server.W, plain.W)

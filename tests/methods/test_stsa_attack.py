@@ -14,7 +14,7 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.protocol.message import Message
 from tests.conftest import shared
-from tests.methods.harness import over_the_wire, problem_of, shard_of, stream_of, turn
+from tests.methods.harness import context_of, over_the_wire, shard_of, stream_of, turn
 
 APPLE = 0  # of CIFAR-100's classes, in alphabetical order
 M = 1250
@@ -35,13 +35,13 @@ def apples(samples: int, seed: int) -> np.ndarray:
 
 def sent(method: STSA | STSAE, Z: np.ndarray) -> tuple[Message, np.ndarray]:
     """What a client with these samples of one class sends in float32, and P (d, M)."""
-    problem, labels = problem_of(Z.shape[1], wire="float32"), np.zeros(len(Z), dtype=np.int64)
-    server, [task] = method.server(problem), stream_of([[(Z, labels)]])
+    context, labels = context_of(Z.shape[1], wire="float32"), np.zeros(len(Z), dtype=np.int64)
+    server, [task] = method.server(context), stream_of([[(Z, labels)]])
     server.start_task(task)
-    upload = turn(method.client(problem), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
+    upload = turn(method.client(context), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
     random_features = server.random_features.projection
     assert random_features is not None
-    return over_the_wire(upload, problem), random_features.numpy()
+    return over_the_wire(upload, context), random_features.numpy()
 
 
 def worst(found: np.ndarray, true: np.ndarray) -> float:

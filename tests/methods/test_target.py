@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generators.meta_inversion import Synthesis
 from fcl_bench.methods.data_free.target import TARGET, Rehearsed
 from fcl_bench.training.heads import Heads
@@ -25,7 +25,7 @@ from tests.methods.training_harness import (
     images_stream,
     learn_image_task,
     learn_images,
-    tiny_problem,
+    tiny_context,
 )
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 
@@ -43,12 +43,12 @@ def target(knobs: dict | None = None, made: dict | None = None, **own) -> TARGET
 
 def second_task(method: TARGET, client: int = 0):
     """Both halves in the first round of the second task, with a client's shard and the broadcast."""
-    problem, tasks = tiny_problem(), pictures()
-    server, half = learn_images(method, problem, tasks[:1]), method.client(problem)
+    context, tasks = tiny_context(), pictures()
+    server, half = learn_images(method, context, tasks[:1]), method.client(context)
     task = images_stream(tasks)[1]
     server.start_task(task)
-    broadcast, shard = server.broadcast(task, 0), image_shard(client, 1, *tasks[1][client])
-    return server, half, shard, broadcast
+    broadcast, client_data = server.broadcast(task, 0), image_shard(client, 1, *tasks[1][client])
+    return server, half, client_data, broadcast
 
 
 # A client's loss ------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_the_hand_value():
 def test_a_clients_round_is_that_of_the_equations(send, monkeypatch):
     """Two steps of SGD by hand, cross-entropy over the task's classes and distillation of the recorded images."""
     method = target({"batch_size": 4, "rounds": 1, "momentum": 0.0, "weight_decay": 0.0}, send=send, kd=3.0)
-    _, half, shard, broadcast = second_task(method, client=2)  # 8 samples of columns 3 and 4
+    _, half, client_data, broadcast = second_task(method, client=2)  # 8 samples of columns 3 and 4
     own, made = [], []
     loss_of = Rehearsed.loss
 
@@ -82,10 +82,10 @@ def test_a_clients_round_is_that_of_the_equations(send, monkeypatch):
             self._synthetic = source
 
     monkeypatch.setattr(Rehearsed, "loss", recording)
-    upload = turn(half, shard, broadcast)
+    upload = turn(half, client_data, broadcast)
     assert len(own) == len(made) == 2
-    teacher = half.teacher(shard, broadcast)
-    half.take_over(shard, broadcast)
+    teacher = half.teacher(client_data, broadcast)
+    half.take_over(client_data, broadcast)
     plain = copy.deepcopy(half.network).train()
     for (inputs, labels), images in zip(own, made, strict=True):
         assert images.shape == (4, 3, 8, 8)
@@ -114,12 +114,12 @@ def test_a_clients_own_batches_are_those_of_finetune(monkeypatch):
         lambda self, network, x, y: (seen.append((x.clone(), y.clone())), loss_of(self, network, x, y))[1],
     )
     knobs = {"augment": "crop_flip", "epochs": 3, "batch_size": 4}
-    _, half, shard, broadcast = second_task(target(knobs))
+    _, half, client_data, broadcast = second_task(target(knobs))
     seen.clear()
-    turn(half, shard, broadcast)
-    ours, plain = list(seen), FineTune(training(**knobs), loss_over="task")
+    turn(half, client_data, broadcast)
+    ours, plain = list(seen), FedAvg(training(**knobs), loss_over="task")
     seen.clear()
-    turn(plain.client(tiny_problem()), shard, broadcast)
+    turn(plain.client(tiny_context()), client_data, broadcast)
     assert len(ours) == len(seen) == 9
     for (x, y), (theirs, labels) in zip(ours, seen, strict=True):
         assert torch.equal(x, theirs)
@@ -128,10 +128,10 @@ def test_a_clients_own_batches_are_those_of_finetune(monkeypatch):
 
 def test_clients_see_synthetic_images_in_orders_of_their_own():
     """The same client sees the same ones in a round, whoever's turn came before."""
-    _, half, shard, broadcast = second_task(target())
-    half.take_over(shard, broadcast)
+    _, half, client_data, broadcast = second_task(target())
+    half.take_over(client_data, broadcast)
     first, theirs, again = (
-        half.synthetic(dataclasses.replace(shard, client=client), broadcast)(12) for client in (0, 2, 0)
+        half.synthetic(dataclasses.replace(client_data, client=client), broadcast)(12) for client in (0, 2, 0)
     )
     assert torch.equal(first, again)
     assert not torch.equal(first, theirs)
@@ -145,7 +145,7 @@ def test_clients_see_synthetic_images_in_orders_of_their_own():
 def test_without_distillation_or_images_it_is_finetune_bit_for_bit_and_byte_for_byte(off, over):
     knobs = {"fraction": 0.5, "rounds": 3}
     ours = federation(target(knobs, loss_over=over, **off))
-    theirs = federation(FineTune(training(**knobs), loss_over=over))
+    theirs = federation(FedAvg(training(**knobs), loss_over=over))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
@@ -155,15 +155,15 @@ def test_without_distillation_or_images_it_is_finetune_bit_for_bit_and_byte_for_
 
 def test_the_first_task_is_finetune_bit_for_bit():
     first = STREAMS["images"][1]()[:1]
-    ours, theirs = federation(target(), first), federation(FineTune(training(), loss_over="task"), first)
+    ours, theirs = federation(target(), first), federation(FedAvg(training(), loss_over="task"), first)
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
 
 
 def test_synthesis_leaves_the_model_and_what_trains_as_they_are():
-    problem, tasks = tiny_problem(), pictures()
+    context, tasks = tiny_context(), pictures()
     method = target()
-    server, plain = (learn_images(m, problem, tasks[:1]) for m in (method, FineTune(training(), loss_over="task")))
+    server, plain = (learn_images(m, context, tasks[:1]) for m in (method, FedAvg(training(), loss_over="task")))
     task = images_stream(tasks)[1]
     server.start_task(task)
     plain.start_task(task)
@@ -179,11 +179,11 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
     tasks, found = pictures()[:2], []
     for kd in (0.01, 1.0, 25.0):
         method = target({"rounds": 6, "lr": 0.02}, {"g_steps": 5}, kd=kd, loss_over="seen")
-        problem = tiny_problem()
-        server = learn_images(method, problem, tasks[:1])
+        context = tiny_context()
+        server = learn_images(method, context, tasks[:1])
         first = copy.deepcopy(server)
         task = images_stream(tasks)[1]
-        learn_image_task(method, problem, server, task, tasks[1])
+        learn_image_task(method, context, server, task, tasks[1])
         images = server.made["images"]
         told = [one.logits(one.embed(images))[:, :3].softmax(dim=1) for one in (first, server)]
         found.append(float((told[1] - told[0]).abs().sum(dim=1).mean()))
@@ -198,12 +198,12 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
 @pytest.mark.parametrize("send", ["images", "generator"])
 def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formula(send, wire):
     """|theta| and n images of 3 s^2 bytes, or |theta| and the generator, in float32 whatever the wire of uploads."""
-    problem, tasks = tiny_problem(wire=wire), pictures()
+    context, tasks = tiny_context(wire=wire), pictures()
     knobs = {"rounds": 3, "fraction": 0.6}
-    ours = learnt(target(knobs, send=send), problem, tasks)
-    theirs = learnt(FineTune(training(**knobs), loss_over="task"), problem, tasks)
+    ours = learnt(target(knobs, send=send), context, tasks)
+    theirs = learnt(FedAvg(training(**knobs), loss_over="task"), context, tasks)
     body = sum(value.numel() for name, value in model_of(theirs).items() if name.startswith("body."))
-    dimension, side = problem.network.dimension, 2
+    dimension, side = context.network.dimension, 2
     width = 128 * side**2
     generator = (NOISE + 1) * width + 2 * 128 + 9 * 128 * 128 + 2 * 128 + 9 * 128 * 64 + 2 * 64 + 3 * (9 * 64 + 1)
     old, told = [0, 3, 5], set()
@@ -247,22 +247,22 @@ def test_both_ways_the_run_has_pictures_with_the_classes_that_the_teacher_sees()
 def test_a_pass_ends_with_the_synthetic_images_as_published(variant, steps, monkeypatch):
     """12 own samples in batches of 3; 20 synthetic ones in batches of 7."""
     method = target({"batch_size": 3, "epochs": 2}, variant=variant, synthetic_batch=7)
-    _, half, shard, broadcast = second_task(method)
+    _, half, client_data, broadcast = second_task(method)
     sizes = []
     loss_of = Rehearsed.loss
     monkeypatch.setattr(
         Rehearsed, "loss", lambda self, network, x, y: (sizes.append(len(x)), loss_of(self, network, x, y))[1]
     )
-    turn(half, shard, broadcast)
+    turn(half, client_data, broadcast)
     assert sizes == [3] * (2 * steps)
 
 
 def test_as_published_more_synthetic_images_than_samples_end_no_pass_early():
     method = target({"batch_size": 4}, variant="published", synthetic_batch=2)
-    _, half, shard, broadcast = second_task(method)
-    half.take_over(shard, broadcast)
-    batches = half.samples(shard, broadcast, {}).batches(4, lambda x, _: x, torch.Generator())
-    assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted(shard.labels.tolist())
+    _, half, client_data, broadcast = second_task(method)
+    half.take_over(client_data, broadcast)
+    batches = half.samples(client_data, broadcast, {}).batches(4, lambda x, _: x, torch.Generator())
+    assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted(client_data.labels.tolist())
 
 
 def test_the_variants_sizes():
@@ -279,11 +279,11 @@ def test_the_variants_sizes():
 
 @pytest.mark.parametrize("send", ["images", "generator"])
 def test_a_resumed_run_is_an_uninterrupted_one(send):
-    assert_resumes(lambda: federation_of(target({"fraction": 0.7}, send=send), tiny_problem(), pictures()), step=2)
+    assert_resumes(lambda: federation_of(target({"fraction": 0.7}, send=send), tiny_context(), pictures()), step=2)
 
 
 def test_the_same_seed_makes_the_same_images_and_another_others():
-    found = [learnt(target(), tiny_problem(seed=seed), pictures()).server for seed in (0, 0, 1)]
+    found = [learnt(target(), tiny_context(seed=seed), pictures()).server for seed in (0, 0, 1)]
     assert torch.equal(found[0].made["images"], found[1].made["images"])
     assert not torch.equal(found[0].made["images"], found[2].made["images"])
 
@@ -294,7 +294,7 @@ def test_recurring_classes_and_a_task_without_a_new_one():
     [[(images, _)]] = image_tasks(rng, [3], [[36]])
     parts, labels = images.split(12), (torch.arange(12) % 2, 1 + torch.arange(12) % 2, torch.arange(12) % 3)
     tasks = [[(part, own)] for part, own in zip(parts, labels, strict=True)]
-    found = learnt(target(), tiny_problem(), tasks)
+    found = learnt(target(), tiny_context(), tasks)
     assert found.server.tasks == [(0, 1), (1, 2), (0, 1, 2)]
     assert all(bool(torch.isfinite(value).all()) for value in model_of(found).values())
     assert len(found.server.right) == 2
@@ -303,7 +303,7 @@ def test_recurring_classes_and_a_task_without_a_new_one():
 def test_a_client_with_a_single_sample_trains_beside_synthetic_ones():
     rng = np.random.default_rng(0)
     tasks = image_tasks(rng, [2, 2], [[8, 6], [1, 9]])
-    found = learnt(target({"epochs": 2}), tiny_problem(), tasks)
+    found = learnt(target({"epochs": 2}), tiny_context(), tasks)
     assert all(bool(torch.isfinite(value).all()) for value in model_of(found).values())
 
 

@@ -18,7 +18,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.execution.audits import audits_of
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.protocol.task import Task
@@ -33,18 +33,18 @@ ImageTasks = list[list[tuple[torch.Tensor, torch.Tensor]]]
 Seen = Callable[[int, Message, Message], object]
 
 
-def tiny_problem(
+def tiny_context(
     size: int = 8,
     width: int = 4,
     seed: int = 0,
     wire: str = "float32",
     dtype: torch.dtype = torch.float64,
     architecture: str = "conv",
-) -> Problem:
+) -> Context:
     """Of a `Tiny` network: 4 stages or, of architecture vit, 4 blocks; 8 `width` features."""
     split = image_split([0, 1], ArrayImages(np.zeros((2, size, size), dtype=np.uint8)))
     network = Tiny(width, size, architecture).trainable(Dataset("made", split, split), seed)
-    return Problem(network.dimension, seed, dtype, CPU, WireFormat(WIRE_DTYPES[wire]), network)
+    return Context(network.dimension, seed, dtype, CPU, WireFormat(WIRE_DTYPES[wire]), network)
 
 
 def image_tasks(
@@ -71,13 +71,13 @@ def image_tasks(
     return tasks
 
 
-def image_shard(client: int, task: int, images: torch.Tensor, labels: torch.Tensor) -> Shard:
-    return Shard(client, task, images, labels, images[:0])
+def image_shard(client: int, task: int, images: torch.Tensor, labels: torch.Tensor) -> ClientData:
+    return ClientData(client, task, images, labels, images[:0])
 
 
 def learn_image_task(
     method: Method,
-    problem: Problem,
+    context: Context,
     server: Server,
     task: Task,
     clients: list[tuple[torch.Tensor, torch.Tensor]],
@@ -88,12 +88,12 @@ def learn_image_task(
     """One task, all rounds, as the engine does it.
 
     Args:
-        method, problem, server, task, clients: of the task.
+        method, context, server, task, clients: of the task.
         order: of the clients' turns.
         seen: looks at every exchange.
         states: of the clients, from task to task.
     """
-    client, states = method.client(problem), {} if states is None else states
+    client, states = method.client(context), {} if states is None else states
     server.start_task(task)
     available = [k for k, (_, labels) in enumerate(clients) if len(labels)]
     for round_ in range(server.rounds(task)):
@@ -101,7 +101,7 @@ def learn_image_task(
         broadcast = server.broadcast(task, round_)
         for k in present if order is None else [k for k in order if k in present]:
             upload = turn(client, image_shard(k, task.index, *clients[k]), broadcast, states, round_)
-            sent = encoded(upload, problem.wire)
+            sent = encoded(upload, context.wire)
             take_in(server, k, sent, task, round_)
             seen(k, broadcast, sent)
         server.finish_round()
@@ -110,16 +110,16 @@ def learn_image_task(
 
 def learn_images(
     method: Method,
-    problem: Problem,
+    context: Context,
     tasks: ImageTasks,
     order: list[int] | None = None,
     seen: Seen = lambda *_: None,
     after: Callable[[Task, Server], object] = lambda *_: None,
 ) -> Server:
     """The server at the end; `after` looks at it after each task."""
-    server, states = method.server(problem), {}
+    server, states = method.server(context), {}
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
-        learn_image_task(method, problem, server, task, clients, order, seen, states)
+        learn_image_task(method, context, server, task, clients, order, seen, states)
         after(task, server)
     return server
 
@@ -137,7 +137,7 @@ def feature_tasks(seed: int, classes_per_task: list[int], per_client: list[list[
 
 def federation_of(
     method: Method,
-    problem: Problem,
+    context: Context,
     tasks: ImageTasks,
     drift: int = 0,
     unlabelled: Collection[tuple[int, int]] = (),
@@ -150,7 +150,7 @@ def federation_of(
     """The engine over the tasks; they are tested on what they are trained on.
 
     Args:
-        method, problem, tasks: what is run.
+        method, context, tasks: what is run.
         drift: reference samples per client and task; 0: no drift is measured.
         unlabelled: (task, client) of those who know no label.
         transport: makes one of what `InProcess.of` takes.
@@ -169,10 +169,10 @@ def federation_of(
     stream = images_stream(tasks)
     order, columns = np.arange(stream[-1].columns_seen), labels.numpy()
     cut = Stream(tuple(stream), order, columns, columns, samples, samples)
-    problem = replace(problem, recurring=cut.recurring)
+    context = replace(context, recurring=cut.recurring)
     labelled = np.ones(len(labels), dtype=bool)
     for task, client in unlabelled:
         labelled[shards[task][client]] = False
-    made = transport(method, problem, shards, columns, labelled, images)
-    audits = audits_of(method, problem, drift, shards)
-    return Federation(method, problem, cut, made, images, audits, middleware, evaluate_rounds, drops, fan_in=fan_in)
+    made = transport(method, context, shards, columns, labelled, images)
+    audits = audits_of(method, context, drift, shards)
+    return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, fan_in=fan_in)

@@ -10,19 +10,19 @@ from contextlib import suppress
 import torch
 
 from fcl_bench.engine.loop import Federation
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
-from tests.methods.training_harness import ImageTasks, federation_of, tiny_problem
+from tests.methods.training_harness import ImageTasks, federation_of, tiny_context
 
 
-def feature_problem(inputs: int = 6, **options) -> Problem:
-    """Of class weights alone, on features of `inputs` numbers; `options` are those of `tiny_problem`."""
-    return dataclasses.replace(tiny_problem(**options), inputs=inputs, network=None)
+def feature_context(inputs: int = 6, **options) -> Context:
+    """Of class weights alone, on features of `inputs` numbers; `options` are those of `tiny_context`."""
+    return dataclasses.replace(tiny_context(**options), inputs=inputs, network=None)
 
 
-def learnt(method: Method, problem: Problem, tasks: ImageTasks, **options) -> Federation:
+def learnt(method: Method, context: Context, tasks: ImageTasks, **options) -> Federation:
     """After all tasks; `options` are those of `federation_of`."""
-    federation = federation_of(method, problem, tasks, **options)
+    federation = federation_of(method, context, tasks, **options)
     federation.run(lambda _: None)
     return federation
 

@@ -24,7 +24,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
 from fcl_bench.methods.data_free.generators.student import opposition
 from fcl_bench.training.network import Network
 from tests.methods.classical_oracle import softmax
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 CLASSES, SIZE, SIDE = 3, 6, 8
 SMALL = {"batch": 12, "warmup": 1, "batches": 2, "noise": 5, "g_steps": 3, "kd_steps": 2, "images": 20}
@@ -32,7 +32,7 @@ SMALL = {"batch": 12, "warmup": 1, "batches": 2, "noise": 5, "g_steps": 3, "kd_s
 
 def teacher(double: bool = False) -> MappedNetwork:
     """With running statistics that are not those of a new network."""
-    network = MappedNetwork(tiny_problem(SIDE).network, SIZE, seed=1)
+    network = MappedNetwork(tiny_context(SIDE).network, SIZE, seed=1)
     network.grow([2, 1], seed=2)
     with seeded(3), torch.no_grad():
         network.train()

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.anchors import MappedNetwork, outside, random_anchors, read_anchors
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 
 def test_random_anchors_are_orthogonal_and_of_one_length():
@@ -61,13 +61,13 @@ def test_inside_of_the_ball_there_is_neither_loss_nor_gradient():
 
 
 def test_the_mapping_belongs_to_the_network():
-    problem = tiny_problem()
-    network, again = (MappedNetwork(problem.network, 6, seed=5) for _ in range(2))
+    context = tiny_context()
+    network, again = (MappedNetwork(context.network, 6, seed=5) for _ in range(2))
     assert {"mapping.weight", "mapping.bias"} <= network.state().keys()
     assert {"mapping.weight", "mapping.bias"} <= network.changing().keys()
     assert network.mapping.weight.shape == (6, 32)
     assert torch.equal(network.mapping.weight, again.mapping.weight)
-    assert not torch.equal(network.mapping.weight, MappedNetwork(problem.network, 6, seed=6).mapping.weight)
+    assert not torch.equal(network.mapping.weight, MappedNetwork(context.network, 6, seed=6).mapping.weight)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

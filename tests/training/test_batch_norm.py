@@ -11,7 +11,7 @@ from torch import nn
 
 from fcl_bench.methods.data_free.generators.batch_norm import Distance, InputStatistics, LayerStatistics, divergence
 from fcl_bench.training.network import Network, feature_start
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 
 def looked_at(network: nn.Module, images: torch.Tensor) -> list[LayerStatistics]:
@@ -30,7 +30,7 @@ def one_norm(mean=(0.0, 1.0, -1.0), variance=(1.0, 2.0, 0.5)) -> nn.Sequential:
 
 def tiny() -> Network:
     """With running statistics of its own."""
-    network = Network(tiny_problem().network).double()
+    network = Network(tiny_context().network).double()
     network.grow([3], 0)
     network.train().body(torch.randn(9, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2)))
     return network.double().eval().requires_grad_(False)

@@ -22,8 +22,8 @@ from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.trainer import rows
 from tests.methods.classical_oracle import fisher_sum
-from tests.methods.plain_training import resnet_problem
-from tests.methods.training_harness import tiny_problem
+from tests.methods.plain_training import resnet_context
+from tests.methods.training_harness import tiny_context
 
 
 def sums(network, names, samples, labels, kind="empirical", competing=None, standardise=rows, seed=0):
@@ -141,8 +141,8 @@ def transformer() -> Network:
 
 
 NETWORKS = {
-    "tiny": lambda: Network(tiny_problem().network),
-    "resnet": lambda: Network(resnet_problem().network),
+    "tiny": lambda: Network(tiny_context().network),
+    "resnet": lambda: Network(resnet_context().network),
     "transformer": transformer,
 }
 
@@ -169,8 +169,8 @@ def test_real_networks_are_as_a_loop_over_samples(name):
         np.testing.assert_allclose(found[key].numpy(), expected[key].numpy(), rtol=1e-3, atol=1e-5 * scale, err_msg=key)
 
 
-def problem_with_images(count: int):
-    network, rng = Network(tiny_problem().network), np.random.default_rng(0)
+def context_with_images(count: int):
+    network, rng = Network(tiny_context().network), np.random.default_rng(0)
     network.grow([4], seed=0)
     images = torch.from_numpy(rng.integers(0, 256, (count, 3, 8, 8)).astype(np.uint8))
     return network, images, torch.from_numpy(rng.integers(0, 4, count)), Standardise(8, (0.5,) * 3, (0.25,) * 3)
@@ -178,7 +178,7 @@ def problem_with_images(count: int):
 
 def test_exact_is_the_expectation_of_sampled():
     """Exactly: each class's squares, weighted by its probability. And the mean over many draws comes near."""
-    network, images, labels, standardise = problem_with_images(4)
+    network, images, labels, standardise = context_with_images(4)
     names = trained(network)
     exact = sums(network, names, images, labels, "exact", standardise=standardise)
     by_class = {name: torch.zeros_like(value) for name, value in exact.items()}
@@ -205,7 +205,7 @@ def test_exact_is_the_expectation_of_sampled():
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_the_size_of_the_batches_does_not_matter(kind, monkeypatch):
-    network, images, labels, standardise = problem_with_images(9)
+    network, images, labels, standardise = context_with_images(9)
     found = []
     for most in (1, 4, 100):
         monkeypatch.setitem(fisher.HELD_SAMPLES, "cpu", most)

@@ -13,7 +13,7 @@ from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_byt
 from fcl_bench.methods.data_free.generators.replay import GeneratedImages, ImagePool
 from fcl_bench.methods.data_free.generators.student import agreement, reinitialised
 from fcl_bench.training.network import Network
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 STANDARDISE = Standardise(8, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 
@@ -118,7 +118,7 @@ def test_noise_follows_from_its_generator_and_is_standard_normal():
 
 
 def teacher(seed: int = 0) -> Network:
-    network = Network(tiny_problem(seed=seed).network)
+    network = Network(tiny_context(seed=seed).network)
     network.grow([3, 2], seed)
     network.train()
     with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import nn
 
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, layer_grams, projectable
 from fcl_bench.training.trainer import FORWARD_BATCH
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 from tests.training.layer_inputs_oracle import (
     VITS,
     as_counter,
@@ -24,7 +24,7 @@ from tests.training.layer_inputs_oracle import (
 )
 
 STARTS = {
-    "tiny": lambda: tiny_problem().network,
+    "tiny": lambda: tiny_context().network,
     "resnet": lambda: timm_start("test_resnet"),
     "resnet with cifar stem": lambda: timm_start("test_resnet", stem="cifar"),
     **{name: (lambda knobs=knobs: timm_start("test_vit", **knobs)) for name, knobs in VITS.items()},
@@ -71,7 +71,7 @@ def test_a_layers_weights_act_on_its_columns(start):
 
 
 def test_columns_are_of_the_network_in_evaluation_mode_whatever_it_was_in():
-    start = tiny_problem().network
+    start = tiny_context().network
     network, trainer = network_and_trainer(start)
     images = images_of(7)
     expected = chosen_from(network.eval(), trainer, images, 20)
@@ -85,7 +85,7 @@ def test_columns_are_of_the_network_in_evaluation_mode_whatever_it_was_in():
 
 
 def test_the_choice_follows_from_the_generator_alone():
-    network, trainer = network_and_trainer(tiny_problem().network)
+    network, trainer = network_and_trainer(tiny_context().network)
     images = images_of(40)
     first, again, other = (chosen_from(network, trainer, images, 16, seed) for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
@@ -95,7 +95,7 @@ def test_the_choice_follows_from_the_generator_alone():
 @pytest.mark.parametrize(("n", "count"), [(5, 10**6), (5, 33), (60, 60), (60, 25), (300, 200), (300, 512)])
 def test_batches_do_not_matter(monkeypatch, n, count):
     """The chosen columns are the same whether the images come at once, or seven by seven."""
-    network, trainer = network_and_trainer(tiny_problem().network)
+    network, trainer = network_and_trainer(tiny_context().network)
     images = images_of(n)
     monkeypatch.setitem(FORWARD_BATCH, "cpu", 1000)
     whole = chosen_from(network, trainer, images, count)
@@ -133,7 +133,7 @@ def test_every_image_and_place_is_equally_likely(n, count):
 
 def test_few_images_give_few_columns_of_pooled_features_and_enough_patches():
     """n < m_s: every image is in; a layer on pooled features then has n columns."""
-    network, trainer = network_and_trainer(tiny_problem().network)
+    network, trainer = network_and_trainer(tiny_context().network)
     images = images_of(6)
     chosen = chosen_from(network, trainer, images, 50)
     features = true_columns(network, trainer, images, [HEADS])[HEADS][:, :, 0]
@@ -149,7 +149,7 @@ def test_few_images_give_few_columns_of_pooled_features_and_enough_patches():
 
 
 def test_many_images_give_one_feature_column_each_of_as_many_as_wanted():
-    network, trainer = network_and_trainer(tiny_problem().network)
+    network, trainer = network_and_trainer(tiny_context().network)
     images = images_of(100)
     features = true_columns(network, trainer, images, [HEADS])[HEADS][:, :, 0]
     chosen = chosen_from(network, trainer, images, 30)[HEADS]
@@ -163,7 +163,7 @@ def test_many_images_give_one_feature_column_each_of_as_many_as_wanted():
 
 
 def test_gram_matrices_are_those_of_all_inputs_whatever_the_batches():
-    start = tiny_problem(architecture="vit").network
+    start = tiny_context(architecture="vit").network
     assert start is not None
     network, trainer = network_and_trainer(start)
     images = images_of(7)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.training.heads import Heads
@@ -21,7 +21,7 @@ from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
-from tests.methods.whole_runs import assert_resumes, feature_problem, model_of, same
+from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
 from tests.small_methods import NAMES, architecture, class_of, trains
 
 D = 6
@@ -66,7 +66,7 @@ def learnt(method: GradientMethod, monkeypatch, fast: bool) -> tuple[dict[str, t
         patch.setattr(Samples, "batches", listed)
         patch.setattr(LinearHeads, "fits", staticmethod(fits if fast else lambda *_: False))
         patch.setattr(LinearHeads, "backward", lambda self, *batch: (passes.append(1), backward(self, *batch)))
-        federation = federation_of(method, feature_problem(D), overlapping_tasks())
+        federation = federation_of(method, feature_context(D), overlapping_tasks())
         federation.run(lambda _: None)
     return dict(federation.server.network.state()), batches, len(passes)
 
@@ -338,10 +338,10 @@ def test_a_loss_that_is_not_finite_is_told_even_if_the_weights_are():
 
 
 def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
-    method = FineTune(training(rounds=3, fraction=0.5), on="features")
+    method = FedAvg(training(rounds=3, fraction=0.5), on="features")
 
     def fresh():
-        return federation_of(method, feature_problem(D), overlapping_tasks())
+        return federation_of(method, feature_context(D), overlapping_tasks())
 
     whole, saved = assert_resumes(fresh)
     assert (1, 2) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
@@ -351,13 +351,13 @@ def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
 
 
 class TemperedClient(GradientClient):
-    def objective(self, shard, broadcast, state):
+    def objective(self, client_data, broadcast, state):
         return Tempered(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
 
 
 def test_a_method_with_its_own_loss_on_logits_needs_nothing_else(monkeypatch):
-    monkeypatch.setattr(FineTune, "client_half", TemperedClient)
-    method = FineTune(training(), on="features")
+    monkeypatch.setattr(FedAvg, "client_half", TemperedClient)
+    method = FedAvg(training(), on="features")
     ours, _, passes = learnt(method, monkeypatch, fast=True)
     theirs, *_ = learnt(method, monkeypatch, fast=False)
     assert passes > 20

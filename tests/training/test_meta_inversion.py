@@ -16,7 +16,7 @@ from fcl_bench.methods.data_free.generators.meta_inversion import MetaInversion,
 from fcl_bench.methods.data_free.generators.student import agreement
 from fcl_bench.training.network import Network
 from fcl_bench.typed import typed_instance
-from tests.methods.training_harness import image_tasks, tiny_problem
+from tests.methods.training_harness import image_tasks, tiny_context
 from tests.training.meta_inversion_oracle import PlainInversion
 
 CLASSES = 3
@@ -32,7 +32,7 @@ def knobs(**own) -> Synthesis:
 def trained() -> Network:
     """A network that knows three classes of made-up images."""
     [[(images, labels)]] = image_tasks(np.random.default_rng(0), [CLASSES], [[90]])
-    network = Network(tiny_problem(width=8).network)
+    network = Network(tiny_context(width=8).network)
     network.grow([CLASSES], 0)
     network.train()
     optimiser = torch.optim.Adam(network.parameters(), 0.01)

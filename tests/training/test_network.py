@@ -16,7 +16,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.training.network import Network, feature_start
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 #: The tensors of a stage of `Tiny`, a convolution and a batch norm; the last two are running statistics.
 STAGE = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
@@ -38,7 +38,7 @@ def grown(start: Trainable, sizes: list[int], seed: int = 5) -> Network:
 
 
 def tiny(sizes: list[int], seed: int = 5) -> Network:
-    return grown(tiny_problem().network, sizes, seed)
+    return grown(tiny_context().network, sizes, seed)
 
 
 def stage_names(*stages: int) -> set[str]:
@@ -91,7 +91,7 @@ def test_new_class_weights_fill_plus_minus_one_over_the_root_of_d():
 
 
 def test_growing_leaves_torchs_generator_where_it_was():
-    network = Network(tiny_problem().network)
+    network = Network(tiny_context().network)
     before = torch.get_rng_state()
     network.grow([2, 3], 0)
     assert torch.equal(torch.get_rng_state(), before)
@@ -121,7 +121,7 @@ def test_all_of_a_plain_network_changes_and_travels():
 def test_frozen_stages_and_heads_stay_and_nothing_else_does():
     network = tiny([2, 3])
     network.freeze(
-        {f"body.{name}" for name in frozen_names(network.body, tiny_problem().network.stages, 2)} | head_names(0)
+        {f"body.{name}" for name in frozen_names(network.body, tiny_context().network.stages, 2)} | head_names(0)
     )
     changing = stage_names(3, 4) | head_names(1)
     assert set(network.changing()) == changing
@@ -180,7 +180,7 @@ def test_heads_of_a_network_with_adapters_freeze_too():
 
 def test_a_frozen_batch_norm_in_a_network_that_comes_with_frozen_parameters_does_not_travel():
     """As a batch norm under adapters would be: everyone has it from the start."""
-    plain = tiny_problem().network
+    plain = tiny_context().network
     body = plain.build()
     body.stage1.requires_grad_(False)
     start = dataclasses.replace(plain, build=copies(body))
@@ -281,7 +281,7 @@ def test_what_a_network_has_looked_up_is_found_anew_after_every_change():
         lambda: network.requires_grad_(False),
         lambda: network.to(torch.float64),
         lambda: network.keep_heads(1),
-        lambda: network.put_body(tiny_problem().network.build()),
+        lambda: network.put_body(tiny_context().network.build()),
         lambda: network.eval(),
     ]
     for change in changes:

@@ -19,7 +19,7 @@ from fcl_bench.training.networks_side_by_side import Turn, train_networks
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer
-from tests.methods.training_harness import CPU, tiny_problem
+from tests.methods.training_harness import CPU, tiny_context
 
 #: Two heads; the classes of both are columns.
 HEADS = Heads(((0, 1, 2), (3, 4)), (3, 4))
@@ -28,7 +28,7 @@ SIZES = [13, 17, 1, 0, 5, 16, 2]
 
 
 def network_of(size: int = 8) -> Network:
-    start = tiny_problem(size).network
+    start = tiny_context(size).network
     assert start is not None
     network = Network(start)
     network.grow(HEADS.sizes, 0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from fcl_bench.backbones.trainable import seeded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Problem, TestBatch
+from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, projectable
@@ -69,7 +69,7 @@ def test_only_plain_convolutions_and_linear_layers_have_an_input_subspace():
 
 def test_layers_without_an_input_subspace_are_frozen_after_the_first_task():
     start = made_of(odd_body())
-    problem = Problem(6, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+    context = Context(6, 0, torch.float64, CPU, WireFormat(torch.float32), start)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[12, 10], [9, 12]])
     training = Training(rounds=2, epochs=2, batch_size=8, lr=0.05, augment="none")
     states = []
@@ -78,7 +78,7 @@ def test_layers_without_an_input_subspace_are_frozen_after_the_first_task():
         states.append({name: value.clone() for name, value in server.network.state_dict().items()})
 
     method = FedProTIP(training=training, frozen_stages=0, columns=4, threshold=0.3)
-    server = learn_images(method, problem, tasks, after=after)
+    server = learn_images(method, context, tasks, after=after)
     assert list(server.bases) == [*PLAIN, HEADS]
     moved = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
     assert moved == {f"{name}.weight" for name in PLAIN}
@@ -105,7 +105,7 @@ def test_tensorflows_padding_and_depthwise_layers_of_a_mobile_network_are_left_o
 @pytest.mark.parametrize("knobs", VITS.values(), ids=VITS.keys())
 def test_a_vit_learns_two_tasks_and_moves_only_what_it_protects(knobs):
     start = timm_start("test_vit", **knobs)
-    problem = Problem(start.dimension, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+    context = Context(start.dimension, 0, torch.float64, CPU, WireFormat(torch.float32), start)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[16, 12], [12, 16]], size=32)
     training = Training(rounds=1, epochs=2, batch_size=8, lr=0.1, momentum=0.9, weight_decay=5e-2, augment="none")
     states, bases = [], {}
@@ -116,7 +116,7 @@ def test_a_vit_learns_two_tasks_and_moves_only_what_it_protects(knobs):
             bases.update({layer: found[0].double() for layer, found in server.bases.items()})
 
     method = FedProTIP(training=training, frozen_stages=0, columns=64, threshold=0.2)
-    server = learn_images(method, problem, tasks, after=after)
+    server = learn_images(method, context, tasks, after=after)
     linear = {name for name, module in projectable(server.network).items() if module.weight.requires_grad}
     if "adapters" in knobs:
         assert linear == {f"body.blocks.{b}.mlp.{part}" for b in range(6) for part in ("down", "up")}
@@ -179,11 +179,11 @@ def test_windows_of_an_image_are_columns_of_that_image(n):
 def test_a_layer_that_is_never_called_is_no_error():
     """It has no inputs to protect, so it had better be frozen like every other weight without an input subspace."""
     start = made_of(Functional())
-    problem = Problem(6, 0, torch.float64, CPU, WireFormat(torch.float32), start)
+    context = Context(6, 0, torch.float64, CPU, WireFormat(torch.float32), start)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[12, 10], [9, 12]])
     states = []
     method = FedProTIP(training=Training(rounds=1, epochs=1, batch_size=8, augment="none"), frozen_stages=0)
     learn_images(
-        method, problem, tasks, after=lambda _, server: states.append(server.network.body.inner.weight.detach().clone())
+        method, context, tasks, after=lambda _, server: states.append(server.network.body.inner.weight.detach().clone())
     )
     assert torch.equal(*states)

@@ -21,7 +21,7 @@ from fcl_bench.training.optimisers import add_weight_decay, average
 from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer
 from fcl_bench.typed import typed_instance
-from tests.methods.training_harness import CPU, image_tasks, tiny_problem
+from tests.methods.training_harness import CPU, image_tasks, tiny_context
 
 #: Field -> values that are refused.
 WRONG = {
@@ -138,7 +138,7 @@ def test_a_cosine_starts_at_lr_and_only_falls():
 @pytest.mark.parametrize("augment", ["none", "crop_flip"])
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.0), (0.9, 5e-3)])
 def test_training_is_torchs_sgd_bit_for_bit(augment, momentum, weight_decay):
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     knobs = Training(epochs=3, batch_size=8, lr=0.05, momentum=momentum, weight_decay=weight_decay, augment=augment)
     ours, plain = network_of(start, [3]), network_of(start, [3])
@@ -151,7 +151,7 @@ def test_training_is_torchs_sgd_bit_for_bit(augment, momentum, weight_decay):
 
 
 def test_a_task_whose_classes_alone_compete_leaves_the_other_heads_without_a_gradient():
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     knobs = Training(epochs=2, batch_size=8, lr=0.05, weight_decay=0.0, augment="none")
     ours, plain = network_of(start, [4, 3]), network_of(start, [4, 3])
@@ -173,7 +173,7 @@ def test_a_task_whose_classes_alone_compete_leaves_the_other_heads_without_a_gra
 
 
 def test_the_loss_is_the_mean_cross_entropy_over_the_classes_that_compete():
-    start = tiny_problem().network
+    start = tiny_context().network
     network = network_of(start, [2, 3]).eval()
     images = torch.randn(6, 3, 8, 8)
     truth = torch.tensor([2, 3, 4, 4, 2, 3])
@@ -187,7 +187,7 @@ def test_the_loss_is_the_mean_cross_entropy_over_the_classes_that_compete():
 
 
 def test_only_what_is_not_frozen_gets_weight_decay():
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     network = network_of(start, [3])
     network.freeze({"body.stage1.0.weight", "heads.0.bias"})
@@ -207,7 +207,7 @@ def test_weight_decay_adds_to_gradients_and_passes_by_those_without():
 
 
 def test_a_single_image_trains_on_the_running_statistics_and_leaves_them():
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples(count=1, classes=1)
     network = network_of(start, [3])
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -221,7 +221,7 @@ def test_a_single_image_trains_on_the_running_statistics_and_leaves_them():
 @pytest.mark.parametrize("count", [2, 3, 8, 9, 17])
 def test_any_number_of_images_trains(count):
     """9 and 17 images in batches of 8 would leave a single one, on which batch norm can't train."""
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples(count, classes=2)
     network = network_of(start, [2])
     trainer_of(start, epochs=2, batch_size=8).train(network, Samples(images, labels), 0.1, 0, Objective())
@@ -229,13 +229,13 @@ def test_any_number_of_images_trains(count):
 
 
 def with_dropout() -> Trainable:
-    plain = tiny_problem().network
+    plain = tiny_context().network
     body = plain.build()
     body.add_module("dropout", torch.nn.Dropout(0.5))
     return dataclasses.replace(plain, build=copies(body))
 
 
-@pytest.mark.parametrize("start", [tiny_problem().network, with_dropout()], ids=["plain", "dropout"])
+@pytest.mark.parametrize("start", [tiny_context().network, with_dropout()], ids=["plain", "dropout"])
 def test_a_round_depends_on_its_seed_alone_and_leaves_torchs_generator_where_it_was(start):
     images, labels = samples()
     trained = []
@@ -252,7 +252,7 @@ def test_a_round_depends_on_its_seed_alone_and_leaves_torchs_generator_where_it_
 
 
 def test_training_leaves_its_images_and_labels_as_they_were():
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     before = images.clone(), labels.clone()
     trainer_of(start, epochs=2).train(
@@ -264,7 +264,7 @@ def test_training_leaves_its_images_and_labels_as_they_were():
 
 def test_a_method_sees_each_gradient_with_weight_decay_in_it_and_may_change_it():
     """Every step's direction set to zero leaves the weights as they are; `finish` comes last, once."""
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     log = []
 
@@ -293,7 +293,7 @@ def test_a_method_sees_each_gradient_with_weight_decay_in_it_and_may_change_it()
 @pytest.mark.parametrize("batch_size", [4, 20])
 def test_a_diverging_training_is_the_users_to_mend(lr, batch_size):
     """However it shows: in a loss, or only in what the last step leaves in weights and running statistics."""
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     network = network_of(start, [3])
     trainer = trainer_of(start, epochs=1, batch_size=batch_size, lr=lr)
@@ -311,7 +311,7 @@ def test_a_diverging_training_is_the_users_to_mend(lr, batch_size):
 @pytest.mark.parametrize("count", [5, 300])
 def test_features_are_the_bodys_in_evaluation_mode(count):
     """In one batch or several; the network need not be in evaluation mode before."""
-    start = tiny_problem().network
+    start = tiny_context().network
     images, _ = samples(count)
     network = network_of(start, [3]).train()
     network.body(torch.randn(8, 3, 8, 8))
@@ -324,7 +324,7 @@ def test_features_are_the_bodys_in_evaluation_mode(count):
 
 
 def test_bfloat16_is_asked_for_on_a_cpu_and_comes_close():
-    start = tiny_problem().network
+    start = tiny_context().network
     images, labels = samples()
     features, losses = {}, {}
     for precision in ("auto", "float32", "bfloat16"):

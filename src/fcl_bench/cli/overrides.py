@@ -167,10 +167,10 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choice(*found.groups())
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
+    if isinstance(error, yaml.MarkedYAMLError) and error.context_mark is not None:
+        mark = error.context_mark
         return UserError(
-            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}",
+            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.context}",
             "a YAML file that can be read",
         )
     if isinstance(error, UserWarning):

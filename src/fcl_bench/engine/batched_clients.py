@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.node import Node, Reply
-from fcl_bench.protocol.context import Shard
+from fcl_bench.protocol.context import ClientData
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices
 
@@ -34,7 +34,7 @@ def group_size(parallel: str, device: torch.device) -> int:
     return int(parallel)
 
 
-class Abreast:
+class BatchedClients:
     """Takes the turns of a node's clients, in their order. Before the first turn of a group the group trains.
 
     Everything else of a turn is each client's own and happens when it is asked for. The seconds of a joint training are
@@ -56,25 +56,25 @@ class Abreast:
         alone: str | None = ""
         for group in self._groups(present, broadcast.task):
             seconds, together = dict.fromkeys(group, 0.0), 1
-            shards: dict[int, Shard] = {}
+            shards: dict[int, ClientData] = {}
             if len(group) > 1 and alone == "":
-                shards = {client: self._node.data.shard(broadcast.task, client) for client in group}
+                shards = {client: self._node.data.client_data(broadcast.task, client) for client in group}
                 seconds, alone = self._trained(shards, broadcast)
                 together = len(group) if alone == "" else 1
                 if alone:
                     text = f"parallel_clients: clients train one after the other, since {alone}"
                     self._notices.tell(alone, text, logging.INFO)
             for client in group:
-                self._node.settle()
+                self._node.commit()
                 reply = self._node.turn(client, broadcast, shards.pop(client, None))
                 yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone or "")
 
-    def _trained(self, shards: dict[int, Shard], broadcast: Message) -> tuple[dict[int, float], str | None]:
+    def _trained(self, shards: dict[int, ClientData], broadcast: Message) -> tuple[dict[int, float], str | None]:
         """The seconds of each client in the joint training, and why there was none; None: nothing trains."""
         watch = Stopwatch(self._device)
         with watch.running():
             alone = self._node.train_ahead(list(shards.values()), broadcast, self._if_faster)
-        sizes = {client: max(len(shard.labels), 1) for client, shard in shards.items()}
+        sizes = {client: max(len(client_data.labels), 1) for client, client_data in shards.items()}
         whole = sum(sizes.values())
         return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone
 

@@ -12,8 +12,8 @@ import torch
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.middleware import Chain, Middleware
-from fcl_bench.engine.node import UNKNOWN, ClientData, Node
-from fcl_bench.protocol.context import Problem
+from fcl_bench.engine.node import UNKNOWN, Node, NodeData
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
 
 
@@ -22,7 +22,7 @@ class Clients:
     """All that determines what each client does, except the samples themselves.
 
     Attributes:
-        method, problem: the method and its problem.
+        method, context: the method and its problem.
         holdings: [task][client] -> indices of training samples.
         columns: (n,) int64, each training sample's class.
         labelled: (n,) bool, which of these labels their clients know.
@@ -37,7 +37,7 @@ class Clients:
     """
 
     method: Method
-    problem: Problem
+    context: Context
     holdings: Sequence[Sequence[np.ndarray]]
     columns: np.ndarray
     labelled: np.ndarray
@@ -95,10 +95,10 @@ class Clients:
                 )
                 for clients in self.holdings
             ]
-        data = ClientData(self.problem, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
-        chain = Chain([*self.middleware, Codec.of_clients(self.problem)])
+        data = NodeData(self.context, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
+        chain = Chain([*self.middleware, Codec.of_clients(self.context)])
         truth = None if self.elsewhere else self._right
-        return Node(self.method.client(self.problem), self.problem, data, chain, truth)
+        return Node(self.method.client(self.context), self.context, data, chain, truth)
 
     def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
         """How many of the labels that a client gave these samples are true; the engine knows the true labels."""

@@ -12,7 +12,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.linalg.flat import Flat, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import HALF, WireFormat
 
@@ -28,8 +28,8 @@ class Codec(Middleware):
     Args:
         wire: the form of sent messages.
         dtype, device: those of received floating-point tensors; None: as they come.
-        as_sent: leave whole tensors that came in a narrower type in that type; `admitted` widens them once it has
-            looked at them, which takes half the time.
+        as_sent: leave whole tensors that came in a narrower type in that type; `validate_upload` widens them after it
+            has looked at them, which takes half the time.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class Codec(Middleware):
         self._wire, self._dtype, self._device, self._as_sent = wire, dtype, device, as_sent
 
     @classmethod
-    def of_clients(cls, problem: Problem) -> Codec:
+    def of_clients(cls, context: Context) -> Codec:
         """Uploads travel in the form `wire`; broadcasts are used in the types in which they came."""
-        return cls(problem.wire)
+        return cls(context.wire)
 
     @classmethod
-    def of_server(cls, problem: Problem, as_sent: bool = False) -> Codec:
+    def of_server(cls, context: Context, as_sent: bool = False) -> Codec:
         """Broadcasts travel in the types they have; uploads are absorbed in the statistics' type on the device."""
-        return cls(None, problem.dtype, problem.device, as_sent)
+        return cls(None, context.dtype, context.device, as_sent)
 
     def send(self, message: Message, client: int | None) -> Message:
         return message if self._wire is None else encoded(message, self._wire)

@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import Prediction, State
-from fcl_bench.protocol.fields import Expectation, Expected
+from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
@@ -69,14 +69,14 @@ def broadcast_of(server: Server, task: Task, round_: int) -> Message:
     return broadcast
 
 
-def expectation_of(server: Server, task: Task, round_: int) -> Expectation:
-    """What the server expects. Raises a `UserError` if that is not an `Expected` for each field."""
+def expectation_of(server: Server, task: Task, round_: int) -> Schema:
+    """What the server expects. Raises a `UserError` if that is not an `Field` for each field."""
     expected, where = server.expects(task, round_), f"{_name(server)}.expects"
     remedy = 'a mapping of names to what each is, such as {"G": gram_matrix(M)}'
     if not isinstance(expected, Mapping):
         raise UserError(f"{where} returned {kind_of(expected)}", remedy)
     for name, wanted in expected.items():
-        if not isinstance(wanted, Expected):
+        if not isinstance(wanted, Field):
             raise UserError(f"{where}: {name} is {kind_of(wanted)}", remedy)
     return expected
 

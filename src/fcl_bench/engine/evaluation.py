@@ -15,7 +15,7 @@ from fcl_bench.engine.node import on_device
 from fcl_bench.engine.rows import Rows
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.finite import all_finite
-from fcl_bench.protocol.context import Prediction, Problem, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -34,7 +34,7 @@ SAMPLES = np.dtype(
 )
 
 
-class Answers:
+class Predictions:
     """Counts (T, T) int64 for each of `WAYS`: row t, column tau counts the test set of task tau after task t.
 
     It also keeps the predicted classes, as `correct` counts them: as a confusion table and, on request, per sample.
@@ -158,33 +158,33 @@ def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.T
     return best
 
 
-class Examination:
+class Evaluation:
     """Asks a server about test samples, and counts its right answers.
 
     Args:
-        problem: device, types, seed.
+        context: device, types, seed.
         stream: the stream whose test samples these are.
         test: (n, ...) all test samples; they are moved to the device.
     """
 
-    def __init__(self, problem: Problem, stream: Stream, test: torch.Tensor) -> None:
-        self._problem = problem
+    def __init__(self, context: Context, stream: Stream, test: torch.Tensor) -> None:
+        self._context = context
         self._stream = stream
-        self._test = test.to(problem.device)
-        self._classes = [torch.tensor(task.columns, device=problem.device) for task in stream.tasks]
+        self._test = test.to(context.device)
+        self._classes = [torch.tensor(task.columns, device=context.device) for task in stream.tasks]
         self._task_of = np.full(len(stream.test_columns), -1)
         for task in stream.tasks:
             self._task_of[stream.test[task.index]] = task.index
 
     def batches(self, task: Task, pure: int | None) -> Iterator[np.ndarray]:
         """Indices of the test samples of all tasks up to `task`; `pure`: see `test_batches`."""
-        return test_batches(self._stream.test[: task.index + 1], pure, self._problem.seed)
+        return test_batches(self._stream.test[: task.index + 1], pure, self._context.seed)
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
         """Test samples on the device."""
-        return on_device(self._test, indices, self._problem)
+        return on_device(self._test, indices, self._context)
 
-    def take(self, task: Task, server: Server, answers: Answers) -> None:
+    def take(self, task: Task, server: Server, answers: Predictions) -> None:
         """Add what `server` answers after `task` to `answers`.
 
         Raises:
@@ -202,7 +202,7 @@ class Examination:
                     "finite numbers, such as -1e30 for a class that is ruled out",
                 )
             truth = self._stream.test_columns[batch], self._task_of[batch]
-            columns, tasks = (torch.from_numpy(values).to(self._problem.device) for values in truth)
+            columns, tasks = (torch.from_numpy(values).to(self._context.device) for values in truth)
             answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
         answers.finish(task.index)
 

@@ -75,7 +75,8 @@ class Upload:
         right: how many of those labels are true; `NOBODY_KNOWS` if the true labels are not available.
         up_bytes, down_bytes: payload.
         client_seconds: the client's own computing time.
-        one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see `engine.single_sample_leakage`).
+        one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see
+            `engine.single_sample_leakage`).
         dropped: 1 if the upload was not as the server expected and was left out; else 0.
         lost: 1 if the client was asked and did not answer; else 0.
         late: 1 if its upload was to come in a later round; else 0.

@@ -14,21 +14,21 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.contract import broadcast_of, expectation_of, participants_of
-from fcl_bench.engine.evaluation import Answers, Examination
+from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.missing import SIMULATED, MissingClients
 from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.rounds import RoundAccuracy
-from fcl_bench.engine.single_sample_leakage import Grouped, Revealed, revealed_together
+from fcl_bench.engine.single_sample_leakage import Grouped, Leakage, revealed_together
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.validation import BadUpload, admitted
+from fcl_bench.engine.validation import BadUpload, validate_upload
 from fcl_bench.errors import UserError
 from fcl_bench.options.tree.tree import Arrival, Tree
-from fcl_bench.protocol.audit import Audit, Everything
-from fcl_bench.protocol.context import Problem
-from fcl_bench.protocol.fields import Announced, Expectation
+from fcl_bench.protocol.audit import Audit, FullData
+from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Method
 from fcl_bench.protocol.task import Task
@@ -45,7 +45,7 @@ class Federation:
 
     Args:
         method: the method's knobs.
-        problem: dimensions, types, device, seed.
+        context: dimensions, types, device, seed.
         stream: the data cut into tasks.
         transport: how the clients are reached.
         test: (n, ...) the test samples: features, or images in uint8.
@@ -62,7 +62,7 @@ class Federation:
     def __init__(
         self,
         method: Method,
-        problem: Problem,
+        context: Context,
         stream: Stream,
         transport: Transport,
         test: torch.Tensor,
@@ -74,17 +74,19 @@ class Federation:
         fan_in: int | None = None,
         by_sample: bool = False,
     ) -> None:
-        self.problem = problem
+        self.context = context
         self.stream = stream
         self.transport = transport
-        self.server = method.server(problem)
+        self.server = method.server(context)
         self.audits = dict(audits or {})
-        self.state = FederationState(0, Answers(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw))
-        self._examination = Examination(problem, stream, test)
+        self.state = FederationState(
+            0, Predictions(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw)
+        )
+        self._examination = Evaluation(context, stream, test)
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and fan_in is None
-        self._middleware = Chain([*middleware, Codec.of_server(problem, as_sent)])
+        self._middleware = Chain([*middleware, Codec.of_server(context, as_sent)])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
@@ -100,10 +102,10 @@ class Federation:
             )
 
     def _tree(self, method: Method, fan_in: int) -> Tree:
-        combination, problem = method.combination(self.problem), self.problem
+        combination, context = method.combination(self.context), self.context
         if combination is None:
             raise ValueError(f"{method.name} has uploads that cannot be combined")
-        return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(problem), problem.device)
+        return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(context), context.device)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -138,7 +140,7 @@ class Federation:
     def _learn(self, task: Task) -> None:
         """The rounds of one task that are not done yet."""
         state, server = self.state, self.server
-        watch = Stopwatch(self.problem.device, state.server_seconds)
+        watch = Stopwatch(self.context.device, state.server_seconds)
         samples, labelled = self.transport.samples(task.index)
         self._announce(task, samples)
         available = np.flatnonzero(labelled).tolist()
@@ -227,7 +229,7 @@ class Federation:
             if isinstance(answer, Late):
                 self._missing.note("late", client, task, round_)
                 columns["late"][client] = 1
-                if not self.problem.sums:
+                if not self.context.sums:
                     self.server.await_late(task)
             elif masked:
                 absorbed.add(client)
@@ -253,7 +255,7 @@ class Federation:
             self.tree.finish(task.index, round_)
 
     def _answers(
-        self, present: list[int], broadcast: Message, expected: Expectation, watch: Stopwatch
+        self, present: list[int], broadcast: Message, expected: Schema, watch: Stopwatch
     ) -> Iterator[Reply | Lost | Late | Masked | Total]:
         """The transport's answers; with a tree, each answer is handled, then the server absorbs what it completes."""
         if self.tree is None:
@@ -261,8 +263,8 @@ class Federation:
             return
 
         def admit(arrival: Arrival) -> Message:
-            return admitted(
-                *(arrival.client, arrival.upload, self._middleware, self.server, expected, self.problem),
+            return validate_upload(
+                *(arrival.client, arrival.upload, self._middleware, self.server, expected, self.context),
                 *(arrival.announced, arrival.clients, arrival.sender),
             )
 
@@ -274,7 +276,7 @@ class Federation:
         answers = cast(Iterator[Reply | Lost | Late], self.transport.exchange(present, broadcast))
         yield from self.tree.climbed(answers, present, broadcast, admit, absorb)
 
-    def _taken_in(self, client: int, upload: Message, expected: Expectation, samples: int) -> bool:
+    def _taken_in(self, client: int, upload: Message, expected: Schema, samples: int) -> bool:
         """Absorb an upload; returns False if it is not as the server expects and is left out.
 
         Args:
@@ -285,10 +287,10 @@ class Federation:
         Raises:
             BadUpload: the upload is not as the server expects, and the run is set to end in this case.
         """
-        announced = Announced(samples, int(self._announced[client]))
+        announced = SampleCounts(samples, int(self._announced[client]))
         task = self.stream.tasks[upload.task]
         try:
-            read = admitted(client, upload, self._middleware, self.server, expected, self.problem, announced)
+            read = validate_upload(client, upload, self._middleware, self.server, expected, self.context, announced)
         except BadUpload as bad:
             if not self._drops:
                 raise
@@ -300,16 +302,16 @@ class Federation:
             self.server.absorb(client, read)
         return True
 
-    def _absorb_total(self, total: Total, expected: Expectation, samples: np.ndarray) -> None:
+    def _absorb_total(self, total: Total, expected: Schema, samples: np.ndarray) -> None:
         """Absorb the sum of a round's uploads; `samples` (K,) is each client's number of samples of the task."""
         own = list(total.clients)
-        announced = Announced(int(samples[own].sum()), int(self._announced[own].sum()))
+        announced = SampleCounts(int(samples[own].sum()), int(self._announced[own].sum()))
         # The sum did not travel in the wire's floating-point type.
-        problem = replace(self.problem, wire=replace(self.problem.wire, dtype=torch.float64))
-        release = self.problem.release
+        context = replace(self.context, wire=replace(self.context.wire, dtype=torch.float64))
+        release = self.context.release
         upload = total.upload if release is None else release.counted(total.upload)
-        read = admitted(
-            *(EVERYONE, upload, self._middleware, self.server, expected, problem, announced),
+        read = validate_upload(
+            *(EVERYONE, upload, self._middleware, self.server, expected, context, announced),
             clients=len(own),
             rounding=total.rounding,
         )
@@ -321,7 +323,7 @@ class Federation:
             )
         self.server.absorb(EVERYONE, read)
 
-    def _note_revealed(self, client: int, alone: Revealed, columns: dict[str, np.ndarray]) -> None:
+    def _note_revealed(self, client: int, alone: Leakage, columns: dict[str, np.ndarray]) -> None:
         """Count what an upload, or the sum that it is in, reveals about the samples that a client learnt from."""
         columns["one_sample_sums"][client] = alone.sums
         columns["one_sample_moments"][client] = alone.moments
@@ -331,7 +333,7 @@ class Federation:
         """Absorb an upload of an earlier round, if the server can still use it."""
         absences = self.state.absences
         absences["late_arrived"] += 1
-        if self.problem.sums:
+        if self.context.sums:
             text = "late uploads are left out: the masks of their round are gone (secure=sums)"
             self._notices.tell("late", text, logging.INFO)
             return
@@ -358,14 +360,14 @@ class Federation:
         for audit in self.audits.values():
             data = self.transport.everything
             assert data is not None
-            shard = data.shard(task.index, client)
-            audit.observe(task, shard if guesses is None else shard.with_pseudo_labels(guesses))
+            client_data = data.client_data(task.index, client)
+            audit.observe(task, client_data if guesses is None else client_data.with_pseudo_labels(guesses))
 
-    def _everything(self, task: Task) -> Everything:
+    def _everything(self, task: Task) -> FullData:
         """What audits look at after a task."""
         exam, data = self._examination, self.transport.everything
         assert data is not None
-        return Everything(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)
+        return FullData(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Everything that a resumed run needs, as JSON and tensors.

@@ -17,9 +17,9 @@ from fcl_bench.engine.contract import require_unchanged, turn_of, versions
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Revealed, revealed
+from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage, revealed
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.context import SAMPLE_KINDS, Problem, Shard, State
+from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 
@@ -30,11 +30,11 @@ Truth = Callable[[np.ndarray, torch.Tensor], int]
 UNKNOWN = -1
 
 
-class ClientData:
+class NodeData:
     """The samples of the clients of one node.
 
     Args:
-        problem: device and type of the samples.
+        context: device and type of the samples.
         holdings: [task] -> the indices of each client's training samples.
         columns: (n,) int64, the class of each sample as a column of the label matrix, `UNKNOWN` where its client does
             not know it: true labels of unlabelled samples are never here.
@@ -45,17 +45,17 @@ class ClientData:
 
     def __init__(
         self,
-        problem: Problem,
+        context: Context,
         holdings: Sequence[Sequence[np.ndarray]],
         columns: np.ndarray,
         inputs: torch.Tensor,
         numbers: np.ndarray | None = None,
     ) -> None:
-        self._problem = problem
+        self._context = context
         self.holdings = [Holdings.of(clients) for clients in holdings]
         self._known = columns != UNKNOWN
-        self._inputs = inputs.to(problem.device)
-        self._labels = torch.from_numpy(columns).to(problem.device)
+        self._inputs = inputs.to(context.device)
+        self._labels = torch.from_numpy(columns).to(context.device)
         self._numbers = numbers
         #: The last task asked for, and the indices of all clients' samples of it on the device.
         self._dealt: tuple[int, torch.Tensor] | None = None
@@ -72,7 +72,7 @@ class ClientData:
     @property
     def raw(self) -> RawSamples:
         """The cost of sending a sample as it is."""
-        return RawSamples.of(self._inputs, self._problem.wire)
+        return RawSamples.of(self._inputs, self._context.wire)
 
     @property
     def numbers_per_sample(self) -> int:
@@ -85,41 +85,41 @@ class ClientData:
         known = self._known[indices]
         return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
 
-    def shard(self, task: int, client: int) -> Shard:
+    def client_data(self, task: int, client: int) -> ClientData:
         """A client's samples of a task."""
         known, unknown = self.samples(task, client)
-        chosen = torch.from_numpy(known).to(self._problem.device) if len(unknown) else self._own(task, client)
+        chosen = torch.from_numpy(known).to(self._context.device) if len(unknown) else self._own(task, client)
         labels = self._labels.index_select(0, chosen)
-        inputs = of_problem(self._inputs.index_select(0, chosen), self._problem)
+        inputs = of_context(self._inputs.index_select(0, chosen), self._context)
         # Most clients know all their labels: no rows are taken without a look at indices.
         unlabelled = self.inputs(unknown) if len(unknown) else inputs[:0]
-        return Shard(client, task, inputs, labels, unlabelled)
+        return ClientData(client, task, inputs, labels, unlabelled)
 
     def _own(self, task: int, client: int) -> torch.Tensor:
         """Indices of a client's samples of a task, on the device."""
         held = self.holdings[task]
         # All clients' indices are copied at once: a task has many rounds, and a copy in each turn costs more.
         if self._dealt is None or self._dealt[0] != task:
-            self._dealt = task, torch.from_numpy(held.indices).to(self._problem.device)
+            self._dealt = task, torch.from_numpy(held.indices).to(self._context.device)
         return self._dealt[1][held.ends[client] : held.ends[client + 1]]
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
         """Samples on the device."""
-        return on_device(self._inputs, indices, self._problem)
+        return on_device(self._inputs, indices, self._context)
 
     def numbers(self, indices: np.ndarray) -> np.ndarray:
         """The indices that samples have in the whole data set."""
         return indices if self._numbers is None else self._numbers[indices]
 
 
-def on_device(samples: torch.Tensor, indices: np.ndarray, problem: Problem) -> torch.Tensor:
+def on_device(samples: torch.Tensor, indices: np.ndarray, context: Context) -> torch.Tensor:
     """Selected samples on the device: images as they are, features in the statistics' type."""
-    return of_problem(samples.index_select(0, torch.from_numpy(indices).to(samples.device)), problem)
+    return of_context(samples.index_select(0, torch.from_numpy(indices).to(samples.device)), context)
 
 
-def of_problem(samples: torch.Tensor, problem: Problem) -> torch.Tensor:
+def of_context(samples: torch.Tensor, context: Context) -> torch.Tensor:
     """Images as they are, features in the statistics' type."""
-    return samples if samples.dtype == torch.uint8 else samples.to(problem.device, problem.dtype)
+    return samples if samples.dtype == torch.uint8 else samples.to(context.device, context.dtype)
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Reply:
     guesses: torch.Tensor | None
     stored: dict[str, int]
     samples_kept: int
-    revealed: Revealed = NOTHING
+    revealed: Leakage = NOTHING
     accepted: int = 0
     right: int | None = 0
     grouped: Grouped | None = None
@@ -206,7 +206,7 @@ class Node:
 
     Args:
         client: the method's client half; it serves all clients of the node.
-        problem: device and types.
+        context: device and types.
         data: the clients' samples.
         middleware: this side's middleware for uploads and broadcasts.
         truth: counts right guesses outside the turns; None: the true labels are unknown.
@@ -215,14 +215,14 @@ class Node:
     def __init__(
         self,
         client: Client,
-        problem: Problem,
-        data: ClientData,
+        context: Context,
+        data: NodeData,
         middleware: Middleware,
         truth: Truth | None = None,
     ) -> None:
         self.data = data
         self._client = client
-        self._problem = problem
+        self._context = context
         self._middleware = middleware
         self._truth = truth
         self._states: dict[int, State] = {}
@@ -234,44 +234,46 @@ class Node:
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """A block that computes as the problem says, in a process of clients too."""
-        problem = self._problem
-        with environment.computing(problem.threads), environment.choosing_kernels(problem.cudnn), compiler_errors():
+        context = self._context
+        with environment.computing(context.threads), environment.choosing_kernels(context.cudnn), compiler_errors():
             yield
 
-    def settle(self) -> None:
+    def commit(self) -> None:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
-    def train_ahead(self, shards: Sequence[Shard], broadcast: Message, if_faster: bool) -> str | None:
+    def train_ahead(self, shards: Sequence[ClientData], broadcast: Message, if_faster: bool) -> str | None:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
         with self._computing():
             # A broadcast is the same for all clients.
             received = self._middleware.receive(broadcast, shards[0].client)
-            states = [self.keeps(shard.client) for shard in shards]
+            states = [self.keeps(client_data.client) for client_data in shards]
             return self._client.train_ahead(shards, received, states, if_faster)
 
-    def turn(self, client: int, broadcast: Message, shard: Shard | None = None) -> Reply:
+    def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
 
         Args:
             client, broadcast: whose turn it is, and what it receives.
-            shard: the client's samples; None: they are looked up.
+            client_data: the client's samples; None: they are looked up.
         """
         with self._computing():
-            return self._turn(client, broadcast, shard)
+            return self._turn(client, broadcast, client_data)
 
-    def _turn(self, client: int, broadcast: Message, shard: Shard | None) -> Reply:
+    def _turn(self, client: int, broadcast: Message, client_data: ClientData | None) -> Reply:
         task, round_ = broadcast.task, broadcast.round
-        shard = self.data.shard(task, client) if shard is None else shard
+        client_data = self.data.client_data(task, client) if client_data is None else client_data
         state = self._states.get(client, {})
         require_unchanged(self._client, client, state, self._versions.get(client))
-        watch = Stopwatch(self._problem.device)
+        watch = Stopwatch(self._context.device)
         with watch.running():
             received = self._middleware.receive(broadcast, client)
-            guesses = self._client.pseudo_labels(shard)
+            guesses = self._client.pseudo_labels(client_data)
             if guesses is not None:
-                shard = shard.with_pseudo_labels(guesses)
-            made, state = turn_of(self._client, self._client.update(shard, received, state), len(shard.labels))
+                client_data = client_data.with_pseudo_labels(guesses)
+            made, state = turn_of(
+                self._client, self._client.update(client_data, received, state), len(client_data.labels)
+            )
             try:
                 upload = self._middleware.send(made.to_be_sent(received.stage, task, round_), client)
             except FloatingPointError as error:
@@ -279,11 +281,11 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        alone, grouped = revealed(made, len(shard.labels)), None
-        if len(alone.samples) or self._problem.sums:
+        alone, grouped = revealed(made, len(client_data.labels)), None
+        if len(alone.samples) or self._context.sums:
             numbers = self._learnt_from(task, client, guesses)
             alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-            grouped = Grouped.of(made, numbers) if self._problem.sums else None
+            grouped = Grouped.of(made, numbers) if self._context.sums else None
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
@@ -316,15 +318,15 @@ class Node:
         Raises:
             ValueError: no middleware knows this kind of request.
         """
-        watch = Stopwatch(self._problem.device)
+        watch = Stopwatch(self._context.device)
         with watch.running():
             answer = self._middleware.answer(client, request)
         if answer is None:
             raise ValueError(f"no middleware of this side answers to {request.stage!r}")
         return Reply(client, answer, watch.seconds, None, {}, 0)
 
-    def take_back(self, client: int) -> None:
-        """The upload of a turn since `settle` was left out: restore the client's state from before that turn."""
+    def rollback(self, client: int) -> None:
+        """The upload of a turn since `commit` was left out: restore the client's state from before that turn."""
         if client not in self._before:
             raise ValueError(f"client {client} has had no turn that could be taken back")
         state = self._before.pop(client)
@@ -340,7 +342,7 @@ class Node:
 
     def resume(self, client: int, state: State) -> None:
         """Let one client continue from a saved state."""
-        self._states[client] = {name: value.to(self._problem.device) for name, value in state.items()}
+        self._states[client] = {name: value.to(self._context.device) for name, value in state.items()}
         self._versions.pop(client, None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -352,7 +354,7 @@ class Node:
         self._states, self._before, self._versions = {}, {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")
-            self._states.setdefault(int(client), {})[name] = value.to(self._problem.device)
+            self._states.setdefault(int(client), {})[name] = value.to(self._context.device)
 
 
 def stored_bytes(state: State) -> dict[str, int]:

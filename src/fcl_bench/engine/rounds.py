@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.evaluation import Answers, Examination
+from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.reports import BestRounds
 from fcl_bench.engine.rows import Rows
@@ -29,7 +29,7 @@ class RoundAccuracy:
         tests: (T,) how many test samples each task has.
     """
 
-    def __init__(self, every: int, examination: Examination, tests: np.ndarray) -> None:
+    def __init__(self, every: int, examination: Evaluation, tests: np.ndarray) -> None:
         self.every = every
         self._examination = examination
         self._tests = tests
@@ -40,16 +40,16 @@ class RoundAccuracy:
         if not self.every or round_ not in (model := server.model_rounds(task)):
             return
         if (model.index(round_) + 1) % self.every == 0:
-            answers = Answers(len(self._tests))
+            answers = Predictions(len(self._tests))
             self._examination.take(task, server, answers)
             self._add(task, round_, answers)
 
-    def finish(self, task: Task, last_round: int, answers: Answers) -> None:
+    def finish(self, task: Task, last_round: int, answers: Predictions) -> None:
         """Add the row of a task that is over and examined."""
         if self.every:
             self._add(task, last_round, answers)
 
-    def _add(self, task: Task, round_: int, answers: Answers) -> None:
+    def _add(self, task: Task, round_: int, answers: Predictions) -> None:
         accuracy = pooled_after(task.index, answers["correct"], self._tests)
         self._rows.extend(np.array([(task.index, round_, accuracy)], dtype=_ROW))
 

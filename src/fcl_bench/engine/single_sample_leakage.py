@@ -18,7 +18,7 @@ _KINDS = ("sums", "moments")
 
 
 @dataclass(frozen=True)
-class Revealed:
+class Leakage:
     """What one upload reveals.
 
     Attributes:
@@ -33,10 +33,10 @@ class Revealed:
 
 
 #: Nothing.
-NOTHING = Revealed(0, 0, np.zeros(0, dtype=np.int64))
+NOTHING = Leakage(0, 0, np.zeros(0, dtype=np.int64))
 
 
-def revealed(upload: Message, samples: int) -> Revealed:
+def revealed(upload: Message, samples: int) -> Leakage:
     """What an upload reveals, according to its client half.
 
     Args:
@@ -48,7 +48,7 @@ def revealed(upload: Message, samples: int) -> Revealed:
     if not sums and not moments:
         return NOTHING
     found = np.unique(np.concatenate([*told, *also]))
-    return Revealed(sums, moments, found[found < samples])
+    return Leakage(sums, moments, found[found < samples])
 
 
 def _alone(fields: Mapping[str, torch.Tensor | None], samples: int) -> tuple[int, list[np.ndarray]]:
@@ -95,7 +95,7 @@ class Grouped:
         return cls(sums, moments, samples)
 
 
-def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
+def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
     """What the sum of several clients' uploads reveals, by the client whose sample it is.
 
     A sum that has several samples, over all clients together, hides each of them; a sum that has a single sample is
@@ -110,7 +110,7 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Revealed]:
     found = {}
     for client, own in uploads.items():
         told = np.unique(np.concatenate([sums[client], moments[client]]))
-        found[client] = Revealed(len(sums[client]), len(moments[client]), own.samples[told[told < len(own.samples)]])
+        found[client] = Leakage(len(sums[client]), len(moments[client]), own.samples[told[told < len(own.samples)]])
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.evaluation import Answers
+from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.reports import Absences, SideBySide
@@ -50,7 +50,7 @@ class FederationState:
     """
 
     tasks_done: int
-    answers: Answers
+    answers: Predictions
     ledger: Ledger
     rounds_done: int = 0
     server_seconds: float = 0.0

@@ -8,13 +8,13 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from fcl_bench.engine.batched_clients import AUTO, Abreast, group_size
+from fcl_bench.engine.batched_clients import AUTO, BatchedClients, group_size
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.node import ClientData, Late, Lost, Masked, Node, Reply, Total
+from fcl_bench.engine.node import Late, Lost, Masked, Node, NodeData, Reply, Total
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 
@@ -34,7 +34,7 @@ class Transport(Protocol):
     def raw(self) -> RawSamples | None: ...
 
     @property
-    def everything(self) -> ClientData | None: ...
+    def everything(self) -> NodeData | None: ...
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
@@ -72,7 +72,7 @@ class Asking(Transport, Protocol):
         """
 
 
-class Around:
+class Wrapper:
     """A transport around another one. It passes everything on to that one except what a subclass overrides.
 
     Args:
@@ -84,7 +84,7 @@ class Around:
         self.clients = inner.clients
 
     @property
-    def everything(self) -> ClientData | None:
+    def everything(self) -> NodeData | None:
         return self._inner.everything
 
     @property
@@ -120,7 +120,7 @@ class InProcess:
         abreast: takes turns whose training is done side by side; None: each client does all of its own.
     """
 
-    def __init__(self, node: Node, kept: Keeper | None = None, abreast: Abreast | None = None) -> None:
+    def __init__(self, node: Node, kept: Keeper | None = None, abreast: BatchedClients | None = None) -> None:
         self._node, self._kept, self._abreast = node, kept, abreast
         self.clients = node.data.clients
 
@@ -128,7 +128,7 @@ class InProcess:
     def of(
         cls,
         method: Method,
-        problem: Problem,
+        context: Context,
         holdings: Sequence[Sequence[np.ndarray]],
         columns: np.ndarray,
         labelled: np.ndarray,
@@ -137,18 +137,18 @@ class InProcess:
         parallel: str = "1",
     ) -> InProcess:
         """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
-        parts = (method, problem, holdings, columns, labelled, middleware)
+        parts = (method, context, holdings, columns, labelled, middleware)
         return cls.over(Clients(*parts, parallel=parallel), inputs)
 
     @classmethod
     def over(cls, clients: Clients, inputs: torch.Tensor, kept: Keeper | None = None) -> InProcess:
         """The transport for `clients`, as many of them side by side as they are to be."""
-        node, device = clients.node(inputs), clients.problem.device
+        node, device = clients.node(inputs), clients.context.device
         size = group_size(clients.parallel, device)
-        return cls(node, kept, Abreast(node, size, device, clients.parallel == AUTO) if size > 1 else None)
+        return cls(node, kept, BatchedClients(node, size, device, clients.parallel == AUTO) if size > 1 else None)
 
     @property
-    def everything(self) -> ClientData:
+    def everything(self) -> NodeData:
         return self._node.data
 
     @property
@@ -163,7 +163,7 @@ class InProcess:
             yield from self._abreast.turns(present, broadcast)
             return
         for client in present:
-            self._node.settle()
+            self._node.commit()
             yield self._node.turn(client, broadcast)
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
@@ -171,7 +171,7 @@ class InProcess:
             yield self._node.answer(client, request)
 
     def refused(self, client: int) -> None:
-        self._node.take_back(client)
+        self._node.rollback(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return self._node.state_dict()

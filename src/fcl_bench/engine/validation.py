@@ -20,9 +20,9 @@ from fcl_bench.linalg.structure import (
     packed_grams_trouble,
     sums_trouble,
 )
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.dp_mechanism import noise_room
-from fcl_bench.protocol.fields import Announced, Expectation, Expected
+from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
 
@@ -57,14 +57,14 @@ class BadUpload(UserError):
         self.client = client
 
 
-def admitted(
+def validate_upload(
     client: int,
     upload: Message,
     middleware: Middleware,
     server: Server,
-    expected: Expectation,
-    problem: Problem | None = None,
-    announced: Announced | None = None,
+    expected: Schema,
+    context: Context | None = None,
+    announced: SampleCounts | None = None,
     clients: int = 1,
     sender: str = "",
     rounding: float = 0.0,
@@ -77,7 +77,7 @@ def admitted(
         middleware: the server side's middleware.
         server: asked for objections.
         expected: the fields of an upload of this round.
-        problem: defines the wire format and types that the upload has to use; None: any.
+        context: defines the wire format and types that the upload has to use; None: any.
         announced: how many samples the client has; None: it has not said.
         clients: the number of clients' uploads that it is made of.
         sender: the sender's name in errors; "": "client" and its number.
@@ -96,32 +96,32 @@ def admitted(
 
     if upload.clients != clients:
         raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
-    if problem is not None and problem.release is not None:
-        expected = problem.release.loosened(expected, clients)
-    if found := form_objection(upload, expected, None if problem is None else problem.wire):
+    if context is not None and context.release is not None:
+        expected = context.release.loosened(expected, clients)
+    if found := form_objection(upload, expected, None if context is None else context.wire):
         raise refused(*found)
     try:
         message = middleware.receive(upload, client)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
-    summed = torch.finfo(torch.float64 if problem is None else problem.dtype).eps
+    summed = torch.finfo(torch.float64 if context is None else context.dtype).eps
     relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in _compared(expected)}
     if rounding:
         relative = {name: error + _root_of(rounding, message.get(name)) for name, error in relative.items()}
-    largest = _largest(problem)
+    largest = _largest(context)
     if found := first_objection(message.tensors, expected, relative, announced, largest):
         raise refused(*found)
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
         if type(samples) is not int or not 1 <= samples <= most:
             raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
-    message = _widened(message, expected, None if problem is None else problem.dtype)
+    message = _widened(message, expected, None if context is None else context.dtype)
     if said := server.objection(message):
         raise bad(said, "fields that agree with each other")
     return message
 
 
-def _widened(message: Message, expected: Expectation, dtype: torch.dtype | None) -> Message:
+def _widened(message: Message, expected: Schema, dtype: torch.dtype | None) -> Message:
     """The message in the statistics' type, except for fields that are only added up."""
     narrow = {
         name: tensor.to(dtype)
@@ -145,9 +145,9 @@ def _root_of(rounding: float, tensor: torch.Tensor | None) -> float:
 
 def first_objection(
     tensors: Mapping[str, torch.Tensor],
-    expected: Expectation,
+    expected: Schema,
     rounding: Mapping[str, float] | None = None,
-    announced: Announced | None = None,
+    announced: SampleCounts | None = None,
     largest: float = math.inf,
 ) -> Objection | None:
     """What is wrong with an upload: the field, what it contains, and what was expected. None if nothing is wrong.
@@ -173,23 +173,23 @@ def first_objection(
         if tensor.shape != wanted.shape and not _fits(tensor.shape, wanted, sides):
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if name not in small and (problem := _values(tensor, wanted, largest, ends.get(name))):
-            return name, *problem
+        if name not in small and (context := _values(tensor, wanted, largest, ends.get(name))):
+            return name, *context
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These checks cost more than those above, so they come last, when all fields have passed.
     for name in tensors:
-        if expected[name].joint and (problem := _form(name, tensors, expected[name], rounding, announced)):
-            return name, *problem
+        if expected[name].joint and (context := _form(name, tensors, expected[name], rounding, announced)):
+            return name, *context
     return None
 
 
-def _compared(expected: Expectation) -> set[str]:
+def _compared(expected: Schema) -> set[str]:
     """Names of the fields whose numbers are looked at jointly, and of those that they are compared with."""
     joint = {name for name, wanted in expected.items() if wanted.joint}
     return joint | {expected[name].of for name in joint if expected[name].of in expected}
 
 
-def _fits(shape: torch.Size, wanted: Expected, sides: dict[str, int]) -> bool:
+def _fits(shape: torch.Size, wanted: Field, sides: dict[str, int]) -> bool:
     """Whether a tensor has the expected sides; lengths of named ones are entered in `sides`."""
     return len(wanted.shape) == len(shape) and all(
         length == (sides.setdefault(side, length) if isinstance(side, str) else side)
@@ -198,7 +198,7 @@ def _fits(shape: torch.Size, wanted: Expected, sides: dict[str, int]) -> bool:
 
 
 def _values(
-    tensor: torch.Tensor, wanted: Expected, largest: float, ends: tuple[float, float] | None = None
+    tensor: torch.Tensor, wanted: Field, largest: float, ends: tuple[float, float] | None = None
 ) -> tuple[str, str] | None:
     """What is wrong with single numbers; `ends` are the least and the largest, where they are known."""
     right_kind = {
@@ -229,7 +229,7 @@ def _values(
     return None
 
 
-def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, largest: float) -> set[str]:
+def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Schema, largest: float) -> set[str]:
     """Names of the real tensors whose norms show that their values are in range: no value exceeds its tensor's norm.
 
     All norms are computed at once; the remaining tensors are checked one by one.
@@ -253,9 +253,7 @@ def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Expectation, la
     return {name for name, norm in zip(names, norms, strict=True) if norm < most[name]}
 
 
-def _extremes(
-    tensors: Mapping[str, torch.Tensor], expected: Expectation, small: set[str]
-) -> dict[str, tuple[float, float]]:
+def _extremes(tensors: Mapping[str, torch.Tensor], expected: Schema, small: set[str]) -> dict[str, tuple[float, float]]:
     """The least and the largest number of each real tensor whose norm does not show that its values are in range.
 
     They are read at once: batch norms have a variance in every layer, and a GPU would be waited for twice for each.
@@ -275,20 +273,20 @@ def _extremes(
     return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
 
 
-def _largest(problem: Problem | None) -> float:
+def _largest(context: Context | None) -> float:
     """Numbers up to this size can be multiplied in the types of the wire and of the statistics without overflow."""
-    if problem is None:
+    if context is None:
         return math.inf
-    exact = problem.wire.dtype == problem.dtype == torch.float64
+    exact = context.wire.dtype == context.dtype == torch.float64
     return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
 
 
 def _form(
     name: str,
     tensors: Mapping[str, torch.Tensor],
-    wanted: Expected,
+    wanted: Field,
     rounding: Mapping[str, float],
-    announced: Announced | None,
+    announced: SampleCounts | None,
 ) -> tuple[str, str] | None:
     """What is wrong with the field's numbers jointly, and in relation to other fields of the upload."""
     tensor, error = tensors[name], rounding[name]
@@ -317,7 +315,7 @@ def _form(
     return None
 
 
-def _whole(tensor: torch.Tensor, wanted: Expected, announced: Announced | None) -> tuple[str, str] | None:
+def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) -> tuple[str, str] | None:
     if not tensor.numel():
         return None
     if wanted.form == "distinct" and len(tensor.unique()) < tensor.numel():

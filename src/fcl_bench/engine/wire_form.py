@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from fcl_bench.engine.codec import HELD, PACKED, SCALE, travels_whole
-from fcl_bench.protocol.fields import Expectation, Expected
+from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import HALF, WireFormat
 
 
-def form_objection(upload: Message, expected: Expectation, wire: WireFormat | None) -> tuple[str, str, str] | None:
+def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -> tuple[str, str, str] | None:
     """What is wrong with the form of an upload: the field, what it is, and what was expected. None if nothing is wrong.
 
     Args:
@@ -84,7 +84,7 @@ def _scale_objection(sent: torch.Tensor, scale: torch.Tensor | None, packed: boo
     return None
 
 
-def _held_objection(sent: torch.Tensor, held: torch.Tensor, wanted: Expected) -> tuple[str, str] | None:
+def _held_objection(sent: torch.Tensor, held: torch.Tensor, wanted: Field) -> tuple[str, str] | None:
     if held.ndim != 1 or not len(held) or held.is_floating_point() or held.is_complex() or sent.ndim != 2:
         return "comes with no numbers of its columns", "the width, and the number of each column"
     width, numbers = int(held[0]), held[1:]

@@ -23,17 +23,17 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.loop import CLIENT, Federation
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
-from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.base import Connection
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.folder import identity_hash
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.cosine_heads import CosineNetwork
 from fcl_bench.training.knobs import Training
@@ -55,7 +55,7 @@ class FirstStage(Protocol):
     name: ClassVar[str]
     trains_network: ClassVar[bool]
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
 
     def method(self) -> GradientMethod:
@@ -75,19 +75,19 @@ class NoAdaptation:
     name: ClassVar[str] = "none"
     trains_network: ClassVar[bool] = False
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
         """There is nothing to rule out."""
 
 
 @dataclass
-class _FedAvg(FineTune):
+class _FirstStageFedAvg(FedAvg):
     """FedAvg, whose knobs the user sets at `adapt.training`."""
 
     head: str = "linear"
     training_key: ClassVar[str] = "adapt.training"
 
-    def build_network(self, problem: Problem) -> Network:
-        return CosineNetwork(self.start(problem)) if self.head == "cosine" else super().build_network(problem)
+    def build_network(self, context: Context) -> Network:
+        return CosineNetwork(self.start(context)) if self.head == "cosine" else super().build_network(context)
 
 
 @dataclass
@@ -113,16 +113,16 @@ class FedAvgAdaptation:
     def __post_init__(self) -> None:
         self.training.check("adapt.training")
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
         """Any network does; rates of their own have to be of its parameters, and a round's models may fill memory."""
         if self.training.rates or self.training.aggregate != "mean":
-            self.method().check(problem, classes_per_task)
+            self.method().check(context, classes_per_task)
 
     def method(self) -> GradientMethod:
-        return _FedAvg(training=self.training, head=self.head)
+        return _FirstStageFedAvg(training=self.training, head=self.head)
 
     def identity(self) -> dict[str, object]:
-        return {"revision": FineTune.revision, **counting(self)}
+        return {"revision": FedAvg.revision, **counting(self)}
 
     def sends_columns(self) -> bool:
         return False
@@ -170,7 +170,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
     kept += [key for key in ("on_bad_upload", "transport", "cudnn", "parallel_clients") if key in whole]
-    wire = plan.problem.wire
+    wire = plan.context.wire
     # Only where it changes bytes, so that all other stages that were made before keep their names.
     columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
     return {
@@ -180,11 +180,13 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
         **_stage(plan).identity(),
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
-        "device": environment.device_kind(plan.problem.device),
+        "device": environment.device_kind(plan.context.device),
     }
 
 
-def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path, link: Link) -> Adapted:
+def adapt(
+    plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], folder: Path, link: Connection
+) -> Adapted:
     """Train on the first task, or reuse an earlier run's training; an interrupted training continues.
 
     Args:
@@ -207,7 +209,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         none = torch.empty(0, dtype=torch.uint8)
         method, dealt = _stage(plan).method(), plan.dealt
         stream = dealt.stream
-        problem = _problem(plan)
+        context = _context(plan)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
         train, test = (none, none) if hit else images()
         # A first stage that is already done needs no clients.
@@ -215,7 +217,7 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
         drops, way = plan.settings.scalars.drops, plan.settings.transport
         federation = Federation(
-            *(method, problem, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
+            *(method, context, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
         )
         if saved is not None:
             checkpoint.tidy()
@@ -226,23 +228,23 @@ def adapt(plan: Plan, images: Callable[[], tuple[torch.Tensor, torch.Tensor]], f
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
     trained = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
-    body = adapted_body(method, plan.problem, first.tasks[0], trained)
+    body = adapted_body(method, plan.context, first.tasks[0], trained)
     return Adapted(body, trained, ledger, accuracy, time.perf_counter() - begin, hit)
 
 
 def adapted_body(
-    method: GradientMethod, problem: Problem, first: Task, trained: dict[str, torch.Tensor]
+    method: GradientMethod, context: Context, first: Task, trained: dict[str, torch.Tensor]
 ) -> torch.nn.Module:
     """The network without its head that a first stage left, in evaluation mode, on the CPU.
 
     Args:
         method: of the first stage.
-        problem: which network it started from.
+        context: which network it started from.
         first: the first task.
         trained: `Adapted.trained`.
     """
-    network = method.build_network(problem)
-    method.grow(network, [len(method.head_columns(first))], head_seed(problem))
+    network = method.build_network(context)
+    method.grow(network, [len(method.head_columns(first))], head_seed(context))
     network.load(trained)
     return network.body.eval().requires_grad_(False)
 
@@ -265,7 +267,7 @@ def first_stage_clients(plan: Plan) -> Clients:
     """The clients of the first stage: of the first task alone."""
     dealt = plan.dealt
     return Clients(
-        *(_stage(plan).method(), _problem(plan), dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
+        *(_stage(plan).method(), _context(plan), dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
         run=identity_hash(_SCHEMA, adaptation_identity(plan)),
         stage="adapt",
         parallel=plan.settings.scalars.parallel_clients,
@@ -277,9 +279,9 @@ def _stage(plan: Plan) -> FirstStage:
     return plan.settings.adapt
 
 
-def _problem(plan: Plan) -> Problem:
+def _context(plan: Plan) -> Context:
     """The run's, with as many threads as the process has: the run's method may need fewer than training a network.
 
     Models travel as they are, whatever the method's uploads do.
     """
-    return replace(plan.problem, threads=None, sums=False)
+    return replace(plan.context, threads=None, sums=False)

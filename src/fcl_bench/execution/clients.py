@@ -16,7 +16,7 @@ def clients_of(plan: Plan) -> Clients:
     columns = dealt.stream.train_columns
     classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
     return Clients(
-        *(settings.method, plan.problem, dealt.shards, columns, dealt.labelled),
+        *(settings.method, plan.context, dealt.shards, columns, dealt.labelled),
         middleware=_middleware(plan),
         run=plan.id,
         config=settings.resolved,
@@ -28,11 +28,11 @@ def clients_of(plan: Plan) -> Clients:
 
 def _middleware(plan: Plan) -> Sequence[Middleware]:
     """Noise, and then masks over what is noisy."""
-    settings, problem = plan.settings, plan.problem
-    steps = [*settings.noise.middleware(settings.method, problem, settings.scalars.tasks)]
+    settings, context = plan.settings, plan.context
+    steps = [*settings.noise.middleware(settings.method, context, settings.scalars.tasks)]
     if isinstance(settings.secure, SecureSums):
         # Imported here, since the packages that it needs are installed only for secure sums.
         from fcl_bench.options.secure.party import Parties, seeded
 
-        steps.append(Parties(settings.secure, seeded(problem.seed), problem.wire.gram == "packed"))
+        steps.append(Parties(settings.secure, seeded(context.seed), context.wire.gram == "packed"))
     return steps

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fcl_bench.protocol.audit import Audit, Everything
+from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -42,7 +42,7 @@ class FeatureDrift(Audit):
         self._reference: dict[int, torch.Tensor] = {}
         self.rows = []
 
-    def report(self, task: Task, server: Server, everything: Everything) -> None:
+    def report(self, task: Task, server: Server, everything: FullData) -> None:
         """Rows for the reference samples of this and all earlier tasks."""
         for tau in range(task.index + 1):
             clients = self._chosen[tau]

@@ -14,7 +14,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.transformers.cprompt import CPrompt
 from fcl_bench.methods.transformers.pilora import PILoRA
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 
 
 @contextmanager
@@ -48,10 +48,10 @@ class MethodStage:
         with _keys_of_adapt():
             super().__post_init__()  # type: ignore[misc]  # the method's
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
         """Check as the method does."""
         with _keys_of_adapt():
-            super().check(problem, classes_per_task)  # type: ignore[misc]  # the method's
+            super().check(context, classes_per_task)  # type: ignore[misc]  # the method's
 
     def method(self) -> GradientMethod:
         return cast(GradientMethod, self)

@@ -16,7 +16,7 @@ from fcl_bench.backbones.network_extractor import FrozenNetwork
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.base import Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import Adapted, adapt, adapted_extractor
 from fcl_bench.execution.plan import Plan
@@ -49,7 +49,7 @@ class Inputs:
     precision: str | None = None
 
 
-def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
+def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     """Load the images, adapt the network, extract features: whatever the plan needs.
 
     Args:
@@ -57,8 +57,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
         folder: the run's, where an unfinished first stage is kept if there is no cache.
         link: to the processes of the clients, who train the first stage.
     """
-    settings, problem = plan.settings, plan.problem
-    network, device = problem.network, problem.device
+    settings, context = plan.settings, plan.context
+    network, device = context.network, context.device
     if settings.method.trains_network:
         assert network is not None
         trained = sum(map(len, plan.dealt.stream.train))
@@ -79,13 +79,13 @@ def prepare_inputs(plan: Plan, folder: Path, link: Link) -> Inputs:
         link.hand_on(adapted.trained)
     cache = None if kept is None else FeatureCache(kept)
     features = _features(plan, extractor, cache, link)
-    require_range(features, problem.dtype, problem.wire.dtype)
+    require_range(features, context.dtype, context.wire.dtype)
     return Inputs(
         features.train, features.test, features, adapted, *map(extractor.identity.get, ("weights", "precision"))
     )
 
 
-def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Link) -> Features:
+def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Connection) -> Features:
     """The features from this run, an earlier one's cache, or an earlier job of this process."""
     settings, dataset = plan.settings, plan.dealt.dataset
     made = False
@@ -97,7 +97,7 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
 
     def batches(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
         if isinstance(extractor, FrozenNetwork):
-            tell_of_extraction(extractor.body, extractor.identity["precision"], plan.problem.device, len(split) - start)
+            tell_of_extraction(extractor.body, extractor.identity["precision"], plan.context.device, len(split) - start)
         return link.batches(extractor, side, split, start)
 
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
@@ -119,8 +119,8 @@ def training_images(plan: Plan) -> torch.Tensor:
 
 
 def _images(plan: Plan, split: Split) -> torch.Tensor:
-    assert plan.problem.network is not None
-    return load_pixels(split, plan.problem.network.size, what=f"data={plan.dealt.dataset.name}")
+    assert plan.context.network is not None
+    return load_pixels(split, plan.context.network.size, what=f"data={plan.dealt.dataset.name}")
 
 
 def _cache_folder(plan: Plan) -> Path | None:

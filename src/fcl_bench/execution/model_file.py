@@ -50,7 +50,7 @@ def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
     Args:
         plan, inputs: what was run on what.
     """
-    settings, scalars, problem, dealt = plan.settings, plan.settings.scalars, plan.problem, plan.dealt
+    settings, scalars, context, dealt = plan.settings, plan.settings.scalars, plan.context, plan.dealt
     train, config = dealt.dataset.train, settings.resolved
     backbone = dict(config["backbone"])
     if settings.method.trains_network or _whole(inputs.adapted):
@@ -63,7 +63,7 @@ def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
         "backbone": settings.backbone.name,
         "data": settings.data.name,
         "takes": "features" if dealt.dataset.holds_features else "images",
-        "dimension": problem.inputs,
+        "dimension": context.inputs,
         # The size of the first training image, which some networks are built for.
         "image": None if dealt.dataset.holds_features else list(train.inputs[0].size),
         "labels": dealt.stream.class_order.tolist(),
@@ -76,7 +76,7 @@ def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
         "dtype": scalars.dtype,
         "wire": dataclasses.asdict(scalars.wire),
         "clients": scalars.clients,
-        "recurring": problem.recurring,
+        "recurring": context.recurring,
     }
 
 

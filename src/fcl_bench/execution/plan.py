@@ -29,7 +29,7 @@ from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
 
@@ -63,7 +63,7 @@ class Plan:
         settings: the configuration.
         dealt: the data, and who holds what.
         extractor: the frozen backbone; None where a network is trained, by the method or before it.
-        problem: what both halves of the method know, the device included.
+        context: what both halves of the method know, the device included.
         identity: everything that determines the features, or the network that training starts from.
         id: of the run.
         fingerprint: hash of the data, those at the clients' sites included.
@@ -73,7 +73,7 @@ class Plan:
     settings: Settings
     dealt: Dealt
     extractor: Extractor | None
-    problem: Problem
+    context: Context
     identity: dict[str, str]
     id: str
     fingerprint: str
@@ -129,23 +129,23 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         with environment.choosing_kernels(scalars.cudnn):
             extractor = settings.backbone.open(dataset, device, scalars.seed)
         inputs, features = extractor.dimension(dataset.train), extractor.identity
-    problem = problem_of(settings, inputs, device, dealt.stream.recurring, network)
-    _check_noise(settings, problem)
+    context = context_of(settings, inputs, device, dealt.stream.recurring, network)
+    _check_noise(settings, context)
     samples = None if dataset.elsewhere else sum(map(len, dealt.stream.train))
-    release, threads = settings.noise.release(settings.method), threads_of(settings, problem, samples)
+    release, threads = settings.noise.release(settings.method), threads_of(settings, context, samples)
     first, last = dealt.stream.tasks[0], dealt.stream.tasks[-1]
-    problem = dataclasses.replace(problem, release=release, threads=threads, classes=last.columns_seen)
-    _check_share(settings, problem)
+    context = dataclasses.replace(context, release=release, threads=threads, classes=last.columns_seen)
+    _check_share(settings, context)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
     identity = run_id({**settings.identity(), **data, "features": features})
     checkpoint = _checkpoint_hash(settings.backbone)
-    plan = Plan(settings, dealt, extractor, problem, features, identity, fingerprint, checkpoint)
+    plan = Plan(settings, dealt, extractor, context, features, identity, fingerprint, checkpoint)
     settings.faults.check(scalars.clients, scalars.tasks)
-    settings.secure.check(settings.method, problem.wire, scalars.clients, scalars.drops)
+    settings.secure.check(settings.method, context.wire, scalars.clients, scalars.drops)
     _check_sums(settings)
     partial = settings.transport.minimum is not None
-    if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, problem) is not None:
+    if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, context) is not None:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
         key = key if settings.faults.fails or scalars.drops else f"transport.minimum={settings.transport.minimum:g}"
         raise UserError(
@@ -153,7 +153,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
     transport = settings.transport
-    if not transport.sees_everything and (scalars.drift or against_theory(settings.method, problem) is not None):
+    if not transport.sees_everything and (scalars.drift or against_theory(settings.method, context) is not None):
         raise UserError(
             f"transport={transport.name}: audits need all clients' data in one process",
             "drift=0, method.bounds=false and method.theory=0, or transport=in_process",
@@ -165,10 +165,10 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             " has several",
             "parallel_clients=1, or transport=in_process",
         )
-    settings.adapt.check(dataclasses.replace(problem, classes=first.columns_seen), plan.classes_per_task[:1])
-    settings.method.check(problem, plan.classes_per_task)
+    settings.adapt.check(dataclasses.replace(context, classes=first.columns_seen), plan.classes_per_task[:1])
+    settings.method.check(context, plan.classes_per_task)
     if settings.transport.fan_in is not None:
-        _check_tree(settings, problem)
+        _check_tree(settings, context)
     return plan
 
 
@@ -197,15 +197,15 @@ def _require_own_names(settings: Settings) -> None:
             )
 
 
-def _check_tree(settings: Settings, problem: Problem) -> None:
+def _check_tree(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where uploads cannot be combined on their way."""
     stage = cast("FirstStage", settings.adapt) if settings.adapt.trains_network else None
-    if stage is not None and stage.method().combination(problem) is None:
+    if stage is not None and stage.method().combination(context) is None:
         raise UserError(
             f"transport=tree: adapt={settings.adapt.name} has uploads that cannot be combined on their way",
             "transport=in_process, or adapt=fedavg",
         )
-    if settings.method.combination(problem) is None:
+    if settings.method.combination(context) is None:
         raise UserError(
             f"transport=tree: method={settings.method.name} with these knobs has uploads that cannot be combined on"
             " their way",
@@ -213,9 +213,9 @@ def _check_tree(settings: Settings, problem: Problem) -> None:
         )
 
 
-def problem_of(
+def context_of(
     settings: Settings, inputs: int, device: torch.device, recurring: bool, network: Trainable | None = None
-) -> Problem:
+) -> Context:
     """What both halves of the method know.
 
     Args:
@@ -229,25 +229,25 @@ def problem_of(
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)
     sums = settings.secure.sums
-    return Problem(
+    return Context(
         *(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring),
         sums=sums,
         cudnn=scalars.cudnn,
     )
 
 
-def threads_of(settings: Settings, problem: Problem, samples: int | None) -> int | None:
+def threads_of(settings: Settings, context: Context, samples: int | None) -> int | None:
     """The threads of the CPU with which both halves of the method compute; None: as many as the process has.
 
     Args:
         settings: the whole configuration.
-        problem: of the run.
+        context: of the run.
         samples: all clients' training samples; None: not known in this process.
     """
     if (asked := settings.scalars.threads) != "auto":
         return int(asked)
-    on_cpu = problem.device.type == "cpu"
-    return 1 if on_cpu and samples is not None and settings.method.small(problem, samples) else None
+    on_cpu = context.device.type == "cpu"
+    return 1 if on_cpu and samples is not None and settings.method.small(context, samples) else None
 
 
 def _check_sums(settings: Settings) -> None:
@@ -260,7 +260,7 @@ def _check_sums(settings: Settings) -> None:
         )
 
 
-def _check_noise(settings: Settings, problem: Problem) -> None:
+def _check_noise(settings: Settings, context: Context) -> None:
     """Raise a `UserError` for what `noise` does not cover."""
     if not settings.noise.noisy:
         return
@@ -270,10 +270,10 @@ def _check_noise(settings: Settings, problem: Problem) -> None:
             " would promise what it does not keep",
             "adapt=none",
         )
-    settings.noise.check(settings.method, problem)
+    settings.noise.check(settings.method, context)
 
 
-def _check_share(settings: Settings, problem: Problem) -> None:
+def _check_share(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where shares of the noise would not add up to the noise that is promised of a sum."""
     noise, secure = settings.noise, settings.secure
     if not (isinstance(noise, Gaussian) and noise.share_of and isinstance(secure, SecureSums)):
@@ -284,7 +284,7 @@ def _check_share(settings: Settings, problem: Problem) -> None:
             f"faults={settings.faults.name}: with {key} each upload has a part of the noise, which may be missing",
             "faults=none, or noise.share_of=null",
         )
-    least = noise.least_deviation(settings.method, problem, settings.scalars.tasks)
+    least = noise.least_deviation(settings.method, context, settings.scalars.tasks)
     if 0 < least < 2 * secure.step:
         raise UserError(
             f"{key}: a client's part of the noise has the standard deviation {least:.2g}, and"

@@ -25,7 +25,7 @@ from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
-from fcl_bench.protocol.context import Prediction, Problem, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.typed import typed_instance
 
@@ -62,8 +62,8 @@ class Model:
         #: Only where images are asked about: a method on features does without the network that they come from.
         self._extractor: Extractor | None = None
         network = self._backbone().trainable(self._like(), self.about["seed"]) if self._method.trains_network else None
-        self._problem = self._problem_of(network)
-        self._server = self._method.server(self._problem)
+        self._context = self._context_of(network)
+        self._server = self._method.server(self._context)
         self._server.load_model(self._tensors, self._tasks)
 
     def _choice(self, group: str) -> Any:
@@ -77,12 +77,12 @@ class Model:
             require_compiler(self._device)
         return backbone
 
-    def _problem_of(self, network: Any) -> Problem:
+    def _context_of(self, network: Any) -> Context:
         said = self.about
         wire = WireFormat(**{**said["wire"], "dtype": WIRE_DTYPES[said["wire"]["dtype"]]})
         dtype, device = getattr(torch, said["dtype"]), self._device
         known = said["clients"], said["recurring"]
-        return Problem(said["dimension"], said["seed"], dtype, device, wire, network, *known)
+        return Context(said["dimension"], said["seed"], dtype, device, wire, network, *known)
 
     def _like(self) -> Dataset:
         """A data set of one black image as large as the first that was learnt from: some networks are made by it."""
@@ -151,8 +151,8 @@ class Model:
                 raise UserError(f"tasks has {min(wrong)}, no task of this model", f"0 to {len(self._tasks) - 1}")
             # Those without samples count, too: the batches of a task depend on its number.
             groups = tuple(np.flatnonzero(given == task) for task in range(len(self._tasks)))
-        for rows in test_batches(groups, pure, self._problem.seed):
-            batch = TestBatch(partial(on_device, tensor, rows, self._problem), pure is not None)
+        for rows in test_batches(groups, pure, self._context.seed):
+            batch = TestBatch(partial(on_device, tensor, rows, self._context), pure is not None)
             yield rows, self._server.classify(batch)
 
     def _tensor(self, inputs: Any) -> torch.Tensor:
@@ -169,8 +169,8 @@ class Model:
                 raise UserError(f"inputs hold NaN or infinity in row {int(bad[0])}", "every feature is a finite number")
             return features
         if self._method.trains_network:
-            assert self._problem.network is not None
-            return load_pixels(samples, self._problem.network.size, what="inputs")
+            assert self._context.network is not None
+            return load_pixels(samples, self._context.network.size, what="inputs")
         return self._features(samples)
 
     def _samples(self, inputs: Any, wanted: str = "") -> Split:
@@ -203,7 +203,7 @@ class Model:
         else:
             network = backbone.trainable(self._like(), seed)
             trained = {n.removeprefix(ADAPTED): v for n, v in self._tensors.items() if n.startswith(ADAPTED)}
-            body = adapted_body(stage.method(), self._problem_of(network), self._tasks[0], trained)
+            body = adapted_body(stage.method(), self._context_of(network), self._tasks[0], trained)
             found = adapted_extractor(backbone, body, network, self._device)
         if self._has_other_weights(found):
             raise UserError(

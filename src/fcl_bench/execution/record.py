@@ -10,7 +10,7 @@ import numpy as np
 
 from fcl_bench import environment
 from fcl_bench.engine.contract import report_of
-from fcl_bench.engine.evaluation import Answers
+from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
@@ -36,7 +36,7 @@ def run_record(
         seconds: since the run began, interruptions aside.
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
-    dataset, device = plan.dealt.dataset, plan.problem.device
+    dataset, device = plan.dealt.dataset, plan.context.device
     tests = test_sizes(federation)
     pure = federation.server.pure_batches
     return {
@@ -76,7 +76,7 @@ def run_record(
         "communication": {
             **state.ledger.communication(),
             "wire": asdict(scalars.wire),
-            "accounting": accounting(settings.method, plan.problem, plan.classes_per_task),
+            "accounting": accounting(settings.method, plan.context, plan.classes_per_task),
         },
         "dropped": _dropped(federation, inputs),
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
@@ -111,7 +111,7 @@ def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
 def _privacy(plan: Plan, federation: Federation) -> Privacy:
     """Return what the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
     settings, ledger = plan.settings, federation.state.ledger
-    guarantee = settings.noise.guarantee(settings.method, plan.problem, settings.scalars.tasks, ledger)
+    guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
     none = {**ledger.told_alone(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})
@@ -122,7 +122,7 @@ def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any])
     return cast(Transport, {"name": plan.settings.transport.name, **processes, **tree})
 
 
-def _routing(answers: Answers, tests: np.ndarray) -> Routing | None:
+def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:
     """Return how often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
         return None
@@ -142,7 +142,7 @@ def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
         "feature_cache_hit": features.cache_hit if features else False,
         "cumulative_seconds": _cumulative_seconds(federation, inputs),
         "total_seconds": seconds,
-        "peak_memory_bytes": environment.peak_memory(federation.problem.device),
+        "peak_memory_bytes": environment.peak_memory(federation.context.device),
     }
 
 

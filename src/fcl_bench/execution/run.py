@@ -20,9 +20,9 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import pooled_after
-from fcl_bench.engine.remote.process_info import Census
+from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Asking
-from fcl_bench.engine.transports.base import Link
+from fcl_bench.engine.transports.base import Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.audits import audits_of
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
@@ -73,10 +73,10 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         return _run(settings, tracking, link)
 
 
-def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
+def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Outcome:
     begin = time.perf_counter()
     plan = _planned(settings, link)
-    environment.reset_peak_memory(plan.problem.device)
+    environment.reset_peak_memory(plan.context.device)
     out = settings.scalars.out
     runs = writable(f"out={out}", user_path("out", out) / "runs")
     folder = RunFolder(runs / plan.label, plan.id)
@@ -98,7 +98,7 @@ def _run(settings: Settings, tracking: Tracking | None, link: Link) -> Outcome:
             raise
 
 
-def _planned(settings: Settings, link: Link) -> Plan:
+def _planned(settings: Settings, link: Connection) -> Plan:
     """The plan; of data that stay at the clients' sites, once these have told the hash of theirs."""
     plan = make_plan(settings)
     return make_plan(settings, link.data_of(clients_of(plan))) if plan.dealt.dataset.elsewhere else plan
@@ -138,33 +138,35 @@ def _refuse_others(folder: RunFolder) -> None:
             raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link) -> RunRecord:
-    link.begin(Census.here("the server", plan.id, plan.problem, plan.prepares))
-    if plan.problem.cudnn == "autotuned" and plan.problem.device.type != "cuda":
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection) -> RunRecord:
+    link.begin(ProcessInfo.here("the server", plan.id, plan.context, plan.prepares))
+    if plan.context.cudnn == "autotuned" and plan.context.device.type != "cuda":
         log.warning("cudnn=autotuned changes nothing here: this process computes on the CPU")
-    with environment.choosing_kernels(plan.problem.cudnn), compiler_errors():
+    with environment.choosing_kernels(plan.context.cudnn), compiler_errors():
         inputs = prepare_inputs(plan, folder.path, link)
-        with environment.computing(plan.problem.threads):
+        with environment.computing(plan.context.threads):
             return _learn(plan, folder, begin, tracking, link, inputs)
 
 
-def _learn(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Link, inputs: Inputs) -> RunRecord:
+def _learn(
+    plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection, inputs: Inputs
+) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
-    method, problem = settings.method, plan.problem
+    method, context = settings.method, plan.context
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
     secure = settings.secure
     if isinstance(settings.faults, Faults):
-        transport = Faulty(transport, settings.faults, problem.seed)
+        transport = Faulty(transport, settings.faults, context.seed)
     if isinstance(secure, SecureSums):
         from fcl_bench.options.secure.transport import SummingTransport
 
-        transport = SummingTransport(cast(Asking, transport), secure, problem.seed, method.stages_apart)
-    audits = audits_of(method, problem, settings.scalars.drift, dealt.shards)
+        transport = SummingTransport(cast(Asking, transport), secure, context.seed, method.stages_apart)
+    audits = audits_of(method, context, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
     minimum = settings.transport.minimum
     federation = Federation(
-        *(method, problem, dealt.stream, transport, inputs.test, audits),
+        *(method, context, dealt.stream, transport, inputs.test, audits),
         evaluate_rounds=every,
         drops=drops,
         minimum=minimum,

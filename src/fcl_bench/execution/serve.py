@@ -13,8 +13,8 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import Host
-from fcl_bench.engine.remote.process_info import Census
-from fcl_bench.engine.remote.replies import Said, said
+from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.replies import Received, serialise
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
@@ -42,23 +42,23 @@ class Site:
         """The plan of the run; it is made when it is asked for, so that whoever asks is told what is wrong."""
         return make_plan(self._settings)
 
-    def answers(self, request: Said) -> Iterator[bytes]:
+    def answers(self, request: Received) -> Iterator[bytes]:
         """What is answered to a request (see `engine.remote.host.Host.answers`)."""
         if request.kind == "plan":
-            own = Census.here(self._name, self.plan.id, self.plan.problem, self.plan.prepares)
-            yield said("plan", **own.state())
+            own = ProcessInfo.here(self._name, self.plan.id, self.plan.context, self.plan.prepares)
+            yield serialise("plan", **own.state())
         elif request.kind == "network":
-            stage, problem = self.plan.settings.adapt, self.plan.problem
+            stage, context = self.plan.settings.adapt, self.plan.context
             assert not isinstance(stage, NoAdaptation)
-            assert problem.network is not None
-            body = adapted_body(stage.method(), problem, self.plan.dealt.stream.tasks[0], dict(request.message))
-            self._network = adapted_extractor(self._settings.backbone, body, problem.network, problem.device)
-            yield said("taken")
+            assert context.network is not None
+            body = adapted_body(stage.method(), context, self.plan.dealt.stream.tasks[0], dict(request.message))
+            self._network = adapted_extractor(self._settings.backbone, body, context.network, context.device)
+            yield serialise("taken")
         elif request.kind == "extract":
-            yield said("features", Message({"features": self._features(**request.beside)}))
+            yield serialise("features", Message({"features": self._features(**request.beside)}))
         elif request.kind == "open":
             self._host = self._opened(request.beside["stage"], Path(request.beside["keep"]), request.message)
-            yield said("opened")
+            yield serialise("opened")
         elif self._host is None:
             raise ValueError(f"{request.kind} before the clients are there")
         else:

@@ -27,10 +27,10 @@ from fcl_bench.engine.clients import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
-from fcl_bench.execution.plan import Plan, make_plan, problem_of, threads_of
+from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.flower.worker import Site
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +88,10 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     if len(held.task) and held.task.max() >= scalars.tasks:
         raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
     inputs = torch.from_numpy(held.x)
-    problem = problem_of(settings, held.x.shape[1], device, bool(run["recurring"]))
-    release, threads = settings.noise.release(settings.method), threads_of(settings, problem, None)
-    problem = dataclasses.replace(problem, release=release, threads=threads)
-    require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), problem.dtype, problem.wire.dtype)
+    context = context_of(settings, held.x.shape[1], device, bool(run["recurring"]))
+    release, threads = settings.noise.release(settings.method), threads_of(settings, context, None)
+    context = dataclasses.replace(context, release=release, threads=threads)
+    require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), context.dtype, context.wire.dtype)
     nothing = np.zeros(0, dtype=np.int64)
     holdings = [
         Holdings.of(
@@ -99,22 +99,22 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    own_seed = _with_own_seed(settings, problem, run)
+    own_seed = _with_own_seed(settings, context, run)
     noise = settings.noise.middleware(settings.method, own_seed, scalars.tasks, apart=True)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
-    clients = Clients(settings.method, problem, holdings, held.column, held.labelled, noise, **about)
+    clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
 
 
-def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any]) -> Problem:
+def _with_own_seed(settings: Settings, context: Context, run: Mapping[str, Any]) -> Context:
     """Return the problem with the site's own seed for noise: whoever knows the run's could take the noise off again.
 
     It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
     so that no two runs have the same: their difference would be without noise.
     """
     if not settings.noise.noisy:
-        return problem
+        return context
     out = settings.scalars.out
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
     with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
@@ -124,7 +124,7 @@ def _with_own_seed(settings: Settings, problem: Problem, run: Mapping[str, Any])
     if len(secret) != _SECRET:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
     mixed = hashlib.blake2b(str(run["id"]).encode(), digest_size=16, key=secret).digest()
-    return dataclasses.replace(problem, seed=int.from_bytes(mixed, "little"))
+    return dataclasses.replace(context, seed=int.from_bytes(mixed, "little"))
 
 
 def _make_secret(path: Path) -> None:
@@ -165,8 +165,8 @@ def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
     """
     settings, dataset = plan.settings, plan.dealt.dataset
     if settings.method.trains_network:
-        assert plan.problem.network is not None
-        return load_pixels(rows_of(dataset.train, rows), plan.problem.network.size, what=f"data={dataset.name}")
+        assert plan.context.network is not None
+        return load_pixels(rows_of(dataset.train, rows), plan.context.network.size, what=f"data={dataset.name}")
     extractor = plan.extractor
     if extractor is None:
         raise UserError(f"adapt={settings.adapt.name} trains a first stage, which no node does", "adapt=none")
@@ -174,7 +174,7 @@ def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
         scalars = settings.scalars.cache
         folder = writable(f"cache.dir={scalars.dir}", user_path("cache.dir", scalars.dir))
         cache = FeatureCache(folder) if scalars.enabled else None
-        with environment.choosing_kernels(plan.problem.cudnn):
+        with environment.choosing_kernels(plan.context.cudnn):
             whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
         return whole[torch.from_numpy(rows)]
     return torch.cat(list(extractor.batches(rows_of(dataset.train, rows))))

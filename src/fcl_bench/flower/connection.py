@@ -12,20 +12,20 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.process_info import Census, require_alike
+from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import Link, PartialRounds
+from fcl_bench.engine.transports.base import Connection, PartialRounds
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
 from fcl_bench.flower.line import Line, LinkLost, require_flower
-from fcl_bench.flower.node_registry import Homes, Resident
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.transport import Flower
 
 #: Seconds that a round waits for its replies where nothing else is said.
 _DEADLINE = 600.0
 
 
-class Federated(Link):
+class Federated(Connection):
     """The nodes of one run.
 
     Args:
@@ -35,18 +35,18 @@ class Federated(Link):
 
     def __init__(self, line: Line, deadline: float) -> None:
         self._line, self._deadline = line, deadline
-        self._residents: list[Resident] = []
+        self._residents: list[NodeInfo] = []
         self._transport: Flower | None = None
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
-        """See `Link`. The clients' states stay on the nodes' disks, not in `keep`."""
+        """See `Connection`. The clients' states stay on the nodes' disks, not in `keep`."""
         if clients.stage != "run":
             raise UserError("adapt=... trains a first stage, which transport=flower does not carry", "adapt=none")
         self._transport = self._reached(clients)
         return self._transport
 
     def data_of(self, clients: Clients) -> str:
-        """See `Link`: of the nodes' hashes of their data, in the order of the clients."""
+        """See `Connection`: of the nodes' hashes of their data, in the order of the clients."""
         return json_hash(self._reached(clients).data)
 
     def _reached(self, clients: Clients) -> Flower:
@@ -57,27 +57,27 @@ class Federated(Link):
             remedy = "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/federation.md)"
             raise UserError(str(lost), remedy) from lost
         run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
-        here = Census.of("the server", clients, [])
+        here = ProcessInfo.of("the server", clients, [])
         if clients.elsewhere:
             run |= {
-                "inputs": clients.problem.inputs,
-                "recurring": clients.problem.recurring,
+                "inputs": clients.context.inputs,
+                "recurring": clients.context.recurring,
                 "classes": list(map(list, clients.classes)),
             }
 
-        def check(census: Census) -> None:
+        def check(census: ProcessInfo) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
             if clients.elsewhere:
                 census = replace(census, threads=here.threads, preparing=here.preparing, device=here.device)
             require_alike(here, [census])
 
-        homes = Homes(clients.count, clients.tasks, check)
+        homes = NodeRegistry(clients.count, clients.tasks, check)
         transport = Flower(self._line, run, homes, self._deadline, apart=clients.elsewhere)
         self._residents = transport.open()
         return transport
 
     def about(self) -> dict[str, Any]:
-        """See `Link`."""
+        """See `Connection`."""
         return {"processes": 1 + len(self._residents), "nodes": [resident.about() for resident in self._residents]}
 
     def complete(self) -> None:

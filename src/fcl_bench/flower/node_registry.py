@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fcl_bench.engine.remote.process_info import Census
+from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.errors import UserError
 from fcl_bench.flower.turns import PROTOCOL
 
 log = logging.getLogger(__name__)
 
 
-class Resident(NamedTuple):
+class NodeInfo(NamedTuple):
     """A node's description of itself.
 
     Attributes:
@@ -24,12 +24,12 @@ class Resident(NamedTuple):
         platform: what it runs on.
     """
 
-    census: Census
+    census: ProcessInfo
     data: str
     platform: str
 
     @classmethod
-    def read(cls, about: dict[str, Any]) -> Resident:
+    def read(cls, about: dict[str, Any]) -> NodeInfo:
         """Return what a worker's answer says.
 
         Raises:
@@ -41,7 +41,7 @@ class Resident(NamedTuple):
                 f"{about.get('process', 'a node')} speaks protocol {beside.get('protocol')}, the server {PROTOCOL}",
                 "the same version of fcl-bench everywhere",
             )
-        return cls(Census(**about), beside["data"], beside["platform"])
+        return cls(ProcessInfo(**about), beside["data"], beside["platform"])
 
     def about(self) -> dict[str, Any]:
         """Return the entry for run.json."""
@@ -52,7 +52,7 @@ class Resident(NamedTuple):
         }
 
 
-class Homes:
+class NodeRegistry:
     """The nodes that have reported which clients live there.
 
     Args:
@@ -61,16 +61,16 @@ class Homes:
         check: raises a `UserError` for a census that does not fit the run.
     """
 
-    def __init__(self, clients: int, tasks: int, check: Callable[[Census], None]) -> None:
+    def __init__(self, clients: int, tasks: int, check: Callable[[ProcessInfo], None]) -> None:
         self._check = check
-        self._nodes: dict[str, Resident] = {}
+        self._nodes: dict[str, NodeInfo] = {}
         #: client -> node.
         self._of: dict[int, str] = {}
         self.samples, self.labelled = np.zeros((2, tasks, clients), dtype=np.int64)
         #: Per client, the hash of its node's data.
         self.data: dict[int, str] = {}
 
-    def enter(self, node: str, resident: Resident) -> None:
+    def enter(self, node: str, resident: NodeInfo) -> None:
         """Record a census. Clients that lived on another node have moved, and that node is gone.
 
         Raises:
@@ -104,7 +104,7 @@ class Homes:
         return node in self._nodes
 
     @property
-    def residents(self) -> list[Resident]:
+    def residents(self) -> list[NodeInfo]:
         """Return what the nodes say of themselves, in the order of their first clients."""
         return sorted(self._nodes.values(), key=lambda resident: resident.census.clients)
 

@@ -16,10 +16,10 @@ import torch
 from fcl_bench.engine.client_state import as_state, tag_of
 from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.remote.replies import heard, reply_heard, said
+from fcl_bench.engine.remote.replies import deserialise, reply_heard, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.line import Answer, Line, LinkLost
-from fcl_bench.flower.node_registry import Homes, Resident
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.turns import Asked, Tag, tags_of, tags_tensor
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices
@@ -84,7 +84,9 @@ class Flower:
 
     everything = None
 
-    def __init__(self, line: Line, run: dict[str, Any], homes: Homes, deadline: float, apart: bool = False) -> None:
+    def __init__(
+        self, line: Line, run: dict[str, Any], homes: NodeRegistry, deadline: float, apart: bool = False
+    ) -> None:
         self._line, self._run, self._homes, self._deadline, self._apart = line, run, homes, deadline, apart
         self.clients = homes.samples.shape[1]
         self._asked: dict[str, _Asked] = {}
@@ -112,7 +114,7 @@ class Flower:
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._homes.samples[task], self._homes.labelled[task]
 
-    def open(self) -> list[Resident]:
+    def open(self) -> list[NodeInfo]:
         """Wait until every client has a node; return what the nodes say of themselves.
 
         Raises:
@@ -183,7 +185,7 @@ class Flower:
         for node, clients in self._homes.by_node(sorted(at_hand.waiting - asked)).items():
             left = max(1.0, at_hand.until - time.monotonic())
             turns = [Asked(client, self._tags.get(client), self._safe.get(client)).state() for client in clients]
-            request = said("turn", at_hand.broadcast, run=self._run, seconds=left, turns=turns)
+            request = serialise("turn", at_hand.broadcast, run=self._run, seconds=left, turns=turns)
             self._push(node, left, request, frozenset(clients))
         self._look(at_hand)
 
@@ -213,7 +215,7 @@ class Flower:
         for node in self._line.nodes():
             fresh = node not in self._homes and now >= self._again.get(node, now)
             if node not in counted and (fresh or node in slow):
-                self._push(node, _CENSUS, said("census", run=self._run))
+                self._push(node, _CENSUS, serialise("census", run=self._run))
 
     def _take_census(self, answer: Answer, asked: _Asked) -> None:
         if answer.error:
@@ -224,7 +226,7 @@ class Flower:
             told = f"a node does not say who lives there: {answer.error}"
             self._notices.tell(f"census {level} {answer.error}", told, level)
             return
-        resident = Resident.read(heard(answer.blobs[0]).beside)
+        resident = NodeInfo.read(deserialise(answer.blobs[0]).beside)
         self._homes.enter(asked.node, resident)
         # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
         # delayed, the turn is done twice.
@@ -242,7 +244,7 @@ class Flower:
             at_hand.reasons |= dict.fromkeys(asked.clients, answer.error)
             return
         for blob in answer.blobs:
-            reply = reply_heard(heard(blob))
+            reply = reply_heard(deserialise(blob))
             if reply.client in at_hand.waiting & asked.clients:
                 at_hand.waiting.discard(reply.client)
                 at_hand.replies[reply.client] = reply
@@ -271,7 +273,7 @@ class Flower:
         self._asked = {}
         try:
             for node in self._homes.nodes:
-                self._push(node, _FORGET, said("forget", run=self._run), frozenset({-1}))
+                self._push(node, _FORGET, serialise("forget", run=self._run), frozenset({-1}))
             until = time.monotonic() + _FORGET
             while self._asked and time.monotonic() < until:
                 for answer in self._line.pull(list(self._asked)):

@@ -16,8 +16,8 @@ import torch
 
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import answered
-from fcl_bench.engine.remote.process_info import Census
-from fcl_bench.engine.remote.replies import Said, on, reply_said, said
+from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.replies import Received, on, reply_said, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames
 from fcl_bench.flower.client_versions import Versions
@@ -49,9 +49,9 @@ class _Open:
 
     def __init__(self, name: str, run: dict[str, Any], site: Site, own: list[int], versions: Versions) -> None:
         self.run, self.data, self.versions = run, site.data, versions
-        self.device = site.clients.problem.device
+        self.device = site.clients.context.device
         self.node = site.clients.node(site.inputs, own)
-        self.census = Census.of(name, site.clients, own, self.node.data.raw)
+        self.census = ProcessInfo.of(name, site.clients, own, self.node.data.raw)
         #: Per client, after which turn it kept what is in memory.
         self.at: dict[int, Tag | None] = {}
 
@@ -85,7 +85,7 @@ class Worker:
         """Return the answers to a request, errors included."""
         return list(answered(request, self._answers))
 
-    def _answers(self, request: Said) -> Iterator[bytes]:
+    def _answers(self, request: Received) -> Iterator[bytes]:
         about = request.beside
         try:
             at_hand = self._opened(about["run"])
@@ -93,13 +93,13 @@ class Worker:
             raise UserError(f"{self._name}: {error.what}", error.remedy) from error
         if request.kind == "census":
             beside = {"protocol": PROTOCOL, "data": at_hand.data, "platform": platform.platform()}
-            yield said("census", **at_hand.census.state(), beside=beside)
+            yield serialise("census", **at_hand.census.state(), beside=beside)
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from self._turns(at_hand, request.message, [Asked.read(turn) for turn in about["turns"]])
         elif request.kind == "forget":
             at_hand.versions.forget()
-            yield said("forgotten")
+            yield serialise("forgotten")
         else:
             raise ValueError(f"{request.kind} is nothing that a node does")
 
@@ -116,7 +116,7 @@ class Worker:
         broadcast = on(broadcast, at_hand.device)
         for turn in turns:
             client = turn.client
-            node.settle()
+            node.commit()
             if client not in at_hand.at or at_hand.at[client] != turn.kept:
                 node.resume(client, {} if turn.kept is None else versions.load(client, turn.kept))
             # From here on memory has no turn's state, should this one fail.

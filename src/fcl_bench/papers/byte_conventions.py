@@ -21,14 +21,14 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.lander import LANDER
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
 
 MIB = 2**20
 
 
 @functools.singledispatch
-def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
+def accounting(method: Method, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
     """Return one client's uploads as the papers count them, in MiB; empty for a method that is not in their tables.
 
     `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
@@ -37,7 +37,7 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
 
     Args:
         method: the method; its class determines what it sends.
-        problem: its number of features counts if M is None, its wire type for a rank under a budget of bytes; all
+        context: its number of features counts if M is None, its wire type for a rank under a budget of bytes; all
             classes where some come back.
         classes_per_task: c_t.
     """
@@ -47,36 +47,36 @@ def accounting(method: Method, problem: Problem, classes_per_task: Sequence[int]
 @accounting.register(AFL)
 @accounting.register(AFCL)
 @accounting.register(STSA)
-def _(method: AFL | AFCL | STSA, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M = method.dimension(problem)
-    return _both(lambda classes: stsa_values(M, classes), problem, classes_per_task)
+def _(method: AFL | AFCL | STSA, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(context)
+    return _both(lambda classes: stsa_values(M, classes), context, classes_per_task)
 
 
 @accounting.register(AIR)
-def _(method: AIR, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M = method.dimension(problem)
-    return _both(lambda classes: stsa_values(M, classes) + classes, problem, classes_per_task)
+def _(method: AIR, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(context)
+    return _both(lambda classes: stsa_values(M, classes) + classes, context, classes_per_task)
 
 
 @accounting.register(STSAE)
-def _(method: STSAE, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M, groups = method.dimension(problem), method.dummy_clients
+def _(method: STSAE, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M, groups = method.dimension(context), method.dummy_clients
     # FedRAN's table charges STSA-E for K_D + 1 groups.
-    in_fedran = stsa_e_values(M, problem.all_classes(classes_per_task), groups + 1)
-    return _both(lambda classes: stsa_e_values(M, classes, groups), problem, classes_per_task, in_fedran)
+    in_fedran = stsa_e_values(M, context.all_classes(classes_per_task), groups + 1)
+    return _both(lambda classes: stsa_e_values(M, classes, groups), context, classes_per_task, in_fedran)
 
 
 @accounting.register(FedRAN)
-def _(method: FedRAN, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M = method.dimension(problem)
-    ranks = {classes: method.feasible_rank(problem, classes) for classes in classes_per_task}
-    in_fedran = fedran_values(M, max(ranks.values()), problem.all_classes(classes_per_task))
-    return _both(lambda classes: fedran_values(M, ranks[classes], classes), problem, classes_per_task, in_fedran)
+def _(method: FedRAN, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M = method.dimension(context)
+    ranks = {classes: method.feasible_rank(context, classes) for classes in classes_per_task}
+    in_fedran = fedran_values(M, max(ranks.values()), context.all_classes(classes_per_task))
+    return _both(lambda classes: fedran_values(M, ranks[classes], classes), context, classes_per_task, in_fedran)
 
 
 @accounting.register(CentredSketch)
-def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    M, d = method.dimension(problem), problem.inputs
+def _(method: CentredSketch, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    M, d = method.dimension(context), context.inputs
     twice = method.remainder == "gaussian" and method.M is not None
 
     def values(classes: int) -> int:
@@ -85,24 +85,24 @@ def _(method: CentredSketch, problem: Problem, classes_per_task: Sequence[int]) 
         of_inputs += d - 1 if twice and method.input_remainder == "diagonal" else 0
         return centred_sketch_values(M, method.rank, classes, method.centre) + of_inputs
 
-    return _both(values, problem, classes_per_task)
+    return _both(values, context, classes_per_task)
 
 
 @accounting.register(LANDER)
-def _(method: LANDER, problem: Problem, classes_per_task: Sequence[int]) -> dict[str, float]:
-    network = method.build_network(problem)
+def _(method: LANDER, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    network = method.build_network(context)
     body, row = sum(value.numel() for value in network.state().values()), network.dimension + 1
-    most = problem.all_classes(classes_per_task)
+    most = context.all_classes(classes_per_task)
     seen = [min(classes, most) for classes in itertools.accumulate(classes_per_task)]
-    return {"stsa_mib": lander_mib(method, body, row, method.start(problem).size, seen)}
+    return {"stsa_mib": lander_mib(method, body, row, method.start(context).size, seen)}
 
 
 def _both(
-    values: Callable[[int], int], problem: Problem, classes_per_task: Sequence[int], in_fedran: int | None = None
+    values: Callable[[int], int], context: Context, classes_per_task: Sequence[int], in_fedran: int | None = None
 ) -> dict[str, float]:
     """Return both conventions' MiB for uploads of `values(classes)` values; FedRAN's may have `in_fedran` values."""
     return {
-        "fedran_mib": 8 * (in_fedran or values(problem.all_classes(classes_per_task))) / MIB,
+        "fedran_mib": 8 * (in_fedran or values(context.all_classes(classes_per_task))) / MIB,
         "stsa_mib": sum(4 * values(classes) for classes in classes_per_task) / MIB,
     }
 

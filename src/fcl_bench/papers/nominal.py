@@ -16,7 +16,7 @@ from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.papers.byte_conventions import MIB, accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CONVENTIONS = ("fedran_mib", "stsa_mib")
@@ -84,8 +84,8 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
             return None
         sizes = even_sizes(classes, settings.scalars.tasks)
     wire = WireFormat(WIRE_DTYPES["float32"])
-    problem = Problem(1, settings.scalars.seed, torch.float64, torch.device("cpu"), wire)
-    return accounting(settings.method, problem, [max(sizes)] if one_task else sizes)[convention]
+    context = Context(1, settings.scalars.seed, torch.float64, torch.device("cpu"), wire)
+    return accounting(settings.method, context, [max(sizes)] if one_task else sizes)[convention]
 
 
 def _model_mib(cell: pd.Series) -> float:

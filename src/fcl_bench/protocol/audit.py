@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.protocol.context import Shard
+from fcl_bench.protocol.context import ClientData
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 
 
 @dataclass(frozen=True)
-class Everything:
+class FullData:
     """All data at once; nobody in the federation sees this much.
 
     Attributes:
@@ -40,14 +40,14 @@ class Audit(ABC):
 
     rows: list[dict[str, Any]]
 
-    def observe(self, task: Task, shard: Shard) -> None:  # noqa: B027
+    def observe(self, task: Task, client_data: ClientData) -> None:  # noqa: B027
         """Take in what a client learnt from (pseudo-labelled samples included)."""
 
     def look(self, task: Task, round_: int, server: Server) -> None:  # noqa: B027
         """The server has finished a round."""
 
     @abstractmethod
-    def report(self, task: Task, server: Server, everything: Everything) -> None:
+    def report(self, task: Task, server: Server, everything: FullData) -> None:
         """Measure after a task, and add to `rows`; null for what is not finite."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fcl_bench.protocol.dp_mechanism import Release
+from fcl_bench.protocol.dp_mechanism import DPMechanism
 from fcl_bench.protocol.wire import WireFormat
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ SAMPLE_KINDS = ("images", "features", "inputs")
 
 
 @dataclass(frozen=True)
-class Problem:
+class Context:
     """What both halves know before the stream starts.
 
     Attributes:
@@ -52,7 +52,7 @@ class Problem:
     network: Trainable | None = None
     clients: int | None = None
     recurring: bool = False
-    release: Release | None = None
+    release: DPMechanism | None = None
     sums: bool = False
     threads: int | None = None
     cudnn: str = "deterministic"
@@ -64,7 +64,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Shard:
+class ClientData:
     """One client's samples of one task.
 
     Attributes:
@@ -82,10 +82,10 @@ class Shard:
     labels: torch.Tensor
     unlabelled: torch.Tensor
 
-    def with_pseudo_labels(self, labels: torch.Tensor) -> Shard:
+    def with_pseudo_labels(self, labels: torch.Tensor) -> ClientData:
         """The shard with these labels (m,) on its unlabelled samples; those whose entry is -1 get none."""
         accepted = labels >= 0
-        return Shard(
+        return ClientData(
             self.client,
             self.task,
             torch.cat([self.inputs, self.unlabelled[accepted]]),
@@ -99,7 +99,7 @@ class TestBatch:
     """Test samples to be classified.
 
     Attributes:
-        load: returns the samples in the form of `Shard.inputs`; called when `inputs` is first read.
+        load: returns the samples in the form of `ClientData.inputs`; called when `inputs` is first read.
         one_task: whether they are known to be of one task.
         number: the number of a batch that comes back after every task with the same samples, so that a server may keep
             what it computed from them; None for a batch that comes once.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fcl_bench.protocol.fields import Expectation, Expected
+from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 
 #: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. The share of one sample is
@@ -19,7 +19,7 @@ _NEVER = 8.0
 
 
 @dataclass(frozen=True)
-class Release:
+class DPMechanism:
     """Statistics of clipped samples, and the Gaussian noise that each client adds to its own.
 
     Attributes:
@@ -59,7 +59,7 @@ class Release:
             {name: t.round().to(torch.int64) if name in counts else t for name, t in total.items()}
         )
 
-    def loosened(self, expected: Expectation, uploads: int = 1) -> Expectation:
+    def loosened(self, expected: Schema, uploads: int = 1) -> Schema:
         """The expectation of a noisy upload: noise exceeds the ranges a little, and the forms no longer hold.
 
         Args:
@@ -68,7 +68,7 @@ class Release:
         """
         return {name: self._loosened(name, wanted, uploads) for name, wanted in expected.items()}
 
-    def _loosened(self, name: str, wanted: Expected, uploads: int) -> Expected:
+    def _loosened(self, name: str, wanted: Field, uploads: int) -> Field:
         deviation = self.deviation.get(name, 0.0) * math.sqrt(uploads)
         if deviation == 0:
             return wanted

@@ -20,7 +20,7 @@ LARGEST_WEIGHT = 1e30
 
 
 @dataclass(frozen=True)
-class Expected:
+class Field:
     """One tensor of an upload.
 
     Attributes:
@@ -84,68 +84,68 @@ class Expected:
         return self.kind == "real" and self.least == 0 and self.below is self.widest is self.most is None
 
 
-Expectation = Mapping[str, Expected]
+Schema = Mapping[str, Field]
 
 
 @dataclass(frozen=True)
-class Announced:
+class SampleCounts:
     """How many samples a client has, as it said before the task began: of the task, and of all tasks so far."""
 
     task: int
     run: int
 
 
-def real(*shape: Side, least: float | None = None, optional: bool = False, **known: Any) -> Expected:
-    """Finite floating-point numbers; `known` are further attributes of `Expected`."""
-    return Expected(shape, "real", least, None, optional, **known)
+def real(*shape: Side, least: float | None = None, optional: bool = False, **known: Any) -> Field:
+    """Finite floating-point numbers; `known` are further attributes of `Field`."""
+    return Field(shape, "real", least, None, optional, **known)
 
 
-def gram_matrix(side: Side, least: float | None = None, **known: Any) -> Expected:
+def gram_matrix(side: Side, least: float | None = None, **known: Any) -> Field:
     """The sum of h h' over samples: symmetric and positive semidefinite; `least` is 0 where no h is negative."""
-    return Expected((side, side), "real", least, form="gram", **known)
+    return Field((side, side), "real", least, form="gram", **known)
 
 
-def whole_or_diagonal(sides: Sequence[int]) -> Expected:
+def whole_or_diagonal(sides: Sequence[int]) -> Field:
     """A Gram matrix, or its diagonal (one side)."""
     return gram_matrix(sides[0]) if len(sides) == 2 else real(*sides, least=0)
 
 
-def orthonormal(rows: Side, columns: Side, widest: int | None = None) -> Expected:
+def orthonormal(rows: Side, columns: Side, widest: int | None = None) -> Field:
     """Orthonormal columns."""
-    return Expected((rows, columns), "real", form="orthonormal", widest=widest)
+    return Field((rows, columns), "real", form="orthonormal", widest=widest)
 
 
-def descending(length: Side) -> Expected:
+def descending(length: Side) -> Field:
     """Singular values: 0 or more, the largest first."""
-    return Expected((length,), "real", 0, form="descending")
+    return Field((length,), "real", 0, form="descending")
 
 
-def counts(*shape: Side, optional: bool = False, speaks_for: str = "task") -> Expected:
+def counts(*shape: Side, optional: bool = False, speaks_for: str = "task") -> Field:
     """Whole numbers, 0 or more; their sum is at most the number of samples that they count."""
-    return Expected(shape, "whole", 0, None, optional, speaks_for=speaks_for)
+    return Field(shape, "whole", 0, None, optional, speaks_for=speaks_for)
 
 
-def numbers(*shape: Side, below: int, optional: bool = False) -> Expected:
+def numbers(*shape: Side, below: int, optional: bool = False) -> Field:
     """Numbers of classes, tasks and the like: 0 to `below` - 1."""
-    return Expected(shape, "whole", 0, below, optional)
+    return Field(shape, "whole", 0, below, optional)
 
 
-def class_numbers(*shape: Side, among: Collection[int], distinct: bool = False) -> Expected:
+def class_numbers(*shape: Side, among: Collection[int], distinct: bool = False) -> Field:
     """Numbers of some classes."""
-    return Expected(shape, "whole", form="distinct" if distinct else "", among=frozenset(among))
+    return Field(shape, "whole", form="distinct" if distinct else "", among=frozenset(among))
 
 
-def images(*shape: Side) -> Expected:
+def images(*shape: Side) -> Field:
     """Pixels in uint8."""
-    return Expected(shape, "bytes")
+    return Field(shape, "bytes")
 
 
-def weights(*shape: Side) -> Expected:
+def weights(*shape: Side) -> Field:
     """Weights of a network."""
     return real(*shape, least=-LARGEST_WEIGHT, most=LARGEST_WEIGHT)
 
 
-def like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Expected]:
+def like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Field]:
     """Weights of a network with the names and shapes of these; no variance of a batch norm is negative."""
     found = {name: weights(*tensor.shape) for name, tensor in tensors.items()}
     return {name: replace(own, least=0) if name.endswith("running_var") else own for name, own in found.items()}

@@ -25,7 +25,7 @@ class Message(Mapping[str, torch.Tensor]):
         stage: what the exchange is for; the ledger counts the bytes of each stage separately.
         samples: how many samples the message is about, if the sender says so (8 bytes); None: it does not say.
         clients: how many clients' uploads this one is made of: 1; more if a node of a tree combined them (see
-            `protocol.combining`), and then it takes 8 bytes; or more if it is the unmasked sum (`Problem.sums`).
+            `protocol.combining`), and then it takes 8 bytes; or more if it is the unmasked sum (`Context.sums`).
         symmetric: names of the matrices that are symmetric and positive semidefinite.
         per_class: names of the matrices that have a column for each class.
         factors: names of the matrices whose columns are unit vectors.

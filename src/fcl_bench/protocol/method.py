@@ -11,8 +11,8 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.combining import Combination, added_up
-from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
-from fcl_bench.protocol.fields import Expectation
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -41,7 +41,7 @@ class Client(ABC):
     One object serves many clients, one after the other: what a client keeps between its turns goes through `state`.
     """
 
-    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+    def pseudo_labels(self, client_data: ClientData) -> torch.Tensor | None:
         """Labels (m,) that the client gives its unlabelled samples, -1 for none; None: it uses none of them.
 
         The engine calls this once per round and counts its time as the client's.
@@ -49,7 +49,7 @@ class Client(ABC):
         return None
 
     def train_ahead(
-        self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
+        self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
     ) -> str | None:
         """Do the costly part of several clients' updates together; their updates follow, and take over what was done.
 
@@ -67,11 +67,11 @@ class Client(ABC):
         return "the method trains no heads or networks by SGD"
 
     @abstractmethod
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of one client for one round, and what it keeps.
 
         Args:
-            shard: its samples.
+            client_data: its samples.
             broadcast: what the server sent for this round; `broadcast.stage` says what is asked for.
             state: what the client returned in its last turn, not to be changed in place; empty in its first.
         """
@@ -126,7 +126,7 @@ class Server(ABC):
         """What every client receives at the start of a round."""
 
     @abstractmethod
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         """The fields of the uploads of the round at hand; one that differs is refused before `absorb`."""
 
     def objection(self, upload: Message) -> str:
@@ -139,7 +139,7 @@ class Server(ABC):
 
         For a method with a `combination`, the upload may be a combination of several (`upload.clients`); `client` is
         then the first of them.
-        With `Problem.sums` it is the sum of all uploads of the round, and `client` is `EVERYONE`.
+        With `Context.sums` it is the sum of all uploads of the round, and `client` is `EVERYONE`.
         """
 
     def finish_round(self) -> None:  # noqa: B027
@@ -151,7 +151,7 @@ class Server(ABC):
     def lose_late(self, task: Task) -> None:  # noqa: B027
         """One of the uploads that `await_late` announced has arrived and was refused."""
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         """The fields of an upload of an earlier task or round that arrives now; None: it is no longer of use."""
         return None
 
@@ -237,7 +237,7 @@ class Method(ABC):
 
     @property
     def summands(self) -> Mapping[str, str]:
-        """What one sample adds to each field of an upload (see `protocol.dp_mechanism`), if it has no other effect on it.
+        """What one sample adds to each field of an upload (see `protocol.dp_mechanism`), if it has no other effect.
 
         Empty: the upload holds something else as well, or its sensitivity has no known bound, so noise would guarantee
         nothing. The samples of a task go into one upload.
@@ -253,24 +253,24 @@ class Method(ABC):
         """By knobs that name a file, a hash of what it holds, which takes the path's place in the run's id."""
         return {}
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:  # noqa: B027
+    def check(self, context: Context, classes_per_task: list[int]) -> None:  # noqa: B027
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
 
-    def small(self, problem: Problem, samples: int) -> bool:
+    def small(self, context: Context, samples: int) -> bool:
         """Whether a run with this many training samples gains nothing from a second thread of the CPU.
 
         What counts are the sizes, since sums round by the number of threads: the same command gives the same bits.
         """
         return False
 
-    def combination(self, problem: Problem) -> Combination | None:
+    def combination(self, context: Context) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
         return added_up if self.adds_up else None
 
     def needs_each_upload(self) -> tuple[str, str] | None:
         """Why the sum of a round's uploads is not enough for the server, and what would work; None: it is enough.
 
-        If it is enough, both halves obey `Problem.sums`.
+        If it is enough, both halves obey `Context.sums`.
         """
         return (
             f"the server of method={self.name} needs each upload by itself",
@@ -278,9 +278,9 @@ class Method(ABC):
         )
 
     @abstractmethod
-    def client(self, problem: Problem) -> Client:
+    def client(self, context: Context) -> Client:
         """The client half."""
 
     @abstractmethod
-    def server(self, problem: Problem) -> Server:
+    def server(self, context: Context) -> Server:
         """The server half, before its first task."""

@@ -15,11 +15,11 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -36,8 +36,8 @@ from fcl_bench.options.faults.random import RandomFaults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import problem_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.harness import context_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import same
 from tests.small_methods import architecture, unlisted
 from tests.small_runs import run_in
@@ -54,10 +54,10 @@ def failing(method: Method, faults: Faults | None, seed: int = 0) -> Federation:
 
     if method.trains_network:
         kind = architecture(method.name)
-        problem, tasks = tiny_problem(architecture=kind), image_tasks(np.random.default_rng(0), [2, 2, 2, 2], SIZES)
+        context, tasks = tiny_context(architecture=kind), image_tasks(np.random.default_rng(0), [2, 2, 2, 2], SIZES)
     else:
-        problem, tasks = problem_of(6), feature_tasks(0, [2, 2, 2, 2], SIZES)
-    return federation_of(method, problem, tasks, transport=reached)
+        context, tasks = context_of(6), feature_tasks(0, [2, 2, 2, 2], SIZES)
+    return federation_of(method, context, tasks, transport=reached)
 
 
 def ended(
@@ -81,7 +81,7 @@ ADDITIVE = {
     "stsa_e": STSAE(M=10, dummy_clients=3),
     "stsa_e, many groups": STSAE(M=3, dummy_clients=12),
     "stsa_e unbiased": STSAE(M=10, dummy_clients=3, estimator="unbiased"),
-    "joint": Joint(M=10),
+    "joint": CentralisedRidge(M=10),
     "centred_sketch": CentredSketch(M=10, rank=3),
     "fedran, all directions": FedRAN(M=10, rank=10),
     "fedncm": FedNCM(),
@@ -174,7 +174,7 @@ def test_a_bad_late_upload_is_dropped_counted_and_no_longer_waited_for():
     method, faults = STSAE(M=10, dummy_clients=3), ListedFaults(late=["1@0", "3@0"])
     tasks = feature_tasks(0, [2, 2, 2, 2], SIZES)
     spoilt = federation_of(
-        method, problem_of(6), tasks, transport=lambda *parts: Spoilt(InProcess.of(*parts), faults, 0), drops=True
+        method, context_of(6), tasks, transport=lambda *parts: Spoilt(InProcess.of(*parts), faults, 0), drops=True
     )
     spoilt.run(lambda _: None)
     silent = ended(method, ListedFaults(silent=faults.late))
@@ -190,13 +190,13 @@ def test_a_silent_client_is_as_one_without_samples():
     method, sizes = STSA(M=10), [list(row) for row in SIZES]
     tasks = feature_tasks(0, [2, 2, 2, 2], SIZES)
     silent = federation_of(
-        method, problem_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), LISTED, 0)
+        method, context_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), LISTED, 0)
     )
     silent.run(lambda _: None)
     for entry in LISTED.silent:
         client, task = map(int, entry.split("@"))
         tasks[task][client] = tuple(part[:0] for part in tasks[task][client])
-    without = federation_of(method, problem_of(6), tasks)
+    without = federation_of(method, context_of(6), tasks)
     without.run(lambda _: None)
     assert torch.equal(silent.server.W, without.server.W)
     assert silent.state.absences["silent"] == len(LISTED.silent)
@@ -249,7 +249,7 @@ def test_too_few_answers_end_the_run_in_a_line():
 def test_a_round_that_asks_one_client_of_several_may_go_without_an_answer():
     """As one of FedProTIP's bases, or of a model with a small fraction: the other clients have rounds of their own."""
     knobs = Training(rounds=3, epochs=1, batch_size=8, augment="none", fraction=0.25)
-    run = ended(FineTune(training=knobs), ListedFaults(silent=[f"{k}@1.1" for k in range(4)]))
+    run = ended(FedAvg(training=knobs), ListedFaults(silent=[f"{k}@1.1" for k in range(4)]))
     rows = [row for row in run.state.ledger.uploads if row.task == 1]
     assert [sum(row.up_bytes > 0 for row in rows if row.round == round_) for round_ in range(3)] == [1, 0, 1]
     assert run.state.absences["silent"] == 1
@@ -259,7 +259,7 @@ def test_the_only_client_with_samples_of_a_task_still_has_to_answer():
     tasks = feature_tasks(0, [2, 2], [[9, 8, 10], [0, 11, 0]])
     faults = ListedFaults(silent=["1@1"])
     made = federation_of(
-        STSA(M=10), problem_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0)
+        STSA(M=10), context_of(6), tasks, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0)
     )
     with pytest.raises(UserError, match=r"0 of 1 clients answer in task 1, round 0, and it takes 1"):
         made.run(lambda _: None)

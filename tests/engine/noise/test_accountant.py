@@ -11,7 +11,7 @@ import pytest
 
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.noise import accountant
@@ -19,7 +19,7 @@ from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import federation
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 
 dp = pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
 
@@ -73,23 +73,23 @@ def ledger_of(rounds: list[tuple[int, list[int]]], clients: int = 4) -> Ledger:
 
 def test_samples_of_different_tasks_are_released_once_each():
     knobs, method = Gaussian(multiplier=1.0), STSA()
-    found = knobs.guarantee(method, problem_of(4), 3, ledger_of([(0, [0, 1]), (1, [0, 1, 2]), (2, [3])]))
+    found = knobs.guarantee(method, context_of(4), 3, ledger_of([(0, [0, 1]), (1, [0, 1, 2]), (2, [3])]))
     assert (found["releases"], found["unit"], found["of_sums"]) == (1, "sample", False)
     assert found["epsilon"] == pytest.approx(accountant.epsilon_of([1.0], 1e-5))
     # Twice in one task is twice the same samples.
-    again = knobs.guarantee(method, problem_of(4), 3, ledger_of([(0, [0, 1]), (0, [1]), (1, [0])]))
+    again = knobs.guarantee(method, context_of(4), 3, ledger_of([(0, [0, 1]), (0, [1]), (1, [0])]))
     assert (again["releases"], again["epsilon"]) == (2, pytest.approx(accountant.epsilon_of([1.0, 1.0], 1e-5)))
-    none = Gaussian(multiplier=0.0).guarantee(method, problem_of(4), 3, ledger_of([(0, [0])]))
+    none = Gaussian(multiplier=0.0).guarantee(method, context_of(4), 3, ledger_of([(0, [0])]))
     assert (none["epsilon"], none["accountant"]) == (None, None)
 
 
 def test_a_client_is_released_in_every_round_it_takes_part_in():
-    method = FineTune(training=Training(rounds=2))
+    method = FedAvg(training=Training(rounds=2))
     rounds = [(0, [0, 1, 2, 3]), (0, [0, 1]), (1, [0]), (1, [1, 2])]
-    found = Gaussian(multiplier=2.0, unit="client").guarantee(method, problem_of(4), 2, ledger_of(rounds))
+    found = Gaussian(multiplier=2.0, unit="client").guarantee(method, context_of(4), 2, ledger_of(rounds))
     assert (found["releases"], found["epsilon"]) == (3, pytest.approx(accountant.epsilon_of([2.0] * 3, 1e-5)))
     # For a target all rounds count that there can be, so what is reported is no more than it.
-    aimed = Gaussian(epsilon=2.0, unit="client").guarantee(method, problem_of(4), 2, ledger_of(rounds))
+    aimed = Gaussian(epsilon=2.0, unit="client").guarantee(method, context_of(4), 2, ledger_of(rounds))
     assert aimed["multiplier"] == pytest.approx(accountant.multiplier_for(2.0, 1e-5, 4))
     assert 1 < aimed["epsilon"] < 2.0
 
@@ -97,9 +97,9 @@ def test_a_client_is_released_in_every_round_it_takes_part_in():
 def test_a_sum_has_the_noise_of_those_who_sent_something():
     method = STSA()
     knobs = Gaussian(multiplier=1.0, share_of=4)
-    whole = knobs.guarantee(method, problem_of(4), 1, ledger_of([(0, [0, 1, 2, 3])]))
+    whole = knobs.guarantee(method, context_of(4), 1, ledger_of([(0, [0, 1, 2, 3])]))
     assert whole["epsilon"] == pytest.approx(accountant.epsilon_of([1.0], 1e-5))
-    less = knobs.guarantee(method, problem_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
+    less = knobs.guarantee(method, context_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
     assert less["epsilon"] == pytest.approx(accountant.epsilon_of([0.5], 1e-5))
     assert knobs.release(method).deviation["G"] == Gaussian(multiplier=0.5).release(method).deviation["G"]
 
@@ -108,42 +108,42 @@ def test_a_sum_has_the_noise_of_those_who_sent_something():
 def test_of_masked_uploads_those_in_the_sum_count(failing):
     """Who fails after its keys has sent bytes, and a late upload stays masked: neither releases anything."""
     turns = [f"{client}@0.{client}" for client in range(4)]
-    method = FineTune(training=Training(rounds=4, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    method = FedAvg(training=Training(rounds=4, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
     run = federation(method, SecureSums(), ListedFaults(**{failing: turns}), [[8] * 4])
     run.run(lambda _: None)
     rows = [row for row in run.state.ledger.uploads if row.lost or row.late]
     assert [(row.client, row.round) for row in rows] == [(client, client) for client in range(4)]
     assert all(row.up_bytes for row in rows)
     knobs = Gaussian(multiplier=2.0, unit="client")
-    found = knobs.guarantee(method, run.problem, 1, run.state.ledger)
+    found = knobs.guarantee(method, run.context, 1, run.state.ledger)
     assert (found["releases"], found["epsilon"]) == (3, pytest.approx(accountant.epsilon_of([2.0] * 3, 1e-5)))
     # Shares of the noise of four are missing in a sum of three.
-    shared = Gaussian(multiplier=2.0, unit="client", share_of=4).guarantee(method, run.problem, 1, run.state.ledger)
+    shared = Gaussian(multiplier=2.0, unit="client", share_of=4).guarantee(method, run.context, 1, run.state.ledger)
     assert shared["epsilon"] == pytest.approx(accountant.epsilon_of([2.0 * math.sqrt(3 / 4)] * 3, 1e-5))
 
 
 def test_without_masks_a_late_upload_counts():
-    method = FineTune(training=Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    method = FedAvg(training=Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
     run = federation(method, None, ListedFaults(late=["0@0.0"]), [[8] * 2])
     run.run(lambda _: None)
-    assert Gaussian(multiplier=2.0, unit="client").guarantee(method, run.problem, 1, run.state.ledger)["releases"] == 2
+    assert Gaussian(multiplier=2.0, unit="client").guarantee(method, run.context, 1, run.state.ledger)["releases"] == 2
 
 
 def test_an_aim_that_is_missed_is_told(caplog):
     knobs = Gaussian(epsilon=2.0, share_of=4)
-    knobs.guarantee(STSA(), problem_of(4), 1, ledger_of([(0, [0, 1, 2, 3])]))
+    knobs.guarantee(STSA(), context_of(4), 1, ledger_of([(0, [0, 1, 2, 3])]))
     assert not caplog.messages
-    found = knobs.guarantee(STSA(), problem_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
+    found = knobs.guarantee(STSA(), context_of(4), 2, ledger_of([(0, [0, 1, 2, 3]), (1, [0])]))
     assert found["epsilon"] > 2
     assert caplog.messages[0].startswith("noise.epsilon=2 is not kept to: some sums are of fewer uploads")
 
 
 def test_drawing_clients_gains_nothing_since_the_server_draws_them():
     """It is the server that asks those drawn, masks or not: a sum promises as much as one upload with all its noise."""
-    method = FineTune(training=Training(rounds=10, fraction=0.5))
+    method = FedAvg(training=Training(rounds=10, fraction=0.5))
     ledger = ledger_of([(0, [round_ % 4, (round_ + 1) % 4]) for round_ in range(10)])
     alone, summed = (
-        Gaussian(multiplier=3.0, unit="client", share_of=n).guarantee(method, problem_of(4), 1, ledger)
+        Gaussian(multiplier=3.0, unit="client", share_of=n).guarantee(method, context_of(4), 1, ledger)
         for n in (None, 2)
     )
     assert summed["epsilon"] == pytest.approx(alone["epsilon"]) == pytest.approx(accountant.epsilon_of([3.0] * 6, 1e-5))
@@ -153,6 +153,6 @@ def test_without_the_library_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     for knobs in (Gaussian(epsilon=1.0), Gaussian(multiplier=1.0)):
         with pytest.raises(UserError, match="not installed") as refused:
-            knobs.check(STSA(), problem_of(4))
+            knobs.check(STSA(), context_of(4))
         assert "pip install '.[privacy]'" in str(refused.value)
-    Gaussian(multiplier=0.0).check(STSA(), problem_of(4))
+    Gaussian(multiplier=0.0).check(STSA(), context_of(4))

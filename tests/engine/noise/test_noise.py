@@ -10,19 +10,19 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.validation import BadUpload, admitted
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.engine.validation import BadUpload, validate_upload
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, Release, noise_room
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, DPMechanism, noise_room
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
-from tests.engine.noise.test_sensitivity import TASK, noisy_problem, upload_of
-from tests.methods.harness import learn, problem_of, random_tasks
+from tests.engine.noise.test_sensitivity import TASK, noisy_context, upload_of
+from tests.methods.harness import context_of, learn, random_tasks
 
-RELEASE = Release(1.0, {"G": SQUARE, "S": COLUMN, "n": COUNT}, {"G": 2.0, "S": 3.0, "n": 40.0})
+RELEASE = DPMechanism(1.0, {"G": SQUARE, "S": COLUMN, "n": COUNT}, {"G": 2.0, "S": 3.0, "n": 40.0})
 
 
 def noise_of(client: int = 0, task: int = 0, round_: int = 0, seed: int = 0) -> Message:
@@ -53,7 +53,7 @@ def test_the_noise_has_the_variance_and_the_form_of_its_field():
 
 
 def test_the_spectral_norm_of_the_noise_is_what_the_solve_allows_for():
-    release = Release(1.0, {"G": SQUARE}, {"G": 0.5})
+    release = DPMechanism(1.0, {"G": SQUARE}, {"G": 0.5})
     for uploads in (1, 16):
         total = sum(
             NoisyStatistics(0, release).send(Message({"G": torch.zeros(400, 400).double()}), k)["G"]
@@ -75,7 +75,7 @@ def test_every_upload_has_a_stream_of_its_own():
 
 def test_shares_of_the_noise_of_counts_are_not_rounded_away():
     """A hundredth of the variance is less than half a count: each client's own, rounded, would be no noise at all."""
-    release = Release(1.0, {"n": COUNT}, {"n": 0.1}, shared=True)
+    release = DPMechanism(1.0, {"n": COUNT}, {"n": 0.1}, shared=True)
     step, uploads, counts = NoisyStatistics(0, release), 100, torch.full((2000,), 7, dtype=torch.int32)
     total = sum(step.send(Message({"n": counts}), client)["n"] for client in range(uploads))
     assert float((total - 700).std()) == pytest.approx(1.0, rel=0.05)
@@ -96,7 +96,7 @@ def test_models_that_come_with_their_weight_are_clipped_without_it():
 
 
 def test_counts_beyond_their_type_stay_in_it():
-    wild = Release(1.0, {"n": COUNT}, {"n": 1e15})
+    wild = DPMechanism(1.0, {"n": COUNT}, {"n": 1e15})
     n = NoisyStatistics(0, wild).send(Message({"n": torch.zeros(50, dtype=torch.int32)}), 0)["n"]
     assert n.dtype == torch.int32
     assert set(n.tolist()) == {2**31 - 1, -(2**31)}
@@ -105,21 +105,21 @@ def test_counts_beyond_their_type_stay_in_it():
 @pytest.mark.parametrize("method", [STSA(M=None, gamma=1.0), STSA(M=12, gamma=1.0), FedLDA()], ids=lambda m: m.name)
 @pytest.mark.parametrize("multiplier", [1e-10, 0.3, 50.0])
 def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multiplier):
-    problem, rng = noisy_problem(method, multiplier=multiplier), np.random.default_rng(0)
-    server = method.server(problem)
+    context, rng = noisy_context(method, multiplier=multiplier), np.random.default_rng(0)
+    server = method.server(context)
     server.start_task(TASK)
     expected = server.expects(TASK, 0)
-    step = NoisyStatistics(0, problem.release)
+    step = NoisyStatistics(0, context.release)
 
     def taken(upload: Message) -> Message:
-        return admitted(0, upload, Codec.of_server(problem), server, expected, problem)
+        return validate_upload(0, upload, Codec.of_server(context), server, expected, context)
 
     for client in range(20):
-        upload = upload_of(method, problem, rng.standard_normal((9, 4)), rng.integers(0, 3, 9))
+        upload = upload_of(method, context, rng.standard_normal((9, 4)), rng.integers(0, 3, 9))
         server.absorb(client, taken(step.send(dataclasses.replace(upload, task=0), client)))
     server.finish_task()
     assert bool(torch.isfinite(server.model()["W"]).all())
-    room = problem.release.deviation["G"] * (math.sqrt(2 * server.dimension) + 8)
+    room = context.release.deviation["G"] * (math.sqrt(2 * server.dimension) + 8)
     noisy = step.send(upload, 0)
     for false in (
         {"G": noisy["G"] - (100 * room + 10) * torch.eye(server.dimension)},
@@ -139,18 +139,18 @@ def test_ever_less_noise_ends_at_the_clipped_statistics(method):
     tasks = random_tasks(seed=3, first=40)
 
     def W(multiplier: float) -> torch.Tensor:
-        problem = noisy_problem(method, multiplier=multiplier, inputs=8)
-        step = NoisyStatistics(0, problem.release)
-        half = type(method.client(problem))
+        context = noisy_context(method, multiplier=multiplier, inputs=8)
+        step = NoisyStatistics(0, context.release)
+        half = type(method.client(context))
         original, count = half.update, iter(range(10**6))
 
-        def noisy(self, shard, broadcast, state):
-            upload, state = original(self, shard, broadcast, state)
-            return step.send(dataclasses.replace(upload, task=shard.task), next(count)), state
+        def noisy(self, client_data, broadcast, state):
+            upload, state = original(self, client_data, broadcast, state)
+            return step.send(dataclasses.replace(upload, task=client_data.task), next(count)), state
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(half, "update", noisy)
-            return learn(method, problem, tasks)[1][-1]
+            return learn(method, context, tasks)[1][-1]
 
     clipped = W(0.0)
     apart = [float((W(multiplier) - clipped).abs().max() / clipped.abs().max()) for multiplier in (1e-3, 1e-6, 1e-9)]
@@ -202,7 +202,7 @@ def test_updates_have_noise_of_their_own():
 def test_the_noise_of_a_site_is_another_one_under_another_broadcast(apart):
     """Where it was the same, the difference of the two uploads of a round that was done again had no noise."""
     knobs = Gaussian(multiplier=3.0, unit="client")
-    [step] = knobs.middleware(FineTune(training=Training(rounds=3)), problem_of(4), 2, apart)
+    [step] = knobs.middleware(FedAvg(training=Training(rounds=3)), context_of(4), 2, apart)
     others = {**START, "body.w": START["body.w"] + 1}
     found = []
     for start in (START, others, START):
@@ -218,11 +218,11 @@ def test_a_client_s_whole_update_may_be_replaced():
     large = {"body.w": torch.full((2, 3), 3.0), "heads.0.b": torch.tensor([4.0, 0.0])}
     one, other = update_through(step, large), update_through(step, {name: -part for name, part in large.items()})
     assert length({name: one[name] - other[name] for name in one}) == pytest.approx(1.0, rel=1e-6)
-    trained, problem = FineTune(training=Training(rounds=3)), problem_of(4)
+    trained, context = FedAvg(training=Training(rounds=3)), context_of(4)
     shares = {None: 1.0, 4: 0.5}
     for share_of, share in shares.items():
         knobs = Gaussian(multiplier=3.0, clip=0.5, unit="client", share_of=share_of)
-        noisy = knobs.middleware(trained, problem, 2)[0]
+        noisy = knobs.middleware(trained, context, 2)[0]
         drawn = [update_through(noisy, {name: 0 * part for name, part in START.items()}, k) for k in range(500)]
         spread = torch.cat([part.flatten() for one in drawn for part in one.values()]).std()
         assert float(spread) == pytest.approx(3.0 * 1.0 * share, rel=0.05)

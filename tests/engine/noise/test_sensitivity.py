@@ -18,10 +18,10 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.middleware import NoisyStatistics
 from fcl_bench.options.noise.sensitivity import deviations, sensitivity
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, Release
+from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, DPMechanism
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from tests.methods.harness import problem_of, shard_of, turn
+from tests.methods.harness import context_of, shard_of, turn
 from tests.small_methods import ALIASES, NAMES, class_of
 
 #: What is declared, all of it: adding to this list is a claim about a method's uploads that this file has to try.
@@ -31,18 +31,18 @@ METHODS = [STSA(M=None), STSA(M=12), RanPAC(M=None), AFL(upload="sums"), FedNCM(
 CLIP, TASK = 0.7, Task(0, range(3), 3, (0, 1, 2))
 
 
-def noisy_problem(method, clip=CLIP, multiplier=1.0, inputs=4):
+def noisy_context(method, clip=CLIP, multiplier=1.0, inputs=4):
     release = Gaussian(multiplier=multiplier, clip=clip).release(method)
-    return dataclasses.replace(problem_of(inputs), release=release)
+    return dataclasses.replace(context_of(inputs), release=release)
 
 
-def upload_of(method, problem, Z, labels) -> Message:
-    server, client = method.server(problem), method.client(problem)
+def upload_of(method, context, Z, labels) -> Message:
+    server, client = method.server(context), method.client(context)
     server.start_task(TASK)
     return turn(client, shard_of(0, 0, np.asarray(Z, float), np.asarray(labels)), server.broadcast(TASK, 0))
 
 
-def distance(one: Message, other: Message, release: Release) -> float:
+def distance(one: Message, other: Message, release: DPMechanism) -> float:
     """Mahalanobis' distance of two uploads under the noise: the root of the sum over independent numbers."""
     assert set(one) == set(release.deviation)
     total = 0.0
@@ -69,7 +69,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")
 def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method):
     """Any data, any replaced sample, any class: with a multiplier of 1 no two uploads are more than 1 apart."""
-    problem, rng = noisy_problem(method), np.random.default_rng(0)
+    context, rng = noisy_context(method), np.random.default_rng(0)
     furthest = 0.0
     for _ in range(150):
         n = int(rng.integers(1, 6))
@@ -81,28 +81,28 @@ def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method)
             rng.choice([-1, 1]) * Z[0] if rng.random() < 0.3 else rng.standard_normal(4) * 10 ** rng.uniform(-2, 2)
         )
         relabelled[0] = rng.integers(0, 3)
-        one, two = upload_of(method, problem, Z, labels), upload_of(method, problem, other, relabelled)
-        furthest = max(furthest, distance(one, two, problem.release))
+        one, two = upload_of(method, context, Z, labels), upload_of(method, context, other, relabelled)
+        furthest = max(furthest, distance(one, two, context.release))
     assert 0.3 < furthest <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.M is None], ids=lambda method: method.name)
 def test_the_worst_case_attains_the_bound(method):
     """Found by search, so that the bound is not merely safe: the noise is no larger than it has to be."""
-    problem, rng = noisy_problem(method), np.random.default_rng(1)
+    context, rng = noisy_context(method), np.random.default_rng(1)
 
     def apart(Z, label) -> float:
         one, two = (
-            upload_of(method, problem, [z], [y]) for z, y in zip(np.reshape(Z, (2, 4)), (0, label), strict=True)
+            upload_of(method, context, [z], [y]) for z, y in zip(np.reshape(Z, (2, 4)), (0, label), strict=True)
         )
-        return distance(one, two, problem.release)
+        return distance(one, two, context.release)
 
     worst = {}
     for label in (0, 1):
         starts = [rng.standard_normal(8) * 3 for _ in range(3)]
         worst[label] = max(-minimize(lambda Z: -apart(Z, label), start, tol=1e-12).fun for start in starts)  # noqa: B023
     assert max(worst.values()) == pytest.approx(1, abs=1e-6)
-    if "n" in problem.release.summands:
+    if "n" in context.release.summands:
         # The counts' weight is the largest for which a change of class is no worse than one of features.
         assert min(worst.values()) == pytest.approx(1, abs=1e-6)
 
@@ -141,15 +141,15 @@ def test_every_field_is_scaled_by_its_own_power_of_the_clip():
 
 def test_what_nobody_bounded_does_not_leave():
     method = STSA(M=None)
-    step = NoisyStatistics(0, noisy_problem(method).release)
+    step = NoisyStatistics(0, noisy_context(method).release)
     with pytest.raises(ValueError, match="W"):
         step.send(Message({"G": torch.zeros(4, 4), "W": torch.zeros(4, 3)}), 0)
 
 
 def test_rows_are_clipped_after_the_map_on_both_sides():
     method = STSA(M=12)
-    problem = noisy_problem(method)
-    server, client = method.server(problem), method.client(problem)
+    context = noisy_context(method)
+    server, client = method.server(context), method.client(context)
     server.start_task(TASK)
     z = torch.randn(50, 4, dtype=torch.float64) * torch.logspace(-3, 3, 50, dtype=torch.float64).unsqueeze(1)
     for features in (client.random_features(server.broadcast(TASK, 0)), server.random_features):
@@ -159,8 +159,8 @@ def test_rows_are_clipped_after_the_map_on_both_sides():
         assert torch.allclose(torch.linalg.vector_norm(H, dim=1), lengths.clamp_max(CLIP))
         assert torch.allclose(torch.nn.functional.normalize(H), torch.nn.functional.normalize(plain))
     assert float(server.random_features.map(z[:0]).sum()) == 0
-    whole = dataclasses.replace(problem, wire=dataclasses.replace(problem.wire, projection="matrix"))
+    whole = dataclasses.replace(context, wire=dataclasses.replace(context.wire, projection="matrix"))
     server = method.server(whole)
     server.start_task(TASK)
     given = method.client(whole).random_features(server.broadcast(TASK, 0))
-    assert torch.equal(given.map(z), client.random_features(method.server(problem).broadcast(TASK, 0)).map(z))
+    assert torch.equal(given.map(z), client.random_features(method.server(context).broadcast(TASK, 0)).map(z))

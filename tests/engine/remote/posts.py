@@ -56,8 +56,8 @@ class Remotes:
         self.folder, self.processes, self.local, self.spoilt = folder, processes, local, spoilt
         self.post: Posts | None = None
 
-    def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()) -> Remote:
-        clients = Clients(method, problem, holdings, columns, labelled, middleware, run="a run")
+    def __call__(self, method, context, holdings, columns, labelled, inputs, middleware=()) -> Remote:
+        clients = Clients(method, context, holdings, columns, labelled, middleware, run="a run")
         hosts, places = [], homes(clients, self.processes)
         for process in range(self.processes):
             own = residents(places, process)

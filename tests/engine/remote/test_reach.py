@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fcl_bench.engine.remote.replies import heard, said
+from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.engine.transports.base import PartialRounds
 from fcl_bench.engine.transports.ranks import shares
 from fcl_bench.errors import UserError
@@ -66,9 +66,9 @@ def test_a_process_extracts_the_features_of_a_whole_pass(tmp_path):
     plan = site.plan
     whole = torch.cat(list(plan.extractor.batches(plan.dealt.dataset.train)))
     batch = plan.extractor.batch
-    [blob] = site.answers(heard(said("extract", side="train", start=batch, end=len(whole))))
-    assert torch.equal(heard(blob).message["features"], whole[batch:])
-    [blob] = site.answers(heard(said("extract", side="train", start=0, end=2 * batch)))
-    assert torch.equal(heard(blob).message["features"], whole[: 2 * batch])
+    [blob] = site.answers(deserialise(serialise("extract", side="train", start=batch, end=len(whole))))
+    assert torch.equal(deserialise(blob).message["features"], whole[batch:])
+    [blob] = site.answers(deserialise(serialise("extract", side="train", start=0, end=2 * batch)))
+    assert torch.equal(deserialise(blob).message["features"], whole[: 2 * batch])
     with pytest.raises(ValueError, match="exchange before the clients are there"):
-        list(site.answers(heard(said("exchange", clients=[]))))
+        list(site.answers(deserialise(serialise("exchange", clients=[]))))

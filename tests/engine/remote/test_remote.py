@@ -13,8 +13,8 @@ import torch
 from fcl_bench.engine.client_state import Keeper, as_state, new_tag
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.process_info import Census, counted, require_alike
-from fcl_bench.engine.remote.replies import heard, said
+from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
+from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.scaffold import Scaffold
@@ -24,22 +24,22 @@ from fcl_bench.protocol.message import Message
 from tests.engine.counting import federation
 from tests.engine.remote.posts import Remotes
 from tests.engine.test_transport import training
-from tests.methods.harness import problem_of
+from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 
 #: Of two processes, the first has clients 0 and 2.
 SIZES = [[4, 9, 5], [5, 8, 3]]
 CASES = {
-    "fedran": lambda: (FedRAN(M=12, rank=3, ssl=True, tau=-1.0), problem_of(6), feature_tasks(0, [2, 2], SIZES)),
+    "fedran": lambda: (FedRAN(M=12, rank=3, ssl=True, tau=-1.0), context_of(6), feature_tasks(0, [2, 2], SIZES)),
     "fedprotip": lambda: (
         FedProTIP(training=training(), frozen_stages=1, tip=UPDATED, columns=8),
-        tiny_problem(),
+        tiny_context(),
         image_tasks(np.random.default_rng(0), [2, 2], SIZES),
     ),
     "scaffold": lambda: (
         Scaffold(training=training()),
-        tiny_problem(),
+        tiny_context(),
         image_tasks(np.random.default_rng(0), [2, 2], SIZES),
     ),
 }
@@ -86,10 +86,10 @@ def test_the_test_above_can_fail(tmp_path):
     """One sample of a client in another's place changes bits."""
 
     class Swapped(Remotes):
-        def __call__(self, method, problem, holdings, columns, labelled, inputs, middleware=()):
+        def __call__(self, method, context, holdings, columns, labelled, inputs, middleware=()):
             inputs = inputs.clone()
             inputs[0] += 1e-6
-            return super().__call__(method, problem, holdings, columns, labelled, inputs, middleware)
+            return super().__call__(method, context, holdings, columns, labelled, inputs, middleware)
 
     alone, apart = made("fedran", InProcess.of), made("fedran", Swapped(tmp_path))
     alone.run(lambda _: None)
@@ -212,8 +212,8 @@ def test_the_servers_process_does_its_turns_instead_of_waiting_and_the_bits_are_
 def test_the_state_of_a_client_whose_upload_waited_and_was_refused_is_the_one_before_its_turn(tmp_path):
     kept = []
     for transport in (InProcess.of, Remotes(tmp_path)):
-        problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[4, 9, 5]])
-        run = federation_of(Scaffold(training=training()), problem, tasks, transport=transport, drops=True)
+        context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[4, 9, 5]])
+        run = federation_of(Scaffold(training=training()), context, tasks, transport=transport, drops=True)
         # The sixth is client 2's of the second round: its turn came before client 1's.
         objecting_to(run.server, 6)
         if transport != InProcess.of:
@@ -260,8 +260,8 @@ def test_clients_whose_uploads_are_refused_keep_what_they_kept_before(tmp_path):
     """Also where the refusal comes after turns of other clients of the same process."""
     kept = []
     for transport in (InProcess.of, Remotes(tmp_path, local=False, processes=1)):
-        problem, tasks = tiny_problem(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5]])
-        run = federation_of(Scaffold(training=training()), problem, tasks, transport=transport, drops=True)
+        context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5]])
+        run = federation_of(Scaffold(training=training()), context, tasks, transport=transport, drops=True)
         objecting_to(run.server, 5)
         run.run(lambda _: None)
         node = run.transport._node if transport == InProcess.of else transport.post.hosts[0].node
@@ -303,7 +303,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
     run, _ = federation(transport=remotes)
     client = remotes.post.hosts[1].node._client
 
-    def wrong(shard, broadcast, state):
+    def wrong(client_data, broadcast, state):
         raise UserError("wire.dtype=float16 can't hold it", "wire.dtype=float64")
 
     client.update = wrong
@@ -324,12 +324,12 @@ def test_audits_are_refused_over_processes(tmp_path):
 
 def test_a_message_without_tensors_keeps_what_it_says():
     """It is false as a mapping is."""
-    heard_of = heard(said("exchange", Message({}, "ask", task=3, round=2), clients=[1]))
+    heard_of = deserialise(serialise("exchange", Message({}, "ask", task=3, round=2), clients=[1]))
     assert (heard_of.message.stage, heard_of.message.task, heard_of.message.round) == ("ask", 3, 2)
     assert (heard_of.kind, heard_of.beside) == ("exchange", {"clients": [1]})
 
 
-CENSUS = Census("the server", "id", "run", "0.3", "2.8", 1, "cpu", [], [], [])
+CENSUS = ProcessInfo("the server", "id", "run", "0.3", "2.8", 1, "cpu", [], [], [])
 
 
 @pytest.mark.parametrize(
@@ -370,15 +370,15 @@ def test_every_client_lives_once():
 
 def test_the_threads_that_count_are_those_that_compute(monkeypatch):
     """A run that is small has the same bits whatever OMP_NUM_THREADS is; a network that computes before it has not."""
-    small, large = dataclasses.replace(problem_of(6), threads=1), dataclasses.replace(problem_of(6), threads=None)
+    small, large = dataclasses.replace(context_of(6), threads=1), dataclasses.replace(context_of(6), threads=None)
 
-    def census(process, threads, problem, prepared):
+    def census(process, threads, context, prepared):
         with monkeypatch.context() as patch:
             patch.setattr("fcl_bench.engine.remote.process_info.torch.get_num_threads", lambda: threads)
-            return Census.here(process, "id", problem, prepared)
+            return ProcessInfo.here(process, "id", context, prepared)
 
-    def compared(problem, prepared):
-        require_alike(census("the server", 2, problem, prepared), [census("rank 1", 8, problem, prepared)])
+    def compared(context, prepared):
+        require_alike(census("the server", 2, context, prepared), [census("rank 1", 8, context, prepared)])
 
     compared(small, False)
     with pytest.raises(UserError, match="rank 1 has threads: 8, the server 2"):
@@ -390,7 +390,7 @@ def test_the_threads_that_count_are_those_that_compute(monkeypatch):
 def test_a_census_counts_what_the_clients_have():
     shards = [[np.array([0, 1]), np.array([2])], [np.array([3]), np.array([4, 5])]]
     labelled = np.array([True, False, True, True, True, False])
-    clients = Clients(FedRAN(), problem_of(6), shards, np.zeros(6, dtype=int), labelled, run="id")
-    census = Census.of("rank 1", clients, [1])
+    clients = Clients(FedRAN(), context_of(6), shards, np.zeros(6, dtype=int), labelled, run="id")
+    census = ProcessInfo.of("rank 1", clients, [1])
     assert (census.clients, census.samples, census.labelled) == ([1], [[1], [2]], [[1], [1]])
-    assert Census(**census.state()) == census
+    assert ProcessInfo(**census.state()) == census

@@ -14,8 +14,8 @@ from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded
 from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.protocol.method import Method
-from tests.methods.harness import problem_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_problem
+from tests.methods.harness import context_of
+from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.small_methods import architecture
 
 #: Samples per task and client; one sample, none.
@@ -39,19 +39,19 @@ def federation(
         gram: `wire.gram`.
     """
 
-    def reached(method, problem, *parts) -> Transport:
+    def reached(method, context, *parts) -> Transport:
         masks = [] if secure is None else [Parties(secure, seeded(0), gram == "packed")]
-        inner: Transport = InProcess.of(method, problem, *parts, middleware=masks)
+        inner: Transport = InProcess.of(method, context, *parts, middleware=masks)
         inner = inner if faults is None else Faulty(inner, faults, 0)
         return inner if secure is None else SummingTransport(inner, secure, 0, method.stages_apart)
 
     classes = [2] * len(sizes)
     if method.trains_network:
-        problem = tiny_problem(architecture=architecture(method.name), wire="float64")
+        context = tiny_context(architecture=architecture(method.name), wire="float64")
         tasks = image_tasks(np.random.default_rng(0), classes, sizes)
     else:
-        problem = problem_of(6, gram=gram)
+        context = context_of(6, gram=gram)
         tasks = feature_tasks(0, classes, sizes)
         # Features as behind a ReLU, which all methods take.
         tasks = [[(Z.abs(), labels) for Z, labels in task] for task in tasks]
-    return federation_of(method, replace(problem, sums=secure is not None), tasks, transport=reached)
+    return federation_of(method, replace(context, sums=secure is not None), tasks, transport=reached)

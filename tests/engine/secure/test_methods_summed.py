@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddisco import FedDisco
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.fedewc import FedEWC
@@ -14,7 +14,7 @@ from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
-from fcl_bench.methods.closed_form.centralised_ridge import Joint
+from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -64,10 +64,10 @@ CLOSED = {
     "regmean ridge": RegMean(local="ridge", on="features"),
 }
 ON_FEATURES = {
-    "finetune": FineTune(on="features", training=SHORT),
-    "finetune uniform": FineTune(on="features", training=ALIKE),
-    "gaussian heads": FineTune(on="features", training=SHORT, replay_head="gaussian"),
-    "gaussian heads, variances": FineTune(
+    "finetune": FedAvg(on="features", training=SHORT),
+    "finetune uniform": FedAvg(on="features", training=ALIKE),
+    "gaussian heads": FedAvg(on="features", training=SHORT, replay_head="gaussian"),
+    "gaussian heads, variances": FedAvg(
         on="features", training=SHORT, replay_head="gaussian", gaussian=Gaussian(covariance="diagonal")
     ),
     "scaffold": Scaffold(on="features", training=ALIKE),
@@ -94,9 +94,9 @@ REFUSED = {
     "fedran": (FedRAN(M=8, rank=4), "fedran"),
     "centred_sketch": (CentredSketch(M=8, rank=4), "centred_sketch"),
     "stsa_e": (STSAE(M=8, dummy_clients=2), "groups"),
-    "joint": (Joint(M=8), "joint"),
+    "joint": (CentralisedRidge(M=8), "joint"),
     "afl recursive": (AFL(aggregation="recursive"), "method.aggregation=sum"),
-    "median": (FineTune(training=Training(aggregate="median")), "method.training.aggregate=mean"),
+    "median": (FedAvg(training=Training(aggregate="median")), "method.training.aggregate=mean"),
     "feddyn by samples": (FedDyn(training=SHORT), "method.training.weighting=uniform"),
     "feddisco": (FedDisco(training=SHORT), "method.a=0"),
     "fedgen": (FedGen(training=SHORT), "method.alpha=0"),

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
 from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.fedncm import FedNCM
@@ -113,7 +113,7 @@ def test_bytes_are_those_of_the_formula(bits, neighbours, gram):
 
 
 def test_samples_of_a_gradient_method_are_one_number_more():
-    run = learnt(FineTune(on="features", training=SHORT), SecureSums())
+    run = learnt(FedAvg(on="features", training=SHORT), SecureSums())
     weights = 6 * 2 + 2  # of the first task's head
     assert rows_of(run)[0, 0, 0].up_bytes == 64 + 80 * 9 + 8 * (weights + 1) + 32 * 10
 
@@ -131,7 +131,7 @@ def test_numbers_that_could_wrap_around_end_the_run():
 
 
 @pytest.mark.parametrize(
-    "method", [STSA(M=8, gamma=1.0), FineTune(on="features", training=SHORT)], ids=["stsa", "finetune"]
+    "method", [STSA(M=8, gamma=1.0), FedAvg(on="features", training=SHORT)], ids=["stsa", "finetune"]
 )
 def test_a_resumed_run_is_the_same(method):
     faults = RandomFaults(silent=0.2, late=0.1)

@@ -51,7 +51,7 @@ def by_torch(loss, start: torch.Tensor, rate: float, calls: int, inner: int, his
 
 @pytest.mark.parametrize("history", [100, 3])
 @pytest.mark.parametrize(("loss", "rate", "inner"), [(bent, 0.1, 4), (bent, 0.3, 1), (bowl, 1.0, 5), (bowl, 0.5, 20)])
-def test_each_problem_moves_as_in_torch(loss, rate, inner, history):
+def test_each_context_moves_as_in_torch(loss, rate, inner, history):
     """Point for point; the bowls also end: their slopes vanish, and they rest where torch's do."""
     calls = 10
     solver = BatchedLBFGS(STARTS, evaluation(loss), rate, history)
@@ -59,10 +59,10 @@ def test_each_problem_moves_as_in_torch(loss, rate, inner, history):
     for _ in range(calls):
         before.append(solver.iterate(inner))
         points.append(solver.x)
-    for problem, start in enumerate(STARTS):
+    for context, start in enumerate(STARTS):
         wanted, losses = by_torch(loss, start, rate, calls, inner, history)
-        torch.testing.assert_close(torch.stack(points)[:, problem], wanted, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose([float(value[problem]) for value in before], losses, rtol=1e-4, atol=1e-8)
+        torch.testing.assert_close(torch.stack(points)[:, context], wanted, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose([float(value[context]) for value in before], losses, rtol=1e-4, atol=1e-8)
 
 
 def test_the_first_step_is_the_slope_itself_where_that_is_short():
@@ -73,7 +73,7 @@ def test_the_first_step_is_the_slope_itself_where_that_is_short():
 
 
 @pytest.mark.parametrize("rate", [1.0, 0.5])
-def test_a_problem_rests_as_soon_as_torchs_does(rate):
+def test_a_context_rests_as_soon_as_torchs_does(rate):
     """By the number of times that the loss is asked for."""
     asked = 0
 
@@ -114,7 +114,7 @@ def test_the_argument_stays_and_nothing_is_drawn():
     assert torch.equal(*ends)
 
 
-def test_a_problem_that_is_lost_stays_at_its_last_finite_point_and_disturbs_nobody():
+def test_a_context_that_is_lost_stays_at_its_last_finite_point_and_disturbs_nobody():
     def falls(x: torch.Tensor) -> torch.Tensor:
         """The second problem goes down to where the logarithm of a negative number waits."""
         return torch.where(torch.arange(len(x)) == 1, 200 * x[:, 0].log() + x[:, 0], bowl(x))

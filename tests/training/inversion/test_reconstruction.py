@@ -46,22 +46,22 @@ def test_each_gradient_is_inverted_as_by_torch():
     found = reconstruct(encoder, gradients, 5, rate=0.1, iterations=6, last=4, inner=3)
     start = torch.randn((2, 192), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     weights = [weight.clone().requires_grad_() for weight in encoder._weights]
-    for problem in range(2):
-        x = start[problem].reshape(1, 3, 8, 8).clone().requires_grad_()
+    for context in range(2):
+        x = start[context].reshape(1, 3, 8, 8).clone().requires_grad_()
         solver, seen = torch.optim.LBFGS([x], lr=0.1, max_iter=3, max_eval=9), []
 
-        def closure(x=x, problem=problem, solver=solver):
+        def closure(x=x, context=context, solver=solver):
             solver.zero_grad()
-            loss = plain_loss(weights, x, labels[problem : problem + 1])
+            loss = plain_loss(weights, x, labels[context : context + 1])
             own = torch.cat([part.flatten() for part in torch.autograd.grad(loss, weights, create_graph=True)])
-            apart = (own - gradients[problem]).square().sum()
+            apart = (own - gradients[context]).square().sum()
             apart.backward()
             return apart
 
         for _ in range(6):
             solver.step(closure)
             seen.append(x.detach()[0].clone())
-        torch.testing.assert_close(found.images[problem], torch.stack(seen[-4:]), rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(found.images[context], torch.stack(seen[-4:]), rtol=1e-6, atol=1e-8)
 
 
 def test_the_seed_decides_and_the_last_images_are_the_last():
@@ -83,7 +83,7 @@ def test_without_gradients_there_are_no_images():
     assert len(found.labels) == len(found.losses) == 0
 
 
-def test_problems_that_do_not_fit_at_a_time_are_cut(monkeypatch):
+def test_contexts_that_do_not_fit_at_a_time_are_cut(monkeypatch):
     encoder = small()
     gradients = encoder.gradients(*samples(3, 4))
     whole = reconstruct(encoder, gradients, 0, rate=0.1, iterations=4, last=2, inner=2)

@@ -11,11 +11,11 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.vit.prefix import PrefixAttention
 from fcl_bench.methods.transformers.vit.prompts import PromptedViT, Prompts
 from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
-from tests.methods.training_harness import tiny_problem
+from tests.methods.training_harness import tiny_context
 
 
 def vit(size: int = 8, width: int = 2):
-    network = tiny_problem(size, width, architecture="vit").network
+    network = tiny_context(size, width, architecture="vit").network
     assert network is not None
     return network.build().eval()
 
@@ -113,7 +113,7 @@ def test_expected_queries_are_used_once():
 
 
 def test_what_is_no_vision_transformer_is_refused_in_a_line():
-    conv = tiny_problem().network
+    conv = tiny_context().network
     assert conv is not None
     with pytest.raises(UserError, match="method=l2p works inside a vision transformer, and tiny is none"):
         transformer_blocks(conv.build(), "l2p", "tiny")

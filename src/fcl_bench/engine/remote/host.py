@@ -11,8 +11,8 @@ import torch
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.node import Node, Reply
-from fcl_bench.engine.remote.process_info import Census
-from fcl_bench.engine.remote.replies import Said, heard, on, reply_said, said
+from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.replies import Received, deserialise, on, reply_said, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -35,35 +35,35 @@ class Host:
     ) -> None:
         self.node: Node = clients.node(inputs, own)
         self.own, self._residents = list(own), frozenset(own)
-        self._device = clients.problem.device
+        self._device = clients.context.device
         self._keeper = keeper
-        self.census = Census.of(process, clients, own, self.node.data.raw)
+        self.census = ProcessInfo.of(process, clients, own, self.node.data.raw)
 
-    def answers(self, request: Said) -> Iterator[bytes]:
+    def answers(self, request: Received) -> Iterator[bytes]:
         """What is answered to a request: one blob, or one for each turn. Work is done as they are asked for."""
         beside = request.beside
         for client in filter(self._has, beside.get("refused", ())):
-            self.node.take_back(client)
+            self.node.rollback(client)
         if request.kind == "census":
-            yield said("census", **self.census.state())
+            yield serialise("census", **self.census.state())
         elif request.kind == "exchange":
             for reply in self.turns(beside["clients"], on(request.message, self._device)):
                 yield reply_said(reply)
         elif request.kind == "save":
             self.save(beside["tag"])
-            yield said("saved")
+            yield serialise("saved")
         elif request.kind == "restore":
             self.restore(dict(request.message))
-            yield said("restored")
+            yield serialise("restored")
         elif request.kind == "forget":
             self.forget()
-            yield said("forgotten")
+            yield serialise("forgotten")
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
 
     def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
         """The replies of those clients of a round that live here; a turn is done when its reply is asked for."""
-        self.node.settle()
+        self.node.commit()
         for client in filter(self._has, present):
             yield self.node.turn(client, broadcast)
 
@@ -83,15 +83,15 @@ class Host:
         self.node.load_state_dict(resolved(states, self.own, self._keeper))
 
 
-def answered(blob: bytes | memoryview, answers: Callable[[Said], Iterator[bytes]]) -> Iterator[bytes]:
+def answered(blob: bytes | memoryview, answers: Callable[[Received], Iterator[bytes]]) -> Iterator[bytes]:
     """The answers of a process to a request; an error is also an answer, and the last one."""
     try:
-        yield from answers(heard(blob))
+        yield from answers(deserialise(blob))
     except UserError as error:
-        yield said("user error", what=error.what, remedy=error.remedy)
+        yield serialise("user error", what=error.what, remedy=error.remedy)
     except Exception as error:
         log.debug("the request failed", exc_info=True)
-        yield said("error", text="".join(traceback.format_exception(error)))
+        yield serialise("error", text="".join(traceback.format_exception(error)))
 
 
 def states_of(states: dict[str, torch.Tensor], own: list[int]) -> Message:

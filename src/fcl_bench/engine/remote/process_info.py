@@ -14,11 +14,11 @@ from fcl_bench import environment
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 
 
 @dataclass(frozen=True)
-class Census:
+class ProcessInfo:
     """One process.
 
     Attributes:
@@ -47,12 +47,12 @@ class Census:
     preparing: int | None = None
 
     @classmethod
-    def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> Census:
+    def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> ProcessInfo:
         """Return the census of this process, in which the clients `own` live."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
         return replace(
-            cls.here(process, clients.run, clients.problem, clients.prepared),
+            cls.here(process, clients.run, clients.context, clients.prepared),
             stage=clients.stage,
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
@@ -61,12 +61,12 @@ class Census:
         )
 
     @classmethod
-    def here(cls, process: str, run: str, problem: Problem, prepared: bool) -> Census:
+    def here(cls, process: str, run: str, context: Context, prepared: bool) -> ProcessInfo:
         """Return the census of this process before it knows its clients.
 
         Args:
             process, run: as in the attributes.
-            problem: of the method.
+            context: of the method.
             prepared: whether a network computes before the method does.
         """
         own = torch.get_num_threads()
@@ -76,8 +76,8 @@ class Census:
             stage="",
             package=fcl_bench.__version__,
             torch_version=torch.__version__,
-            threads=problem.threads or own,
-            device=environment.device_kind(problem.device),
+            threads=context.threads or own,
+            device=environment.device_kind(context.device),
             clients=[],
             samples=[],
             labelled=[],
@@ -89,7 +89,7 @@ class Census:
         return asdict(self)
 
 
-#: What both ends must have in common: its name in `Census`, the words for it, and what would work.
+#: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.
 _SAME = {
     "package": ("fcl-bench", "the same version everywhere"),
     "torch_version": ("torch", "the same version everywhere"),
@@ -107,7 +107,7 @@ _SAME = {
 }
 
 
-def require_alike(server: Census, others: Iterable[Census]) -> None:
+def require_alike(server: ProcessInfo, others: Iterable[ProcessInfo]) -> None:
     """Raise one `UserError` for all processes that differ from the server's in what changes results."""
     found: list[str] = []
     remedies: dict[str, None] = {}
@@ -121,7 +121,7 @@ def require_alike(server: Census, others: Iterable[Census]) -> None:
         raise UserError("; ".join(found), "; ".join(remedies))
 
 
-def counted(censuses: Iterable[Census], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
+def counted(censuses: Iterable[ProcessInfo], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, K) and (T, K): samples and labelled samples of every client, from what the processes say.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.single_sample_leakage import Revealed
+from fcl_bench.engine.single_sample_leakage import Leakage
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -20,7 +20,7 @@ class RemoteError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Said:
+class Received:
     """A request or an answer.
 
     Attributes:
@@ -34,14 +34,14 @@ class Said:
     message: Message
 
 
-def said(kind: str, message: Message | None = None, **beside: Any) -> bytes:
+def serialise(kind: str, message: Message | None = None, **beside: Any) -> bytes:
     """A request or an answer as bytes."""
     # A message without tensors says something, too.
     return packed(Message({}) if message is None else message, kind=kind, **beside)
 
 
-def heard(blob: bytes | memoryview) -> Said:
-    """What `said` returned.
+def deserialise(blob: bytes | memoryview) -> Received:
+    """What `serialise` returned.
 
     Raises:
         ValueError: it is nothing of the sort.
@@ -56,13 +56,13 @@ def heard(blob: bytes | memoryview) -> Said:
         raise UserError(str(beside["what"]), str(beside["remedy"]))
     if kind == "error":
         raise RemoteError(str(beside["text"]))
-    return Said(kind, beside, message)
+    return Received(kind, beside, message)
 
 
 def reply_said(reply: Reply) -> bytes:
     """A reply as bytes; the guesses themselves stay where they are."""
     alone = reply.revealed
-    return said(
+    return serialise(
         "reply",
         reply.upload,
         client=reply.client,
@@ -75,7 +75,7 @@ def reply_said(reply: Reply) -> bytes:
     )
 
 
-def reply_heard(answer: Said) -> Reply:
+def reply_heard(answer: Received) -> Reply:
     """What `reply_said` sent. Raises ValueError for anything else."""
     if answer.kind != "reply":
         raise ValueError(f"a reply was expected, and {answer.kind} came")
@@ -89,7 +89,7 @@ def reply_heard(answer: Said) -> Reply:
             guesses=None,
             stored={str(kind): int(size) for kind, size in about["stored"].items()},
             samples_kept=int(about["samples_kept"]),
-            revealed=Revealed(int(sums), int(moments), np.array(samples, dtype=np.int64)),
+            revealed=Leakage(int(sums), int(moments), np.array(samples, dtype=np.int64)),
             accepted=int(about["accepted"]),
             right=None if about["right"] is None else int(about["right"]),
         )

@@ -14,8 +14,8 @@ from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.host import Host, states_of
-from fcl_bench.engine.remote.process_info import Census, counted, require_alike
-from fcl_bench.engine.remote.replies import Said, heard, reply_heard, said
+from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
+from fcl_bench.engine.remote.replies import Received, deserialise, reply_heard, serialise
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -27,7 +27,7 @@ class Gone(Exception):
     """A process no longer answers; the message has the reason in a few words."""
 
 
-class Post(Protocol):
+class Channel(Protocol):
     """Carries requests to processes, and brings back each one's answers in the order in which it gave them.
 
     Attributes:
@@ -67,7 +67,7 @@ class Remote:
     everything = None
 
     def __init__(
-        self, clients: Clients, post: Post, homes: Sequence[int], local: Host | None = None, most: int = MOST
+        self, clients: Clients, post: Channel, homes: Sequence[int], local: Host | None = None, most: int = MOST
     ) -> None:
         self.clients, self._most = clients.count, most
         self._post, self._homes, self._local = post, list(homes), local
@@ -77,13 +77,13 @@ class Remote:
         self.censuses = self._census(clients)
         self._samples, self._labelled = counted(self.censuses, clients.count, clients.tasks)
 
-    def _census(self, clients: Clients) -> list[Census]:
+    def _census(self, clients: Clients) -> list[ProcessInfo]:
         others = sorted({home for home in self._homes if home >= 0})
         for process in others:
             self._ask(process, "census")
-        found = [Census(**self._hear(process, "census").beside) for process in others]
+        found = [ProcessInfo(**self._hear(process, "census").beside) for process in others]
         own = [] if self._local is None else [self._local.census]
-        require_alike(Census.of("the server", clients, []), found)
+        require_alike(ProcessInfo.of("the server", clients, []), found)
         return [*own, *found]
 
     @property
@@ -100,7 +100,7 @@ class Remote:
         asked = sorted({home for client in present if (home := self._homes[client]) >= 0})
         # One request for all: each process finds its own clients in it.
         request = (
-            said("exchange", broadcast, clients=list(present), refused=self._to_take_back(asked)) if asked else b""
+            serialise("exchange", broadcast, clients=list(present), refused=self._to_take_back(asked)) if asked else b""
         )
         for process in asked:
             try:
@@ -109,7 +109,7 @@ class Remote:
                 gone[process] = str(error)
         del request
         if self._local is not None:
-            self._local.node.settle()  # at once, though its turns are done one by one
+            self._local.node.commit()  # at once, though its turns are done one by one
         own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast), self._most)
         for client in present:
             process = self._homes[client]
@@ -124,7 +124,7 @@ class Remote:
 
     def _reply(self, process: int, client: int, gone: dict[int, str]) -> Reply | Lost:
         try:
-            reply = reply_heard(heard(self._post.receive(process)))
+            reply = reply_heard(deserialise(self._post.receive(process)))
         except Gone as error:
             gone[process] = str(error)
             return Lost(client, gone[process])
@@ -137,7 +137,7 @@ class Remote:
         if process >= 0:
             self._refused.setdefault(process, []).append(client)
         elif self._local is not None:
-            self._local.node.take_back(client)
+            self._local.node.rollback(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Every process keeps its clients' states on its own disk, all under one new name; returns that name."""
@@ -175,10 +175,10 @@ class Remote:
         return [client for process in processes for client in self._refused.pop(process, ())]
 
     def _ask(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
-        self._post.send(process, said(kind, message, **beside, refused=self._to_take_back([process])))
+        self._post.send(process, serialise(kind, message, **beside, refused=self._to_take_back([process])))
 
-    def _hear(self, process: int, kind: str) -> Said:
-        answer = heard(self._post.receive(process))
+    def _hear(self, process: int, kind: str) -> Received:
+        answer = deserialise(self._post.receive(process))
         if answer.kind != kind:
             raise ValueError(f"{self._post.names[process]} answered {answer.kind}, not {kind}")
         return answer
@@ -189,7 +189,7 @@ class Remote:
         except Gone as error:
             raise lost(self._post.names[process], error) from error
 
-    def _hear_or_end(self, process: int, kind: str) -> Said:
+    def _hear_or_end(self, process: int, kind: str) -> Received:
         try:
             return self._hear(process, kind)
         except Gone as error:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.replies import heard, reply_heard, reply_said
+from fcl_bench.engine.remote.replies import deserialise, reply_heard, reply_said
 
 #: Bytes of one process's replies that may wait in the server's process; a single larger reply may, too.
 MOST = 128 * 2**20
@@ -82,4 +82,4 @@ class OwnTurns:
             return next(self._replies)
         blob = self._waiting.popleft()
         self._bytes -= len(blob)
-        return reply_heard(heard(blob))
+        return reply_heard(deserialise(blob))

@@ -15,15 +15,15 @@ from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.process_info import Census
-from fcl_bench.engine.remote.replies import Said
+from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.transport import Transport
 
 
-class Link(ABC):
+class Connection(ABC):
     """The processes of one run while it is at work."""
 
-    def begin(self, own: Census) -> None:  # noqa: B027
+    def begin(self, own: ProcessInfo) -> None:  # noqa: B027
         """A run is to be done, of which this is the census of the server's process: nothing of it is under way yet.
 
         Raises:
@@ -108,12 +108,12 @@ class Reach(ABC):
         """Which clients live in this process, ascending."""
         return range(clients.count)
 
-    def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
+    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
         """Answer the server's process until the run is over; of a process that `follows`."""
         raise TypeError(f"transport={self.name} has the server in this process")
 
     @abstractmethod
-    def connect(self) -> AbstractContextManager[Link]:
+    def connect(self) -> AbstractContextManager[Connection]:
         """Reach the processes for the block. Raises a `UserError` where that cannot be done."""
 
 

@@ -13,18 +13,18 @@ import torch
 from fcl_bench.engine.client_state import Keeper
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.transport import InProcess, Transport
-from fcl_bench.engine.transports.base import Link, Reach
+from fcl_bench.engine.transports.base import Connection, Reach
 
 
-class Here(Link):
+class Here(Connection):
     """The one process."""
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
-        """See `Link`. What other processes of the same run kept before is found in `keep`."""
+        """See `Connection`. What other processes of the same run kept before is found in `keep`."""
         return InProcess.over(clients, inputs, Keeper(keep, clients.run))
 
     def about(self) -> dict[str, Any]:
-        """See `Link`."""
+        """See `Connection`."""
         return {"processes": 1}
 
 
@@ -36,5 +36,5 @@ class InOneProcess(Reach):
     sees_everything: ClassVar[bool] = True
 
     @contextmanager
-    def connect(self) -> Iterator[Link]:
+    def connect(self) -> Iterator[Connection]:
         yield Here()

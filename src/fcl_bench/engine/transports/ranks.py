@@ -23,12 +23,12 @@ from fcl_bench.engine.remote.assignment import homes, residents
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, Peer
 from fcl_bench.engine.remote.placing import Place, place
-from fcl_bench.engine.remote.process_info import Census, require_alike
-from fcl_bench.engine.remote.replies import Said, heard, said
+from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
+from fcl_bench.engine.remote.replies import Received, deserialise, serialise
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import Link, Reach
+from fcl_bench.engine.transports.base import Connection, Reach
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
@@ -66,7 +66,7 @@ def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-class ServersRank(Link):
+class ServersRank(Connection):
     """Rank 0: the server, and its share of the clients."""
 
     def __init__(self, where: Place) -> None:
@@ -74,26 +74,26 @@ class ServersRank(Link):
         share = share_of(where.size)
         self._peers = {rank: Peer(rank, rank_name(rank), share) for rank in range(1, where.size)}
         self.names = [rank_name(rank) for rank in range(where.size)]
-        self._censuses: list[Census] = []
+        self._censuses: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
 
     def send(self, process: int, request: bytes) -> None:
-        """See `Post`."""
+        """See `Channel`."""
         self._peers[process].send(request)
 
     def receive(self, process: int) -> memoryview:
-        """See `Post`."""
+        """See `Channel`."""
         return self._peers[process].receive()
 
     def ready(self, process: int) -> bool:
-        """See `Post`."""
+        """See `Channel`."""
         return self._peers[process].ready()
 
-    def begin(self, own: Census) -> None:
+    def begin(self, own: ProcessInfo) -> None:
         for rank in self._peers:
-            self._ask(rank, said("plan"))
-        self._censuses = [Census(**self._hear(rank, "plan").beside) for rank in self._peers]
+            self._ask(rank, serialise("plan"))
+        self._censuses = [ProcessInfo(**self._hear(rank, "plan").beside) for rank in self._peers]
         require_alike(own, self._censuses)
 
     def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
@@ -103,7 +103,7 @@ class ServersRank(Link):
             if inputs.is_floating_point():
                 rows = clients.rows(residents(places, rank))
                 message = Message({"inputs": inputs[torch.from_numpy(rows)]})
-            self._ask(rank, said("open", message, stage=clients.stage, keep=str(keep.absolute())))
+            self._ask(rank, serialise("open", message, stage=clients.stage, keep=str(keep.absolute())))
             del message
         own = residents(places, 0)
         samples = inputs[torch.from_numpy(clients.rows(own))]
@@ -120,7 +120,7 @@ class ServersRank(Link):
             return
         own, *others = shares(start, len(split), batch, self._size)
         for rank, share in zip(self._peers, others, strict=True):
-            self._ask(rank, said("extract", side=side, start=share.start, end=share.stop))
+            self._ask(rank, serialise("extract", side=side, start=share.start, end=share.stop))
         done = start
         for features in extractor.batches(split, start):
             yield features
@@ -132,12 +132,12 @@ class ServersRank(Link):
 
     def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:
         for rank in self._peers:
-            self._ask(rank, said("network", Message(dict(network))))
+            self._ask(rank, serialise("network", Message(dict(network))))
         for rank in self._peers:
             self._hear(rank, "taken")
 
     def complete(self) -> None:
-        """See `Link`. Ranks on other machines have folders of their own."""
+        """See `Connection`. Ranks on other machines have folders of their own."""
         if self._remote is not None:
             self._remote.forget()
 
@@ -162,9 +162,9 @@ class ServersRank(Link):
         except Gone as error:
             raise lost(rank_name(rank), error) from error
 
-    def _hear(self, rank: int, kind: str) -> Said:
+    def _hear(self, rank: int, kind: str) -> Received:
         try:
-            answer = heard(self.receive(rank))
+            answer = deserialise(self.receive(rank))
         except Gone as error:
             raise lost(rank_name(rank), error) from error
         if answer.kind != kind:
@@ -205,7 +205,7 @@ class OverRanks(Reach):
         return residents(homes(clients, where.size), where.rank)
 
     @contextmanager
-    def connect(self) -> Iterator[Link]:
+    def connect(self) -> Iterator[Connection]:
         where = place()
         with self._group(where):
             link = ServersRank(where)
@@ -214,7 +214,7 @@ class OverRanks(Reach):
             finally:
                 link.close()
 
-    def follow(self, answers: Callable[[Said], Iterator[bytes]]) -> None:
+    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         where = place()
         with self._group(where):
@@ -232,7 +232,7 @@ class OverRanks(Reach):
             server.end()
 
     @staticmethod
-    def _serve(server: Peer, answers: Callable[[Said], Iterator[bytes]]) -> None:
+    def _serve(server: Peer, answers: Callable[[Received], Iterator[bytes]]) -> None:
         while True:
             for blob in answered(server.receive(), answers):
                 if server.ended:

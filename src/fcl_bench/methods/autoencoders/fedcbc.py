@@ -27,8 +27,8 @@ from fcl_bench.methods.autoencoders.class_vaes.fusion import Drawing, drawn, fus
 from fcl_bench.methods.autoencoders.class_vaes.networks import Architecture, losses
 from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, numbers, real, weights
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.query_tasks import AskedTasks
@@ -107,14 +107,14 @@ class FedCBC(Method):
     def published(self) -> bool:
         return self.variant == "published"
 
-    def architecture(self, problem: Problem) -> Architecture:
-        return Architecture(problem.inputs, self.hidden, self.latent)
+    def architecture(self, context: Context) -> Architecture:
+        return Architecture(context.inputs, self.hidden, self.latent)
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
         # The server holds them, the memory for scores, and the uploads of a round (at most every class from every
         # client), with their copies in the classes' order.
-        uploads = (problem.clients or 1) * max(classes_per_task)
-        size = 3 * 4 * (problem.all_classes(classes_per_task) + uploads) * self.architecture(problem).numbers
+        uploads = (context.clients or 1) * max(classes_per_task)
+        size = 3 * 4 * (context.all_classes(classes_per_task) + uploads) * self.architecture(context).numbers
         require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
 
     def fit(self) -> Fit:
@@ -124,11 +124,11 @@ class FedCBC(Method):
     def drawing(self) -> Drawing:
         return Drawing(self.samples, self.published)
 
-    def client(self, problem: Problem) -> Client:
-        return FedCBCClient(self, problem)
+    def client(self, context: Context) -> Client:
+        return FedCBCClient(self, context)
 
-    def server(self, problem: Problem) -> Server:
-        return FedCBCServer(self, problem)
+    def server(self, context: Context) -> Server:
+        return FedCBCServer(self, context)
 
 
 class _Half:
@@ -138,9 +138,9 @@ class _Half:
         architecture: the autoencoders' sizes.
     """
 
-    def __init__(self, method: FedCBC, problem: Problem) -> None:
-        self.method, self.problem = method, problem
-        self.architecture = method.architecture(problem)
+    def __init__(self, method: FedCBC, context: Context) -> None:
+        self.method, self.context = method, context
+        self.architecture = method.architecture(context)
 
     def scaled(self, inputs: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None) -> torch.Tensor:
         """Features (n, d) as autoencoders take them, in float32; `low` and `high` (d,) are for scaling=range."""
@@ -154,7 +154,7 @@ class _Half:
 
     def keys(self, columns: torch.Tensor, purpose: str, *indices: int) -> torch.Tensor:
         """(c,) the keys of the random streams of these classes."""
-        return keys(derived_seed(self.problem.seed, f"vae {purpose}", *indices), columns)
+        return keys(derived_seed(self.context.seed, f"vae {purpose}", *indices), columns)
 
     def checked(self, weights: torch.Tensor) -> torch.Tensor:
         """Trained weights. Raises a `UserError` where they are not finite."""
@@ -167,15 +167,17 @@ class _Half:
 class FedCBCClient(_Half, Client):
     """Trains an autoencoder for each of its classes, keeps them, and starts from them the next time."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The weights of its classes' autoencoders, the classes last; or the range of its features."""
         if broadcast.stage == RANGE:
-            ends = {"low": shard.inputs.amin(dim=0), "high": shard.inputs.amax(dim=0)}
+            ends = {"low": client_data.inputs.amin(dim=0), "high": client_data.inputs.amax(dim=0)}
             return Message(ends, sums_of=dict.fromkeys(ends)), state
-        columns, own, at = self._start(shard, broadcast, state)
-        inputs = self.scaled(shard.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
-        indices = shard.task, int(broadcast["round"]), shard.client
-        samples, wanted = self._samples(columns, inputs, shard.labels, self._received(columns, broadcast), indices)
+        columns, own, at = self._start(client_data, broadcast, state)
+        inputs = self.scaled(client_data.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
+        indices = client_data.task, int(broadcast["round"]), client_data.client
+        samples, wanted = self._samples(
+            columns, inputs, client_data.labels, self._received(columns, broadcast), indices
+        )
         with exact_kernels():
             weights = fitted(
                 self.architecture, at, samples, self.method.fit(), self.keys(columns, "training", *indices), wanted
@@ -188,9 +190,11 @@ class FedCBCClient(_Half, Client):
             {**state, "vaes.columns": kept.columns, "vaes.weights": kept.weights},
         )
 
-    def _start(self, shard: Shard, broadcast: Message, state: State) -> tuple[torch.Tensor, Bank, torch.Tensor]:
+    def _start(
+        self, client_data: ClientData, broadcast: Message, state: State
+    ) -> tuple[torch.Tensor, Bank, torch.Tensor]:
         """Its classes (c,), its own autoencoders, and weights (c, P) to start from: own, else received, else new."""
-        columns = shard.labels.unique()
+        columns = client_data.labels.unique()
         own = Bank.empty(self.architecture.numbers, columns.device)
         if "vaes.columns" in state:
             own = Bank(state["vaes.columns"], state["vaes.weights"])
@@ -247,10 +251,10 @@ class FedCBCServer(_Half, Server):
         asked: the tasks that begin with the stage that asks for them.
     """
 
-    def __init__(self, method: FedCBC, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.bank = Bank.empty(self.architecture.numbers, problem.device)
-        self.versions = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    def __init__(self, method: FedCBC, context: Context) -> None:
+        super().__init__(method, context)
+        self.bank = Bank.empty(self.architecture.numbers, context.device)
+        self.versions = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
         self.asked = AskedTasks()
@@ -279,7 +283,7 @@ class FedCBCServer(_Half, Server):
         fraction = self.method.training.fraction
         if fraction == 1 or not available or self._stages(task)[round_] == RANGE:
             return available
-        rng = generator(self.problem.seed, "participants", task.index, round_)
+        rng = generator(self.context.seed, "participants", task.index, round_)
         return sorted(rng.choice(available, max(1, round(fraction * len(available))), replace=False).tolist())
 
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
@@ -297,9 +301,9 @@ class FedCBCServer(_Half, Server):
             sent |= {"range.low": self.low, "range.high": self.high}
         return Message({**sent, "round": torch.tensor(round_)}, MODEL, kept=sent)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if self._stage == RANGE:
-            return {"low": real(self.problem.inputs), "high": real(self.problem.inputs)}
+            return {"low": real(self.context.inputs), "high": real(self.context.inputs)}
         parts = {name: weights(*shape, "held") for name, shape in self.architecture.shapes.items()}
         return {"classes": numbers("held", below=self._seen), **parts}
 
@@ -360,7 +364,7 @@ class FedCBCServer(_Half, Server):
         found = torch.full((len(inputs), self._seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
         scaled = self.scaled(inputs, self.low, self.high)
         parts, columns = self.architecture.parts(self.bank.weights), self.bank.columns
-        at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.problem.inputs, self.method.hidden)))
+        at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.context.inputs, self.method.hidden)))
         with exact_kernels():
             for begin in range(0, len(inputs) if len(columns) else 0, at_once):
                 rows = scaled[begin : begin + at_once]
@@ -392,7 +396,7 @@ class FedCBCServer(_Half, Server):
         return {**self.model(), "versions": self.versions, "asked": self.asked.tensor()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        here = {name: value.to(self.context.device) for name, value in state.items()}
         self.bank, self.versions = Bank(here["columns"], here["vaes"]), here["versions"]
         self.low, self.high = here.get("low"), here.get("high")
         self.asked.restore(state["asked"])

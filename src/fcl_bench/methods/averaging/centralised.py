@@ -14,8 +14,8 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, class_numbers, images
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, class_numbers, images
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.task import Task
@@ -31,21 +31,21 @@ SAMPLES = "samples"
 class JointTrainingClient(Client):
     """Gives away its samples."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The images (n, 3, h, w), a byte per value, and the labels (n,)."""
-        each = torch.arange(len(shard.labels))
+        each = torch.arange(len(client_data.labels))
         return Message(
-            {"images": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"images": each}
+            {"images": client_data.inputs, "labels": client_data.labels.to(torch.int32)}, sums_of={"images": each}
         ), state
 
 
 class JointTrainingServer(GradientServer):
     """Plain SGD over all samples so far."""
 
-    method: JointTraining
+    method: Centralised
 
-    def __init__(self, method: JointTraining, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: Centralised, context: Context) -> None:
+        super().__init__(method, context)
         self._images: list[torch.Tensor] = []
         self._labels: list[torch.Tensor] = []
 
@@ -54,7 +54,7 @@ class JointTrainingServer(GradientServer):
         self.stage = SAMPLES
         return Message({}, SAMPLES)
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
 
     def objection(self, upload: Message) -> str:
@@ -74,7 +74,7 @@ class JointTrainingServer(GradientServer):
             self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
             self.network.keep_heads(0)
             self.prepare(self.heads)
-        training, seed = self.method.training, self.problem.seed
+        training, seed = self.method.training, self.context.seed
         with progress(training.rounds, f"training on tasks 1 to {self.task + 1}", "round") as bar:
             for round_ in range(training.rounds):
                 self.trainer.train(
@@ -94,11 +94,11 @@ class JointTrainingServer(GradientServer):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         if "images" in state:
-            self._images, self._labels = ([state[name].to(self.problem.device)] for name in ("images", "labels"))
+            self._images, self._labels = ([state[name].to(self.context.device)] for name in ("images", "labels"))
 
 
 @dataclass
-class JointTraining(GradientMethod):
+class Centralised(GradientMethod):
     """Knobs of joint training.
 
     Args:
@@ -137,5 +137,5 @@ class JointTraining(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [SAMPLES]
 
-    def client(self, problem: Problem) -> Client:
+    def client(self, context: Context) -> Client:
         return JointTrainingClient()

@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
 from fcl_bench.protocol.task import Task
@@ -34,8 +34,8 @@ class ClientSumServer(GradientServer):
 
     method: ClientSumMethod
 
-    def __init__(self, method: ClientSumMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: ClientSumMethod, context: Context) -> None:
+        super().__init__(method, context)
         self.sums: dict[str, torch.Tensor] = {}
         self.met: set[int] = set()
 
@@ -76,7 +76,7 @@ class ClientSumServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self.sums = {name: value.to(self.problem.device) for name, value in with_prefix(state, _SUM).items()}
+        self.sums = {name: value.to(self.context.device) for name, value in with_prefix(state, _SUM).items()}
         self.met = set(state["met"].tolist())
 
 

@@ -9,7 +9,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 
 
 @dataclass
-class FineTune(GradientMethod):
+class FedAvg(GradientMethod):
     """Knobs of finetune: those of any gradient method."""
 
     name: ClassVar[str] = "finetune"

@@ -23,7 +23,7 @@ from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
@@ -44,8 +44,8 @@ class FedDiscoServer(CountingServer):
 
     method: FedDisco
 
-    def __init__(self, method: FedDisco, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedDisco, context: Context) -> None:
+        super().__init__(method, context)
         self._weights: dict[int, float] = {}
         self._notices = Notices(log)
 

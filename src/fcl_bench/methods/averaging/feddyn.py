@@ -21,7 +21,7 @@ from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumSe
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
@@ -66,30 +66,30 @@ class FedDynClient(GradientClient):
 
     method: FedDyn
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        return Message({}, samples=len(shard.labels)), state
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
+        return Message({}, samples=len(client_data.labels)), state
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        drift = self._drift(shard, state)
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        drift = self._drift(client_data, state)
         start = training_weights(self.network)
         centre = {name: value - drift[name] if name in drift else value for name, value in start.items()}
         alpha = self.method.alpha
         if self.method.scaled:
-            alpha *= float(broadcast[mean_name(shard.task)]) / len(shard.labels)
+            alpha *= float(broadcast[mean_name(client_data.task)]) / len(client_data.labels)
         heads = Heads.from_message(broadcast)
         return Dynamic(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
 
-    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
-        drift = self._drift(shard, state)
+    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
+        drift = self._drift(client_data, state)
         for name, value in training_weights(self.network).items():
             moved = value - broadcast[name].to(value)
             drift[name] = drift[name] + moved if name in drift else moved
-        prefix = drift_prefix(self.method.since(shard.task))
+        prefix = drift_prefix(self.method.since(client_data.task))
         return {prefix + name: value for name, value in drift.items()}
 
-    def _drift(self, shard: Shard, state: State) -> Weights:
+    def _drift(self, client_data: ClientData, state: State) -> Weights:
         """d_k so far; a parameter that is not in it has zero."""
-        return with_prefix(state, drift_prefix(self.method.since(shard.task)))
+        return with_prefix(state, drift_prefix(self.method.since(client_data.task)))
 
 
 class FedDynServer(ClientSumServer):
@@ -101,8 +101,8 @@ class FedDynServer(ClientSumServer):
 
     method: FedDyn
 
-    def __init__(self, method: FedDyn, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedDyn, context: Context) -> None:
+        super().__init__(method, context)
         self.sizes = (0, 0)
 
     def start_task(self, task: Task) -> None:

@@ -25,8 +25,8 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -81,20 +81,20 @@ class FedEWCClient(GradientClient):
 
     method: FedEWC
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        fisher = with_prefix(broadcast, fisher_prefix(shard.task - 1))
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        fisher = with_prefix(broadcast, fisher_prefix(client_data.task - 1))
         if not fisher:
-            return super().objective(shard, broadcast, state)
-        own, anchors = dict(self.network.named_parameters()), with_prefix(broadcast, final_prefix(shard.task - 1))
+            return super().objective(client_data, broadcast, state)
+        own, anchors = dict(self.network.named_parameters()), with_prefix(broadcast, final_prefix(client_data.task - 1))
         pairs = [(own[name], F.to(own[name]), anchors[name].to(own[name])) for name, F in fisher.items()]
         method = self.method
         return Anchored(Heads.from_message(broadcast), method.loss_over, method.frozen_heads, pairs, method.strength)
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """S_k of each parameter, and the number of samples."""
-        seed = derived_seed(self.problem.seed, "fisher", shard.task, shard.client)
+        seed = derived_seed(self.context.seed, "fisher", client_data.task, client_data.client)
         generator = torch.Generator().manual_seed(seed)
-        inputs, labels, most = shard.inputs, shard.labels, self.method.fisher_samples
+        inputs, labels, most = client_data.inputs, client_data.labels, self.method.fisher_samples
         which = torch.zeros(len(labels), dtype=torch.int64)
         if most is not None and len(labels) > most:
             chosen = torch.randperm(len(labels), generator=generator)[:most].sort().values.to(labels.device)
@@ -124,8 +124,8 @@ class FedEWCServer(GradientServer):
 
     method: FedEWC
 
-    def __init__(self, method: FedEWC, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedEWC, context: Context) -> None:
+        super().__init__(method, context)
         self.fisher: dict[str, torch.Tensor] = {}
         self.anchor: dict[str, torch.Tensor] = {}
         self._squares: dict[str, torch.Tensor] = {}
@@ -141,7 +141,7 @@ class FedEWCServer(GradientServer):
             extra |= {final_prefix(self.task - 1) + name: self.anchor[name] for name in trains}
         return extra
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         own = dict(self.network.named_parameters())
         return {name: real(*own[name].shape, least=0) for name in self.method.measured(self.network)}
 
@@ -198,7 +198,7 @@ class FedEWCServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        on_device = {name: value.to(self.problem.device) for name, value in state.items() if name.startswith(_KEPT)}
+        on_device = {name: value.to(self.context.device) for name, value in state.items() if name.startswith(_KEPT)}
         self.fisher, self.anchor = (with_prefix(on_device, prefix) for prefix in _KEPT)
 
 
@@ -252,8 +252,8 @@ class FedEWC(GradientMethod):
     def penalises(self) -> bool:
         return self.variant == "working" and self.strength > 0
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
         if self.variant == "published":
             log.warning(
                 "method.variant=published is finetune: in the public code the penalty never reaches the model that"

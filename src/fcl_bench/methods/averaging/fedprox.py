@@ -14,7 +14,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -61,9 +61,9 @@ class FedProxClient(GradientClient):
 
     method: FedProx
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         if not self.method.mu:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         heads = Heads.from_message(broadcast)
         centre = training_weights(self.network)
         return Proximal(heads, self.method.loss_over, self.method.frozen_heads, centre, self.method.mu)

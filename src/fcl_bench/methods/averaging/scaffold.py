@@ -22,8 +22,8 @@ from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumSe
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Shard, State
-from fcl_bench.protocol.fields import Expectation, like, real
+from fcl_bench.protocol.context import ClientData, State
+from fcl_bench.protocol.fields import Schema, like, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
@@ -69,10 +69,10 @@ class ScaffoldClient(GradientClient):
     #: Of the turn at hand: every turn makes its own.
     _corrected: Corrected
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The trained model, and the change of c_k."""
-        upload, kept = super().update(shard, broadcast, state)
-        before, after = self._variate(shard, state), self._variate(shard, kept)
+        upload, kept = super().update(client_data, broadcast, state)
+        before, after = self._variate(client_data, state), self._variate(client_data, kept)
         changes = {
             VARIATE + name: value - before[name] if name in before else value
             for name, value in after.items()
@@ -80,17 +80,17 @@ class ScaffoldClient(GradientClient):
         }
         return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), kept
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         correction = self._common(broadcast)
-        for name, value in self._variate(shard, state).items():
+        for name, value in self._variate(client_data, state).items():
             correction[name] = correction[name] - value if name in correction else -value
         heads = Heads.from_message(broadcast)
         momentum = self.method.training.momentum
         self._corrected = Corrected(heads, self.method.loss_over, self.method.frozen_heads, correction, momentum)
         return self._corrected
 
-    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
-        common, variate = self._common(broadcast), self._variate(shard, state)
+    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
+        common, variate = self._common(broadcast), self._variate(client_data, state)
         resting = self._corrected.resting.items()
         still = {f"heads.{head}.{kind}": rows for head, rows in resting for kind in ("weight", "bias")}
         for name, value in training_weights(self.network).items():
@@ -101,18 +101,18 @@ class ScaffoldClient(GradientClient):
             if name in still:  # rows that take no step keep their c_k
                 gradient[still[name]] = 0
             variate[name] = variate[name] + gradient if name in variate else gradient
-        return {self._prefix(shard) + name: value for name, value in variate.items()}
+        return {self._prefix(client_data) + name: value for name, value in variate.items()}
 
-    def _prefix(self, shard: Shard) -> str:
-        return f"{VARIATE}{self.method.since(shard.task)}."
+    def _prefix(self, client_data: ClientData) -> str:
+        return f"{VARIATE}{self.method.since(client_data.task)}."
 
     def _common(self, broadcast: Message) -> Weights:
         """c; a parameter that is not in it has zero."""
-        return {name: value.to(self.problem.device) for name, value in with_prefix(broadcast, VARIATE).items()}
+        return {name: value.to(self.context.device) for name, value in with_prefix(broadcast, VARIATE).items()}
 
-    def _variate(self, shard: Shard, state: State) -> Weights:
+    def _variate(self, client_data: ClientData, state: State) -> Weights:
         """c_k; a parameter that is not in it has zero."""
-        return with_prefix(state, self._prefix(shard))
+        return with_prefix(state, self._prefix(client_data))
 
 
 class ScaffoldServer(ClientSumServer):
@@ -127,7 +127,7 @@ class ScaffoldServer(ClientSumServer):
         known = {VARIATE + name: self.mean(name).float() for name in self.parameters() if name in self.sums}
         return message.with_tensors({**message, **known})
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if self.stage != MODEL:
             return super().expects(task, round_)
         variates = {VARIATE + name: self.sent[name] for name in self.parameters()}

@@ -17,8 +17,8 @@ from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, class_numbers, gram_matrix, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -31,28 +31,28 @@ class AFCLClient(LocalRidge):
 
     method: AFCL
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """`classes`, those the client holds; then G_k = X'X + gamma I (d, d), W_known and W_unknown, and their columns.
 
         W_known has the task's classes introduced before the client's own or, if it introduced none, up to the last it
         holds: all others would be columns of zeros. The column numbers travel along, 4 bytes each, so an upload may
         arrive even after its task.
         """
-        held = shard.labels.unique()
+        held = client_data.labels.unique()
         if broadcast.stage == REGISTRATION:
             return Message({"classes": held.to(torch.int32)}), state
         columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
-        if self.problem.sums:
-            return self._summand(shard, broadcast, columns), state
-        mine = torch.nonzero(owners == shard.client).squeeze(1)
+        if self.context.sums:
+            return self._summand(client_data, broadcast, columns), state
+        mine = torch.nonzero(owners == client_data.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
-        Y = one_hot(shard, learnt)
-        G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
+        Y = one_hot(client_data, learnt)
+        G, W = self.solve(self.features(client_data, broadcast), Y, self.method.gamma)
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
         return Message(
             upload,
-            samples=self.told(shard),
+            samples=self.told(client_data),
             symmetric=["G"],
             per_class=["W_known", "W_unknown"],
             # G and both parts of W together give the class sums G W, each class once.
@@ -60,14 +60,14 @@ class AFCLClient(LocalRidge):
             moments_of={"G": None},
         ), state
 
-    def _summand(self, shard: Shard, broadcast: Message, columns: torch.Tensor) -> Message:
+    def _summand(self, client_data: ClientData, broadcast: Message, columns: torch.Tensor) -> Message:
         """G_k and G_k W_k (d, c) of all classes that were named, so that nobody learns which of them a client holds."""
-        Y = one_hot(shard, columns)
-        G, W = self.solve(self.features(shard, broadcast), Y, self.method.gamma)
+        Y = one_hot(client_data, columns)
+        G, W = self.solve(self.features(client_data, broadcast), Y, self.method.gamma)
         upload = {"G": G, "B": G @ W}
         return Message(
             upload,
-            samples=self.told(shard),
+            samples=self.told(client_data),
             symmetric=["G"],
             per_class=["B"],
             summed=upload,
@@ -89,8 +89,8 @@ class AFCLServer(RidgeServer):
 
     method: AFCL
 
-    def __init__(self, method: AFCL, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: AFCL, context: Context) -> None:
+        super().__init__(method, context)
         self.order = torch.zeros(0, dtype=torch.int64)
         #: Of each class in `order`, the client that introduced it in this task; -1: known before.
         self._owners = self.order
@@ -116,15 +116,15 @@ class AFCLServer(RidgeServer):
         message["owners"] = self._owners[self._named].to(torch.int32)
         return Message(message)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if round_ == 0:
             return {"classes": class_numbers("held", among=task.columns, distinct=True)}
         return self._statistics_of(self.order[self._named].tolist())
 
-    def _statistics_of(self, named: list[int]) -> Expectation:
+    def _statistics_of(self, named: list[int]) -> Schema:
         """The statistics of clients that may hold the classes in these columns."""
         d = self.dimension
-        if self.problem.sums:
+        if self.context.sums:
             return {"G": gram_matrix(d, self.floor_of_features), "B": real(d, len(named))}
         W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
         columns = class_numbers("learnt", among=named, distinct=True)
@@ -135,7 +135,7 @@ class AFCLServer(RidgeServer):
             "columns": columns,
         }
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         """A registration of a task that is over is of no use: the classes named in time are in `order`."""
         registered = set(self.order.tolist()).intersection(task.columns)
         return None if round_ == 0 else self._statistics_of(sorted(registered))
@@ -143,7 +143,7 @@ class AFCLServer(RidgeServer):
     def objection(self, upload: Message) -> str:
         if upload.stage == REGISTRATION:
             return "" if len(upload["classes"]) else "it names no class"
-        if self.problem.sums:
+        if self.context.sums:
             return super().objection(upload)
         columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
         if columns == known + unknown:

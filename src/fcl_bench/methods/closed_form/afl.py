@@ -27,9 +27,9 @@ from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.combining import Combination, added_up, as_one, total
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Expectation, gram_matrix, real
+from fcl_bench.protocol.fields import Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
@@ -54,15 +54,15 @@ class AFLClient(LocalRidge):
 
     method: AFL
 
-    def sums(self, shard: Shard, broadcast: Message) -> Message:
+    def sums(self, client_data: ClientData, broadcast: Message) -> Message:
         """C_k = X'X + gamma I (d, d) and B_k = C_k W_k = X'Y (d, c_t), for which nothing is solved."""
-        X, columns = self.features(shard, broadcast), broadcast["columns"]
-        C, which = gram(X), positions(shard, columns)
+        X, columns = self.features(client_data, broadcast), broadcast["columns"]
+        C, which = gram(X), positions(client_data, columns)
         C.diagonal().add_(self.method.gamma)
         upload = {"C": C, "B": class_sums(X, which, len(columns))}
         return Message(
             upload,
-            samples=self.told(shard),
+            samples=self.told(client_data),
             symmetric=["C"],
             per_class=["B"],
             summed=upload,
@@ -70,22 +70,22 @@ class AFLClient(LocalRidge):
             moments_of={"C": None},
         )
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
 
         C_k W_k are the class sums, so W_k gives them away. They travel in its place where uploads are only summed
-        (`Problem.sums`).
+        (`Context.sums`).
         """
-        if self.method.upload == "sums" or self.problem.sums:
-            return self.sums(shard, broadcast), state
-        X, columns = self.features(shard, broadcast), broadcast["columns"]
-        C, W = self.solve(X, one_hot(shard, columns), self.method.gamma)
+        if self.method.upload == "sums" or self.context.sums:
+            return self.sums(client_data, broadcast), state
+        X, columns = self.features(client_data, broadcast), broadcast["columns"]
+        C, W = self.solve(X, one_hot(client_data, columns), self.method.gamma)
         return Message(
             {"C": C, "W": W},
-            samples=self.told(shard),
+            samples=self.told(client_data),
             symmetric=["C"],
             per_class=["W"],
-            sums_of={"W": positions(shard, columns)},
+            sums_of={"W": positions(client_data, columns)},
             moments_of={"C": None},
         ), state
 
@@ -96,10 +96,10 @@ class AFLServer(RidgeServer):
     method: AFL
     absorbs_late = True
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         d = self.dimension
         C, second = gram_matrix(d, self.floor_of_features), real(d, len(task.columns))
-        if self.method.upload == "sums" or self.problem.sums:
+        if self.method.upload == "sums" or self.context.sums:
             return {"C": C, "B": replace(second, least=self.floor_of_features, of="C")}
         return {"C": C, "W": second}
 
@@ -118,9 +118,9 @@ class RecursiveAFLServer(AFLServer):
     B stays the sum of all C_k W_k, for `scale_scores`; W does not come from it.
     """
 
-    def __init__(self, method: AFL, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.law = PairwiseLaw(self.dimension, problem.dtype, problem.device, self.rounding())
+    def __init__(self, method: AFL, context: Context) -> None:
+        super().__init__(method, context)
+        self.law = PairwiseLaw(self.dimension, context.dtype, context.device, self.rounding())
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
@@ -201,11 +201,11 @@ class AFL(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.ridge
 
-    def combination(self, problem: Problem) -> Combination:
+    def combination(self, context: Context) -> Combination:
         """With solutions, the aggregation law of several clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""
         if self.upload == "sums":
             return added_up
-        rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+        rounding = relative_rounding(context.dtype, context.wire.dtype)
 
         def combined(uploads: Sequence[Message]) -> Message:
             C = total(uploads, "C")
@@ -223,6 +223,6 @@ class AFL(ClosedFormMethod):
         """The recursion needs four more: the inverses of C_agg, of C_k and of their sum, and that sum."""
         return super().matrices() + (4 if self.aggregation == "recursive" else 0)
 
-    def server(self, problem: Problem) -> Server:
+    def server(self, context: Context) -> Server:
         half = RecursiveAFLServer if self.aggregation == "recursive" else AFLServer
-        return half(self, problem)
+        return half(self, context)

@@ -20,8 +20,8 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -39,17 +39,17 @@ class AIRClient(STSAClient):
 
     method: AIR
 
-    def told(self, shard: Shard) -> int | None:
+    def told(self, client_data: ClientData) -> int | None:
         """None: the class counts say it."""
         return None
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """With weights n (c_t), then G and C weighted by pi; with logits all three at once."""
         columns = broadcast["columns"]
-        sizes = {"n": torch.bincount(positions(shard, columns), minlength=len(columns)).to(torch.int32)}
+        sizes = {"n": torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)}
         if broadcast.stage == COUNTS:
             return Message(sizes, summed=sizes), state
-        upload, state = super().update(shard, broadcast, state)
+        upload, state = super().update(client_data, broadcast, state)
         if self.method.weighted:
             # `blocks` has multiplied the rows by one root of the weight; this is the other.
             roots = weights(broadcast["n"], upload["C"]).sqrt()
@@ -57,9 +57,9 @@ class AIRClient(STSAClient):
         everything = {**upload, **sizes}
         return dataclasses.replace(upload, tensors=everything, summed=everything), state
 
-    def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def blocks(self, client_data: ClientData, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield, with weights, the rows of H times the roots of their weights."""
-        for H, which in super().blocks(shard, broadcast):
+        for H, which in super().blocks(client_data, broadcast):
             yield H * weights(broadcast["n"], H).sqrt()[which].unsqueeze(1) if self.method.weighted else H, which
 
 
@@ -75,9 +75,9 @@ class AIRServer(STSAServer):
     #: Each upload is weighed by counts as they were in its task.
     absorbs_late = False
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
-        super().__init__(method, problem, low_rank)
-        self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:
+        super().__init__(method, context, low_rank)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.weight = 0.0
         #: Counts before the task at hand.
         self._before = self.counts
@@ -100,7 +100,7 @@ class AIRServer(STSAServer):
             return Message({"columns": message["columns"]}, COUNTS)
         return message.with_tensors({**message, "n": self.counts[self.columns].to(torch.int32)})
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         sizes, statistics = {"n": counts(len(task.columns))}, super().expects(task, round_)
         if self.method.weighted:
             # G is of rows times the root of their weight, and C has that root twice: C is no sum of these rows.

@@ -19,9 +19,9 @@ from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV
 from fcl_bench.methods.closed_form.algebra.score_scaling import score_scales, unit_lengths
-from fcl_bench.protocol.context import Prediction, Problem, Shard, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, TestBatch
 from fcl_bench.protocol.dp_mechanism import SQUARE
-from fcl_bench.protocol.fields import Expectation
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -74,99 +74,99 @@ class ClosedFormMethod(Method):
         """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"; 0 for a method without one."""
         return 0.0
 
-    def dimension(self, problem: Problem) -> int:
+    def dimension(self, context: Context) -> int:
         """M, the width of H."""
-        return problem.inputs if self.M is None else self.M
+        return context.inputs if self.M is None else self.M
 
     def matrices(self) -> int:
         """How many M x M matrices a run holds at once."""
         return 4
 
-    def small(self, problem: Problem, samples: int) -> bool:
+    def small(self, context: Context, samples: int) -> bool:
         """Whether H of all training samples (N, M), and a Gram matrix (M, M) if a run holds any, are small."""
-        M = self.dimension(problem)
+        M = self.dimension(context)
         return max(samples, M if self.matrices() else 0) * M <= _SMALL
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        M = self.dimension(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        M = self.dimension(context)
         if self.M is not None:
-            require_memory(f"method.M={M}", 8 * problem.inputs * M, "the projection")
+            require_memory(f"method.M={M}", 8 * context.inputs * M, "the projection")
         matrices = self.matrices()
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")
 
-    def client(self, problem: Problem) -> Client:
-        return self.client_half(self, problem)
+    def client(self, context: Context) -> Client:
+        return self.client_half(self, context)
 
-    def server(self, problem: Problem) -> Server:
-        return self.server_half(self, problem)
+    def server(self, context: Context) -> Server:
+        return self.server_half(self, context)
 
 
 class ClosedFormClient(Client):
     """Maps a shard to random features. Its clients keep nothing; the projection is the same for all of them."""
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+    def __init__(self, method: ClosedFormMethod, context: Context) -> None:
         self.method = method
-        self.problem = problem
+        self.context = context
         self.notices = Notices(log)
-        self.dimension = method.dimension(problem)
+        self.dimension = method.dimension(context)
         self._features: tuple[int, RandomFeatures] | None = None
 
-    def told(self, shard: Shard) -> int | None:
+    def told(self, client_data: ClientData) -> int | None:
         """`Message.samples`: the number of samples if the server needs it for its ridge, else None: it is not sent."""
-        return len(shard.labels) if self.method.penalty == GCV else None
+        return len(client_data.labels) if self.method.penalty == GCV else None
 
-    def features(self, shard: Shard, broadcast: Message) -> torch.Tensor:
+    def features(self, client_data: ClientData, broadcast: Message) -> torch.Tensor:
         """H (n, M) of the shard's labelled samples."""
-        return self.random_features(broadcast).map(shard.inputs)
+        return self.random_features(broadcast).map(client_data.inputs)
 
-    def blocks(self, shard: Shard, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def blocks(self, client_data: ClientData, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Batch by batch, H (b, M) and the position (b,) of each row's class among the task's classes.
 
         H is the largest thing that a client with many samples would hold.
         """
-        features, which = self.random_features(broadcast), positions(shard, broadcast["columns"])
-        return zip(features.blocks(shard.inputs), which.split(features.rows), strict=True)
+        features, which = self.random_features(broadcast), positions(client_data, broadcast["columns"])
+        return zip(features.blocks(client_data.inputs), which.split(features.rows), strict=True)
 
     def random_features(self, broadcast: Message) -> RandomFeatures:
         """The map that the server asks for."""
         if "projection" in broadcast:
-            projection = broadcast["projection"].to(self.problem.device, self.problem.dtype)
-            return RandomFeatures.given(projection, self.method.activation, clip=clip_of(self.problem))
+            projection = broadcast["projection"].to(self.context.device, self.context.dtype)
+            return RandomFeatures.given(projection, self.method.activation, clip=clip_of(self.context))
         seed = int(broadcast["seed"])
         if self._features is None or self._features[0] != seed:
-            self._features = seed, random_features_of(self.method, self.problem, seed)
+            self._features = seed, random_features_of(self.method, self.context, seed)
         return self._features[1]
 
 
-def random_features_of(method: ClosedFormMethod, problem: Problem, seed: int) -> RandomFeatures:
+def random_features_of(method: ClosedFormMethod, context: Context, seed: int) -> RandomFeatures:
     """The map that a method's knobs ask for, drawn from a seed."""
-    like, clip = (problem.dtype, problem.device), clip_of(problem)
-    return RandomFeatures(seed, problem.inputs, method.M, *like, method.activation, clip=clip)
+    like, clip = (context.dtype, context.device), clip_of(context)
+    return RandomFeatures(seed, context.inputs, method.M, *like, method.activation, clip=clip)
 
 
-def clip_of(problem: Problem) -> float | None:
+def clip_of(context: Context) -> float | None:
     """The largest allowed length of h; None: no limit. Test samples are clipped as training samples are."""
-    return None if problem.release is None else problem.release.clip
+    return None if context.release is None else context.release.clip
 
 
-def projection_seed(problem: Problem) -> int:
+def projection_seed(context: Context) -> int:
     """What the server broadcasts in place of the projection."""
-    return derived_seed(problem.seed, "projection")
+    return derived_seed(context.seed, "projection")
 
 
-def shared_features(method: ClosedFormMethod, problem: Problem) -> RandomFeatures:
+def shared_features(method: ClosedFormMethod, context: Context) -> RandomFeatures:
     """The random features of this run, as the server has them."""
-    return random_features_of(method, problem, projection_seed(problem))
+    return random_features_of(method, context, projection_seed(context))
 
 
-def positions(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+def positions(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     """(n,) the position of each of the shard's labels in `columns` (ascending), which has all of them."""
-    return torch.searchsorted(columns.to(shard.labels.device, torch.int64), shard.labels)
+    return torch.searchsorted(columns.to(client_data.labels.device, torch.int64), client_data.labels)
 
 
-def one_hot(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+def one_hot(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     """Y (n, c), one row per label of the shard, with a 1 at its position in `columns`."""
-    return (shard.labels.unsqueeze(1) == columns.to(shard.labels.device)).to(shard.inputs.dtype)
+    return (client_data.labels.unsqueeze(1) == columns.to(client_data.labels.device)).to(client_data.inputs.dtype)
 
 
 def sums_without_samples(sums: torch.Tensor, sizes: torch.Tensor) -> str:
@@ -191,11 +191,11 @@ class ClosedFormServer(Server):
 
     absorbs_late: ClassVar[bool] = False
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
+    def __init__(self, method: ClosedFormMethod, context: Context) -> None:
         self.method = method
-        self.problem = problem
+        self.context = context
         self.notices = Notices(log)
-        self.dimension = method.dimension(problem)
+        self.dimension = method.dimension(context)
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
         self.bias: torch.Tensor | None = None
@@ -205,7 +205,7 @@ class ClosedFormServer(Server):
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
-        self.random_features = shared_features(method, problem)
+        self.random_features = shared_features(method, context)
         #: H of test batches that come back after every task, by their number.
         self._kept: dict[int, torch.Tensor] = {}
         self._room = KEPT_FEATURES
@@ -220,10 +220,10 @@ class ClosedFormServer(Server):
 
     def zeros(self, *shape: int) -> torch.Tensor:
         """Zeros in the statistics' dtype on the device."""
-        return torch.zeros(*shape, dtype=self.problem.dtype, device=self.problem.device)
+        return torch.zeros(*shape, dtype=self.context.dtype, device=self.context.device)
 
     def start_task(self, task: Task) -> None:
-        self.columns = torch.tensor(task.columns, device=self.problem.device)
+        self.columns = torch.tensor(task.columns, device=self.context.device)
         self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
         first, count = task.columns[0], len(task.columns)
         # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
@@ -234,11 +234,11 @@ class ClosedFormServer(Server):
         """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
         columns = torch.tensor(task.columns, dtype=torch.int32)
         projection = self.random_features.projection
-        if self.problem.wire.projection == "matrix" and projection is not None:
+        if self.context.wire.projection == "matrix" and projection is not None:
             return Message({"projection": projection.to(torch.float64), "columns": columns})
-        return Message({"seed": torch.tensor(projection_seed(self.problem)), "columns": columns})
+        return Message({"seed": torch.tensor(projection_seed(self.context)), "columns": columns})
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         return self.expects(task, round_) if self.absorbs_late else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
@@ -250,7 +250,7 @@ class ClosedFormServer(Server):
     def in_columns_of(self, task: Task) -> Iterator[None]:
         """Within this block, `self.columns` are those of an earlier task."""
         now = self.columns, self._own
-        self.columns, self._own = torch.tensor(task.columns, device=self.problem.device), None
+        self.columns, self._own = torch.tensor(task.columns, device=self.context.device), None
         try:
             yield
         finally:
@@ -297,7 +297,7 @@ class ClosedFormServer(Server):
             S: a sum of Gram matrices, minus parts that have no noise.
             uploads: how many clients' noise is in it.
         """
-        release = self.problem.release
+        release = self.context.release
         if release is None or not release.of(SQUARE):
             return S
         nearest = nearest_semidefinite(S)
@@ -372,9 +372,9 @@ class ClosedFormServer(Server):
         return {"B": self.B, "samples": torch.tensor(self.samples), **self.statistics()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.B, self._own = state["B"].to(self.problem.device, self.problem.dtype), None
+        self.B, self._own = state["B"].to(self.context.device, self.context.dtype), None
         self.samples = int(state["samples"])
-        own = {name: tensor.to(self.problem.device) for name, tensor in state.items() if name not in ("B", "samples")}
+        own = {name: tensor.to(self.context.device) for name, tensor in state.items() if name not in ("B", "samples")}
         self.load_statistics(own)
         self._solve()
 

@@ -26,8 +26,8 @@ from fcl_bench.methods.closed_form.centred_sketch import (
     noise_level,
 )
 from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
-from fcl_bench.protocol.audit import Audit, Everything
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.audit import Audit, FullData
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
@@ -67,23 +67,23 @@ class GramAudit(Audit):
         local_error: sum over all uploads so far of the spectral norm of each one's error.
     """
 
-    def __init__(self, method: FedRAN | CentredSketch, problem: Problem) -> None:
-        M = method.dimension(problem)
-        self._method, self._problem = method, problem
-        self._features = shared_features(method, problem)
-        self._G = torch.zeros(M, M, dtype=torch.float64, device=problem.device)
+    def __init__(self, method: FedRAN | CentredSketch, context: Context) -> None:
+        M = method.dimension(context)
+        self._method, self._context = method, context
+        self._features = shared_features(method, context)
+        self._G = torch.zeros(M, M, dtype=torch.float64, device=context.device)
         self._notices = Notices(log)
         self.local_error = 0.0
         self.rows = []
 
-    def observe(self, task: Task, shard: Shard) -> None:
-        H = self._features.map(shard.inputs)
+    def observe(self, task: Task, client_data: ClientData) -> None:
+        H = self._features.map(client_data.inputs)
         wide = H.to(torch.float64)
         self._G.addmm_(wide.T, wide)
-        self.local_error += self.upload_error(H, shard, task)
+        self.local_error += self.upload_error(H, client_data, task)
 
     @abstractmethod
-    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
+    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
         """Spectral norm of H'H minus its sketch, or a bound on it."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class GramAudit(Audit):
         """The columns that a bound on the trace of G minus its estimate (M, M) adds to the row."""
         return {}
 
-    def report(self, task: Task, server: Server, everything: Everything) -> None:
+    def report(self, task: Task, server: Server, everything: FullData) -> None:
         """One row of bounds.csv: bounds and true errors after a task; null for values that are not finite.
 
         The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included.
@@ -160,13 +160,13 @@ class FedRANAudit(GramAudit):
 
     _method: FedRAN
 
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedRAN, context: Context) -> None:
+        super().__init__(method, context)
         #: Over all uploads so far: E_t = ||H||_F^2, N_t samples, the largest ||h||^2, and the largest share dropped.
         self._energy, self._samples, self._largest, self._share = 0.0, 0, 0.0, 0.0
 
-    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        (_, sigma), dropped = summarise(H, self._method.feasible_rank(self._problem, len(task.columns)))
+    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
+        (_, sigma), dropped = summarise(H, self._method.feasible_rank(self._context, len(task.columns)))
         squares = H.double().square().sum(dim=1)
         energy = float(squares.sum())
         if dropped:
@@ -228,14 +228,14 @@ class CentredSketchAudit(GramAudit):
 
     _method: CentredSketch
 
-    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        A, (_, sigma), residual = self.sketched(H, shard, task)
+    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
+        A, (_, sigma), residual = self.sketched(H, client_data, task)
         tau = noise_level(A, sigma)
         return max(residual - tau, tau)
 
-    def sketched(self, H: torch.Tensor, shard: Shard, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
+    def sketched(self, H: torch.Tensor, client_data: ClientData, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
         """The matrix that the client sketches, its sketch, and sigma_{r+1}^2."""
-        which = positions(shard, torch.tensor(task.columns))
+        which = positions(client_data, torch.tensor(task.columns))
         A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
         return A, *summarise(A, self._method.rank)
 
@@ -255,12 +255,12 @@ class GaussianRemainderAudit(CentredSketchAudit):
     least `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
     """
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: CentredSketch, context: Context) -> None:
+        super().__init__(method, context)
         self._uploads: list[tuple[Sketch, float]] = []
 
-    def upload_error(self, H: torch.Tensor, shard: Shard, task: Task) -> float:
-        A, (V, sigma), residual = self.sketched(H, shard, task)
+    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
+        A, (V, sigma), residual = self.sketched(H, client_data, task)
         dropped = float(A.square().sum() - sigma.square().sum())
         self._uploads.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
         return 0.0

@@ -15,8 +15,8 @@ import torch
 from fcl_bench.linalg.gram import add_grams, class_sums
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import Shard, State
-from fcl_bench.protocol.fields import Expectation, class_numbers, real
+from fcl_bench.protocol.context import ClientData, State
+from fcl_bench.protocol.fields import Schema, class_numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -24,21 +24,23 @@ from fcl_bench.protocol.task import Task
 class JointClient(ClosedFormClient):
     """Sends its samples' features and labels."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """Z (n, d) and the labels (n)."""
-        each = torch.arange(len(shard.labels))
-        return Message({"Z": shard.inputs, "labels": shard.labels.to(torch.int32)}, sums_of={"Z": each}), state
+        each = torch.arange(len(client_data.labels))
+        return Message(
+            {"Z": client_data.inputs, "labels": client_data.labels.to(torch.int32)}, sums_of={"Z": each}
+        ), state
 
 
 class JointServer(RidgeServer):
     """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
 
-    method: Joint
+    method: CentralisedRidge
     sums_what_came = False
     absorbs_late = True
 
-    def expects(self, task: Task, round_: int) -> Expectation:
-        return {"Z": real("n", self.problem.inputs), "labels": class_numbers("n", among=task.columns)}
+    def expects(self, task: Task, round_: int) -> Schema:
+        return {"Z": real("n", self.context.inputs), "labels": class_numbers("n", among=task.columns)}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.count(upload)
@@ -58,7 +60,7 @@ class JointServer(RidgeServer):
 
 
 @dataclass
-class Joint(ClosedFormMethod):
+class CentralisedRidge(ClosedFormMethod):
     """Knobs of the joint reference.
 
     Args:

@@ -32,8 +32,8 @@ from fcl_bench.methods.closed_form.base import (
 )
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, Expected, counts, descending, orthonormal, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Field, Schema, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
@@ -65,18 +65,18 @@ class CentredSketchClient(ClosedFormClient):
 
     method: CentredSketch
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
-        H, columns = self.features(shard, broadcast), broadcast["columns"]
-        which = positions(shard, columns)
+        H, columns = self.features(client_data, broadcast), broadcast["columns"]
+        which = positions(client_data, columns)
         sums = class_sums(H, which, len(columns))
         A = deviations(H, which, sums) if self.method.centre else H
         V, sigma = leading(A, self.method.rank)
         upload = {"V": V, "sigma": sigma, **self.rest(A, sigma), "S": sums}
         if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        upload |= self.of_inputs(shard, which, len(columns))
-        samples = None if self.method.centre else self.told(shard)
+        upload |= self.of_inputs(client_data, which, len(columns))
+        samples = None if self.method.centre else self.told(client_data)
         return Message(
             upload,
             samples=samples,
@@ -91,7 +91,7 @@ class CentredSketchClient(ClosedFormClient):
         """The fields about the directions that the sketch drops."""
         return {"tau": torch.tensor([noise_level(A, sigma)], dtype=A.dtype)}
 
-    def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+    def of_inputs(self, client_data: ClientData, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
         """The fields about the backbone's features."""
         return {}
 
@@ -102,11 +102,11 @@ class GaussianRemainderClient(CentredSketchClient):
     def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"E": A.square().sum().reshape(1)}
 
-    def of_inputs(self, shard: Shard, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+    def of_inputs(self, client_data: ClientData, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
         """S_z (d, c_t), U (d, k), omega (k), and tau_z (1), or the diagonal D_z (d, 1) of what is sketched there."""
         if self.method.M is None:
             return {}
-        Z = shard.inputs
+        Z = client_data.inputs
         sums = class_sums(Z, which, classes)
         A = deviations(Z, which, sums)
         U, omega = leading(A, self.method.input_rank)
@@ -170,21 +170,21 @@ class CentredSketchServer(RidgeServer):
     sums_what_came = False
     absorbs_late = True
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem, low_rank=method.remainder == "isotropic")
+    def __init__(self, method: CentredSketch, context: Context) -> None:
+        super().__init__(method, context, low_rank=method.remainder == "isotropic")
         self.delta = self.merge_error = 0.0
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, G + delta I (M, M)."""
         return self.estimate.matrix + self.delta * torch.eye(self.dimension).to(self.B)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         M, classes = self.dimension, len(task.columns)
         sketch = {"V": orthonormal(M, "r", widest=self.method.rank), "sigma": descending("r")}
         fields = {**sketch, **self.rest(classes), "S": real(M, classes, least=self.floor_of_features)}
         return {**fields, "n": counts(classes)} if self.method.centre else fields
 
-    def rest(self, classes: int) -> dict[str, Expected]:
+    def rest(self, classes: int) -> dict[str, Field]:
         """The fields of uploads about the directions that their sketches drop."""
         return {"tau": real(1, least=0), MERGES: real(1, least=0, optional=True)}
 
@@ -232,20 +232,20 @@ class GaussianRemainderServer(CentredSketchServer):
     #: Q needs all of a task's uploads together.
     absorbs_late = False
 
-    def __init__(self, method: CentredSketch, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.scatter = self.zeros(problem.inputs, problem.inputs)
+    def __init__(self, method: CentredSketch, context: Context) -> None:
+        super().__init__(method, context)
+        self.scatter = self.zeros(context.inputs, context.inputs)
         self.Q = self.zeros(0, 0)
         self._sketches: list[Sketch] = []
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         self._sketches = []
-        self._sums = self.zeros(self.problem.inputs, len(task.columns))
-        self._sizes = torch.zeros(len(task.columns), dtype=torch.int64, device=self.problem.device)
+        self._sums = self.zeros(self.context.inputs, len(task.columns))
+        self._sizes = torch.zeros(len(task.columns), dtype=torch.int64, device=self.context.device)
 
-    def rest(self, classes: int) -> dict[str, Expected]:
-        energy, d = {"E": real(1, least=0)}, self.problem.inputs
+    def rest(self, classes: int) -> dict[str, Field]:
+        energy, d = {"E": real(1, least=0)}, self.context.inputs
         if self.method.M is None:
             return energy
         U = orthonormal(d, "k", widest=self.method.input_rank)
@@ -350,9 +350,9 @@ class CentredSketch(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.ridge
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        M = self.dimension(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        M = self.dimension(context)
         if self.rank > M:
             raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")
         if self.remainder == "isotropic":
@@ -366,17 +366,17 @@ class CentredSketch(ClosedFormMethod):
             raise UserError(
                 "method.remainder=gaussian needs class means", "method.centre=true, or method.remainder=isotropic"
             )
-        if self.M is not None and self.input_rank > problem.inputs:
+        if self.M is not None and self.input_rank > context.inputs:
             raise UserError(
-                f"method.input_rank={self.input_rank} is more than the backbone's {problem.inputs} features",
-                f"0 to {problem.inputs}",
+                f"method.input_rank={self.input_rank} is more than the backbone's {context.inputs} features",
+                f"0 to {context.inputs}",
             )
-        kept = 8 * (problem.clients or 0) * M * self.rank
+        kept = 8 * (context.clients or 0) * M * self.rank
         require_memory(
-            f"method.rank={self.rank}", kept, f"the factors of {problem.clients} clients, kept until a task ends"
+            f"method.rank={self.rank}", kept, f"the factors of {context.clients} clients, kept until a task ends"
         )
 
-    def combination(self, problem: Problem) -> Combination | None:
+    def combination(self, context: Context) -> Combination | None:
         """`merged_sketch`, and sums of the other fields. None with `gaussian`: its remainder is of one sketch."""
 
         def combined(uploads: Sequence[Message]) -> Message:
@@ -387,8 +387,8 @@ class CentredSketch(ClosedFormMethod):
 
         return combined if self.remainder == "isotropic" else None
 
-    def client(self, problem: Problem) -> Client:
-        return (CentredSketchClient if self.remainder == "isotropic" else GaussianRemainderClient)(self, problem)
+    def client(self, context: Context) -> Client:
+        return (CentredSketchClient if self.remainder == "isotropic" else GaussianRemainderClient)(self, context)
 
-    def server(self, problem: Problem) -> Server:
-        return (CentredSketchServer if self.remainder == "isotropic" else GaussianRemainderServer)(self, problem)
+    def server(self, context: Context) -> Server:
+        return (CentredSketchServer if self.remainder == "isotropic" else GaussianRemainderServer)(self, context)

@@ -11,14 +11,14 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.algebra.discriminant import class_means
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, sums_without_samples
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
 
-def counted(shard: Shard, columns: torch.Tensor) -> torch.Tensor:
+def counted(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     """n (c,) int32: how many of the shard's samples are of each of `columns`."""
-    return torch.bincount(positions(shard, columns), minlength=len(columns)).to(torch.int32)
+    return torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)
 
 
 class DiscriminantServer(ClosedFormServer):
@@ -29,9 +29,9 @@ class DiscriminantServer(ClosedFormServer):
         uploads: the number of uploads so far, counting those inside sums.
     """
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    def __init__(self, method: ClosedFormMethod, context: Context) -> None:
+        super().__init__(method, context)
+        self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.uploads = 0
 
     def start_task(self, task: Task) -> None:
@@ -39,7 +39,7 @@ class DiscriminantServer(ClosedFormServer):
         self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
 
     def objection(self, upload: Message) -> str:
-        noisy = self.problem.release is not None
+        noisy = self.context.release is not None
         return sums_without_samples(upload["S"], upload["n"]) if "S" in upload and not noisy else ""
 
     def absorb(self, client: int, upload: Message) -> None:
@@ -61,12 +61,12 @@ class DiscriminantServer(ClosedFormServer):
         """b (..., C) of the classes that have samples."""
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        noisy = self.problem.release is not None
+        noisy = self.context.release is not None
         return {"n": self.n, **({"uploads": torch.tensor(self.uploads)} if noisy else {})}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         self.n = state["n"]
-        if self.problem.release is not None:
+        if self.context.release is not None:
             self.uploads = int(state["uploads"])
 
 

@@ -21,8 +21,8 @@ from fcl_bench.methods.closed_form.algebra.estimate import Estimate
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, gram_matrix, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -52,20 +52,20 @@ class Linear(RandomFeatures):
 class DSALClient(STSAClient):
     """Round 0: STSA's statistics. Round 1: those of the residual."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H, C = H'Y; then G = K'K (M, M) and T = K'(Y - H W) (M, c_t) for K = tanh(Z P).
 
         Y has the columns of the task's classes only: residuals in the columns of earlier classes count as 0.
         """
         if broadcast.stage != COMPENSATION:
-            return super().update(shard, broadcast, state)
+            return super().update(client_data, broadcast, state)
         features = Linear.of(self.random_features(broadcast))
-        columns, W = broadcast["columns"], broadcast["W"].to(shard.inputs)
-        labels = one_hot(shard, columns).split(features.rows)
-        T = shard.inputs.new_zeros(len(columns), self.dimension)
+        columns, W = broadcast["columns"], broadcast["W"].to(client_data.inputs)
+        labels = one_hot(client_data, columns).split(features.rows)
+        T = client_data.inputs.new_zeros(len(columns), self.dimension)
 
         def summed() -> Iterator[torch.Tensor]:
-            for linear, Y in zip(features.blocks(shard.inputs), labels, strict=True):
+            for linear, Y in zip(features.blocks(client_data.inputs), labels, strict=True):
                 residual = Y - product(W.T, features.main(linear).T).T
                 K = linear.tanh()
                 T.addmm_(residual.T, K)
@@ -97,10 +97,10 @@ class DSALServer(STSAServer):
     #: The second round of a task uses all sums of its first round.
     absorbs_late = False
 
-    def __init__(self, method: DSAL, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: DSAL, context: Context) -> None:
+        super().__init__(method, context)
         self.random_features = Linear.of(self.random_features)
-        self.compensation = Estimate(self.dimension, problem.dtype, problem.device)
+        self.compensation = Estimate(self.dimension, context.dtype, context.device)
         self.T = self.W_c = self.zeros(self.dimension, 0)
         self._second = Solution(self.W_c, 1.0)
 
@@ -120,7 +120,7 @@ class DSALServer(STSAServer):
         self._solve()
         return Message({**message, "W": self.W[:, self.columns]}, COMPENSATION)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if round_ == 0:
             return super().expects(task, round_)
         # tanh is at most 1.

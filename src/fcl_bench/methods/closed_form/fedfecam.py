@@ -34,8 +34,8 @@ from fcl_bench.methods.closed_form.base import (
     positions,
     sums_without_samples,
 )
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -45,22 +45,24 @@ class FedFeCAMClient(ClosedFormClient):
 
     method: FedFeCAM
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """n (c_t), S and T (M, held), sums of z and of h = z^tukey, and second moments of h in the columns of Q.
 
         Q has sum h h' of each class held, packed, or only its diagonal; with a shared covariance, one column for all.
         If the power is 1, T is S and does not travel.
         """
         method, features, M = self.method, self.random_features(broadcast), self.dimension
-        which = positions(shard, broadcast["columns"])
+        which = positions(client_data, broadcast["columns"])
         n = torch.bincount(which, minlength=len(broadcast["columns"]))
         # In a secure sum, columns of all classes have to be sent.
-        held = list(range(len(n))) if self.problem.sums else torch.nonzero(n).squeeze(1).tolist()
-        S, T = (shard.inputs.new_zeros(len(held), M) for _ in range(2))
-        moments = shard.inputs.new_zeros(M) if method.covariance == "diagonal" else shard.inputs.new_zeros(M, M)
+        held = list(range(len(n))) if self.context.sums else torch.nonzero(n).squeeze(1).tolist()
+        S, T = (client_data.inputs.new_zeros(len(held), M) for _ in range(2))
+        moments = (
+            client_data.inputs.new_zeros(M) if method.covariance == "diagonal" else client_data.inputs.new_zeros(M, M)
+        )
         columns = []
         for place, number in enumerate(held):
-            for Z in features.blocks(shard.inputs[which == number]):
+            for Z in features.blocks(client_data.inputs[which == number]):
                 H = method.transformed(Z)
                 S[place] += Z.sum(dim=0)
                 T[place] += H.sum(dim=0)
@@ -76,7 +78,7 @@ class FedFeCAMClient(ClosedFormClient):
             upload["T"] = T.T
         return Message(
             upload,
-            summed=upload if self.problem.sums else (),
+            summed=upload if self.context.sums else (),
             sums_of={name: which for name in upload if name in "ST"},
             moments_of={"Q": None if method.covariance == "shared" else which},
         ), state
@@ -94,9 +96,9 @@ class FedFeCAMServer(ClosedFormServer):
     method: FedFeCAM
     absorbs_late = True
 
-    def __init__(self, method: FedFeCAM, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.n = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    def __init__(self, method: FedFeCAM, context: Context) -> None:
+        super().__init__(method, context)
+        self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self._T = self.zeros(self.dimension, 0)
         self._rows = 1 if method.covariance == "shared" else 0
         self.moments = self._kept_zeros(self._rows)
@@ -108,7 +110,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     def _kept_zeros(self, rows: int) -> torch.Tensor:
         entries = self.method.entries(self.dimension)
-        return torch.zeros(rows, entries, dtype=self.method.kept_dtype(self.problem), device=self.problem.device)
+        return torch.zeros(rows, entries, dtype=self.method.kept_dtype(self.context), device=self.context.device)
 
     @property
     def T(self) -> torch.Tensor:
@@ -124,8 +126,8 @@ class FedFeCAMServer(ClosedFormServer):
                 torch.cat([kept, self._kept_zeros(new)]) for kept in (self.moments, self._factors)
             )
 
-    def expects(self, task: Task, round_: int) -> Expectation:
-        M, held = self.dimension, len(task.columns) if self.problem.sums else "held"
+    def expects(self, task: Task, round_: int) -> Schema:
+        M, held = self.dimension, len(task.columns) if self.context.sums else "held"
         sums, columns = real(M, held), 1 if self.method.covariance == "shared" else held
         diagonal = self.method.covariance == "diagonal"
         second = real(self.method.entries(M), columns, least=0 if diagonal else None)
@@ -134,7 +136,7 @@ class FedFeCAMServer(ClosedFormServer):
         return fields if self.method.tukey == 1 else {**fields, "T": sums}
 
     def objection(self, upload: Message) -> str:
-        if self.problem.sums:
+        if self.context.sums:
             return sums_without_samples(upload["S"], upload["n"])
         held, sent = int((upload["n"] > 0).sum()), upload["S"].shape[1]
         return "" if held == sent else f"S has {sent} columns, and n says that {held} classes have samples"
@@ -143,7 +145,7 @@ class FedFeCAMServer(ClosedFormServer):
         n = upload["n"].to(self.n)
         own = self.columns[n > 0]
         self.n[self.columns] += n
-        if self.problem.sums:
+        if self.context.sums:
             shared = self.method.covariance == "shared"
             chosen = {name: upload[name][:, n > 0] for name in upload if name not in ("n", "Q")}
             upload = upload.with_tensors({**chosen, "Q": upload["Q"] if shared else upload["Q"][:, n > 0]})
@@ -191,7 +193,7 @@ class FedFeCAMServer(ClosedFormServer):
             products = roots.square().sum(dim=1)
         else:
             second, products = symmetric(second), roots @ roots.T
-        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype, self.moments.dtype)
+        rounding = relative_rounding(self.context.dtype, self.context.wire.dtype, self.moments.dtype)
         S = scatter(second, products, rounding)
         if freedom < 1 or not bool(S.any()):
             return whitening(torch.ones_like(S) if S.ndim == 1 else torch.eye(len(S)).to(S))
@@ -321,9 +323,9 @@ class FedFeCAM(ClosedFormMethod):
         """Numbers in one covariance."""
         return M if self.covariance == "diagonal" else M * (M + 1) // 2
 
-    def kept_dtype(self, problem: Problem) -> torch.dtype:
+    def kept_dtype(self, context: Context) -> torch.dtype:
         """The type in which the server keeps second moments and what it makes of them."""
-        return problem.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
+        return context.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
 
     def needs_each_upload(self) -> None:
         return None
@@ -339,10 +341,10 @@ class FedFeCAM(ClosedFormMethod):
             )
         return Z.sqrt() if self.tukey == 0.5 else Z.pow(self.tukey)
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        entries, size = self.entries(self.dimension(problem)), self.kept_dtype(problem).itemsize
-        covariances = 1 if self.covariance == "shared" else problem.all_classes(classes_per_task)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        entries, size = self.entries(self.dimension(context)), self.kept_dtype(context).itemsize
+        covariances = 1 if self.covariance == "shared" else context.all_classes(classes_per_task)
         require_memory(
             f"method.covariance={self.covariance}", 2 * covariances * entries * size, f"{covariances} covariances"
         )

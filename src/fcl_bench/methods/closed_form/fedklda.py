@@ -26,8 +26,8 @@ from fcl_bench.methods.closed_form.algebra.random_features import (
 )
 from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -42,15 +42,15 @@ class FedKLDAClient(FedLDAClient):
 
     method: FedKLDA
 
-    def __init__(self, method: FedKLDA, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedKLDA, context: Context) -> None:
+        super().__init__(method, context)
         self._drawn: tuple[int, float, RandomFeatures] | None = None
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """FedLDA's upload; in the stage that asks for the bandwidth, sum z (d), sum |z|^2 (1) and the number of z."""
         if broadcast.stage != BANDWIDTH:
-            return super().update(shard, broadcast, state)
-        z = shard.inputs
+            return super().update(client_data, broadcast, state)
+        z = client_data.inputs
         samples = torch.tensor([len(z)], dtype=torch.int32)
         upload = {"total": z.sum(dim=0), "squares": z.square().sum().reshape(1), "samples": samples}
         return Message(upload, stage=BANDWIDTH, summed=upload, sums_of={"total": None}), state
@@ -58,7 +58,7 @@ class FedKLDAClient(FedLDAClient):
     def random_features(self, broadcast: Message) -> RandomFeatures:
         if "projection" in broadcast:
             given = {
-                name: broadcast[name].to(self.problem.device, self.problem.dtype)
+                name: broadcast[name].to(self.context.device, self.context.dtype)
                 for name in ("projection", "phases")
                 if name in broadcast
             }
@@ -66,7 +66,7 @@ class FedKLDAClient(FedLDAClient):
             return RandomFeatures.given(given["projection"], self.method.activation, phases, maps)
         seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"]) if "bandwidth" in broadcast else 1.0
         if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
-            self._drawn = seed, bandwidth, self.method.features(self.problem, seed, bandwidth)
+            self._drawn = seed, bandwidth, self.method.features(self.context, seed, bandwidth)
         return self._drawn[2]
 
 
@@ -79,17 +79,17 @@ class FedKLDAServer(FedLDAServer):
 
     method: FedKLDA
 
-    def __init__(self, method: FedKLDA, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedKLDA, context: Context) -> None:
+        super().__init__(method, context)
         self.bandwidth = 1.0
         #: sum z, sum |z|^2 and N of the first exchange.
-        self._sums: tuple[torch.Tensor, float, int] = self.zeros(problem.inputs), 0.0, 0
+        self._sums: tuple[torch.Tensor, float, int] = self.zeros(context.inputs), 0.0, 0
         self._known = not (method.fourier and method.bandwidth == AUTO)
         self._use(1.0 if isinstance(method.bandwidth, str) else method.bandwidth)
 
     def _use(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
-        self.random_features = self.method.features(self.problem, projection_seed(self.problem), bandwidth)
+        self.random_features = self.method.features(self.context, projection_seed(self.context), bandwidth)
         self._kept, self._room = {}, KEPT_FEATURES  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
@@ -111,9 +111,9 @@ class FedKLDAServer(FedLDAServer):
             return message.with_tensors({**message, "phases": phases.to(torch.float64)})
         return message.with_tensors({**message, "bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)})
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if self.stages(task)[round_] == BANDWIDTH:
-            return {"total": real(self.problem.inputs), "squares": real(1, least=0), "samples": counts(1)}
+            return {"total": real(self.context.inputs), "squares": real(1, least=0), "samples": counts(1)}
         return super().expects(task, round_)
 
     def objection(self, upload: Message) -> str:
@@ -140,7 +140,7 @@ class FedKLDAServer(FedLDAServer):
     def _heuristic(self, total: torch.Tensor, squares: float, samples: int) -> float:
         """The bandwidth, or 1 where all samples are alike."""
         squared = mean_squared_distance(total, squares, samples)
-        dtypes = self.problem.dtype, self.problem.wire.dtype
+        dtypes = self.context.dtype, self.context.wire.dtype
         rounding = torch.finfo(torch.float64).eps + relative_rounding(*dtypes)
         if squared * DOUBTFUL <= rounding * squares / samples:
             self.notices.tell(
@@ -226,18 +226,18 @@ class FedKLDA(FedLDA):
     def maps(self) -> int:
         return self.ensemble
 
-    def features(self, problem: Problem, seed: int, bandwidth: float) -> RandomFeatures:
+    def features(self, context: Context, seed: int, bandwidth: float) -> RandomFeatures:
         """All maps, side by side."""
-        outputs = None if self.M is None else self.dimension(problem)
-        like = problem.dtype, problem.device
-        return RandomFeatures(seed, problem.inputs, outputs, *like, self.activation, bandwidth, self.maps)
+        outputs = None if self.M is None else self.dimension(context)
+        like = context.dtype, context.device
+        return RandomFeatures(seed, context.inputs, outputs, *like, self.activation, bandwidth, self.maps)
 
-    def dimension(self, problem: Problem) -> int:
+    def dimension(self, context: Context) -> int:
         """E M, the width of H."""
-        return super().dimension(problem) * self.maps
+        return super().dimension(context) * self.maps
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        M, matrices = super().dimension(problem), self.matrices() - 1 + self.maps
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        M, matrices = super().dimension(context), self.matrices() - 1 + self.maps
         if self.M is not None:
-            require_memory(f"method.M={M}", 8 * problem.inputs * M * self.maps, f"{self.maps} projections")
+            require_memory(f"method.M={M}", 8 * context.inputs * M * self.maps, f"{self.maps} projections")
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")

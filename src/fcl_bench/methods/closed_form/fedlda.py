@@ -25,9 +25,9 @@ from fcl_bench.methods.closed_form.algebra.discriminant import (
 )
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE
-from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
@@ -41,20 +41,20 @@ class FedLDAClient(ClosedFormClient):
 
     method: FedLDA
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t); in the stage `offset`, the sum of h (M) and their number."""
         columns = broadcast["columns"]
-        n = counted(shard, columns)
-        sums = shard.inputs.new_zeros(len(columns), self.dimension)
+        n = counted(client_data, columns)
+        sums = client_data.inputs.new_zeros(len(columns), self.dimension)
         if broadcast.stage == OFFSET:
-            for H, which in self.blocks(shard, broadcast):
+            for H, which in self.blocks(client_data, broadcast):
                 add_class_sums(sums, H, which)
             total = {"total": sums.sum(dim=0), "samples": n.sum(dim=0, keepdim=True, dtype=torch.int32)}
             return Message(total, stage=OFFSET, summed=total, sums_of={"total": None}), state
         maps = self.method.maps
         M = self.dimension // maps
-        grams = {name: shard.inputs.new_zeros(M, M) for name in gram_names(maps)}
-        for H, which in self.blocks(shard, broadcast):
+        grams = {name: client_data.inputs.new_zeros(M, M) for name in gram_names(maps)}
+        for H, which in self.blocks(client_data, broadcast):
             if "offset" in broadcast:
                 H = H - broadcast["offset"].to(H)
             add_class_sums(sums, H, which)
@@ -66,7 +66,7 @@ class FedLDAClient(ClosedFormClient):
             symmetric=grams,
             per_class=["S"],
             summed=upload,
-            sums_of={"S": positions(shard, columns)},
+            sums_of={"S": positions(client_data, columns)},
             moments_of=dict.fromkeys(grams),
         ), state
 
@@ -95,8 +95,8 @@ class FedLDAServer(DiscriminantServer):
 
     method: FedLDA
 
-    def __init__(self, method: FedLDA, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedLDA, context: Context) -> None:
+        super().__init__(method, context)
         M = self.dimension // method.maps
         self.grams = self.zeros(method.maps, M, M)
         self.offset: torch.Tensor | None = None
@@ -129,7 +129,7 @@ class FedLDAServer(DiscriminantServer):
         offset = {} if self.offset is None else {"offset": self.offset}
         return Message({**super().broadcast(task, round_), **offset}, stage=stage, kept=offset)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if self.stages(task)[round_] == OFFSET:
             return {"total": real(self.dimension), "samples": counts(1)}
         M, classes = self.grams.shape[-1], len(task.columns)
@@ -147,7 +147,7 @@ class FedLDAServer(DiscriminantServer):
         features = self.random_features
         return None if features.phases is None else math.sqrt(2 * features.maps / features.outputs)
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         """Without an offset, sums of an earlier task can still be added."""
         adds_up = self.method.centre == "none" and self.stages(task)[round_] == STATISTICS
         return self.expects(task, round_) if adds_up else None
@@ -187,7 +187,7 @@ class FedLDAServer(DiscriminantServer):
         """The discriminants of each map; the largest condition number, and the first trouble."""
         maps = self.method.maps
         parts = self.B.chunk(maps), self.means().to(torch.float64).chunk(maps)
-        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+        rounding = relative_rounding(self.context.dtype, self.context.wire.dtype)
         noises = [noise_of(G, rounding, own) for G, own in zip(self.grams, self.uncentred.tolist(), strict=True)]
         solved = [self._discriminants(*given) for given in zip(self.grams, *parts, noises, strict=True)]
         self.shares = [share for share, _ in solved]

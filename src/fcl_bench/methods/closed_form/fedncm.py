@@ -17,9 +17,9 @@ from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT
-from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -27,14 +27,16 @@ from fcl_bench.protocol.task import Task
 class FedNCMClient(ClosedFormClient):
     """First-order statistics of the client's samples."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """S = H'Y (M, c_t) and the counts n (c_t)."""
         columns = broadcast["columns"]
-        sums = shard.inputs.new_zeros(len(columns), self.dimension)
-        for H, which in self.blocks(shard, broadcast):
+        sums = client_data.inputs.new_zeros(len(columns), self.dimension)
+        for H, which in self.blocks(client_data, broadcast):
             add_class_sums(sums, H, which)
-        upload = {"S": sums.T, "n": counted(shard, columns)}
-        return Message(upload, per_class=["S"], summed=["S", "n"], sums_of={"S": positions(shard, columns)}), state
+        upload = {"S": sums.T, "n": counted(client_data, columns)}
+        return Message(
+            upload, per_class=["S"], summed=["S", "n"], sums_of={"S": positions(client_data, columns)}
+        ), state
 
 
 class FedNCMServer(DiscriminantServer):
@@ -43,7 +45,7 @@ class FedNCMServer(DiscriminantServer):
     method: FedNCM
     absorbs_late = True
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         return {
             "S": real(self.dimension, len(task.columns), least=self.floor_of_features),
             "n": counts(len(task.columns)),

@@ -25,8 +25,8 @@ from fcl_bench.methods.closed_form.algebra.ridge import Spectrum as Eigenvalues
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, descending, orthonormal, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
@@ -79,22 +79,22 @@ class FedRANClient(ClosedFormClient):
 
     method: FedRAN
 
-    def pseudo_labels(self, shard: Shard) -> torch.Tensor | None:
+    def pseudo_labels(self, client_data: ClientData) -> torch.Tensor | None:
         """Labels from the prototypes of the labelled backbone features (Alg. 4)."""
         if not self.method.ssl:
             return None
-        return pseudo_labels(shard.inputs, shard.labels, shard.unlabelled, self.method.tau)
+        return pseudo_labels(client_data.inputs, client_data.labels, client_data.unlabelled, self.method.tau)
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """V (M, r_kt), sigma (r_kt,) and B (M, c_t), the exact class sums over the task's classes."""
-        H = self.features(shard, broadcast)
+        H = self.features(client_data, broadcast)
         columns = broadcast["columns"]
-        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.problem, len(columns)))
-        which = positions(shard, columns)
+        (V, sigma), _ = summarise(H, self.method.feasible_rank(self.context, len(columns)))
+        which = positions(client_data, columns)
         B = class_sums(H, which, len(columns))
         return Message(
             {"V": V, "sigma": sigma, "B": B},
-            samples=self.told(shard),
+            samples=self.told(client_data),
             factors=["V"],
             per_class=["B"],
             summed=["B"],
@@ -134,8 +134,8 @@ class FedRANServer(RegularisedServer):
     method: FedRAN
     absorbs_late = True
 
-    def __init__(self, method: FedRAN, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FedRAN, context: Context) -> None:
+        super().__init__(method, context)
         empty = self.zeros(self.dimension, 0)
         self.sketch = Spectrum(empty, empty[0])
         self.truncations, self.losses = 0, Losses()
@@ -152,7 +152,7 @@ class FedRANServer(RegularisedServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
-        self._rank = max(self._rank, self.method.feasible_rank(self.problem, len(task.columns)))
+        self._rank = max(self._rank, self.method.feasible_rank(self.context, len(task.columns)))
         self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
 
     def gram(self) -> torch.Tensor:
@@ -160,7 +160,7 @@ class FedRANServer(RegularisedServer):
         V, sigma = self.sketch
         return (V * sigma.square()) @ V.T
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         M = self.dimension
         B = real(M, len(task.columns), least=self.floor_of_features)
         return {"V": orthonormal(M, "r"), "sigma": descending("r"), "B": B, MERGES: real(4, least=0, optional=True)}
@@ -175,7 +175,7 @@ class FedRANServer(RegularisedServer):
 
     def _limit(self, upload: Message) -> int:
         """The most directions that the client was asked for, by the number of its task's classes."""
-        return self.method.feasible_rank(self.problem, upload["B"].shape[1])
+        return self.method.feasible_rank(self.context, upload["B"].shape[1])
 
     def absorb(self, client: int, upload: Message) -> None:
         self.samples += upload.samples or 0
@@ -210,7 +210,7 @@ class FedRANServer(RegularisedServer):
         if len(sigma) == 0:
             return Solution(torch.zeros_like(B), 1.0)
         # The rounding of V'B in a direction of small sigma, if V is orthonormal to rounding and B large in others.
-        noise = (self.dimension * 2**-52 + relative_rounding(self.problem.dtype)) * float(sigma[0]) ** 2
+        noise = (self.dimension * 2**-52 + relative_rounding(self.context.dtype)) * float(sigma[0]) ** 2
         # Outside the subspace B may be nothing but rounding, which must not be divided by a tiny number.
         floor = max(self.floor, noise) if self.method.complement == "floor" else 0.0
         sigma = sigma.clamp_min(floor**0.5)
@@ -298,25 +298,25 @@ class FedRAN(ClosedFormMethod):
         """0, unless the exact solution is asked for."""
         return 3 if self.bounds else 0
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        M = self.dimension(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        M = self.dimension(context)
         if self.M is None and self.rank is not None and self.rank > M:
             raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
         if self.budget_bytes is not None:
             most = max(classes_per_task)
-            if self.feasible_rank(problem, most) < 1:
-                least = self.full_upload(problem, 1, most)
+            if self.feasible_rank(context, most) < 1:
+                least = self.full_upload(context, 1, most)
                 raise UserError(
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
-                    f"at least {least} with M={M} and wire.dtype={problem.wire}",
+                    f"at least {least} with M={M} and wire.dtype={context.wire}",
                 )
 
-    def combination(self, problem: Problem) -> Combination:
+    def combination(self, context: Context) -> Combination:
         """The server's own merge of a task's clients, cut to the rank that one client may send; B adds up."""
 
         def combined(uploads: Sequence[Message]) -> Message:
-            limit = self.feasible_rank(problem, uploads[0]["B"].shape[1])
+            limit = self.feasible_rank(context, uploads[0]["B"].shape[1])
             merger = MERGERS[self.merge](limit)
             cut = max(take_summary(merger, upload, limit) for upload in uploads)
             part = merger.result()
@@ -327,17 +327,17 @@ class FedRAN(ClosedFormMethod):
 
         return combined
 
-    def full_upload(self, problem: Problem, rank: int, classes: int) -> int:
+    def full_upload(self, context: Context, rank: int, classes: int) -> int:
         """Bytes of an upload of a client that holds all the task's classes, with what `gcv` needs to be told."""
         told = SAMPLES_BYTES if self.penalty == GCV else 0
-        return upload_bytes(self.dimension(problem), rank, classes, problem.wire) + told
+        return upload_bytes(self.dimension(context), rank, classes, context.wire) + told
 
-    def feasible_rank(self, problem: Problem, classes: int) -> int:
+    def feasible_rank(self, context: Context, classes: int) -> int:
         """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""
-        M = self.dimension(problem)
+        M = self.dimension(context)
         rank = M if self.rank is None else self.rank
         if self.budget_bytes is not None:
-            fixed = self.full_upload(problem, 0, classes)
-            per_direction = self.full_upload(problem, 1, classes) - fixed
+            fixed = self.full_upload(context, 0, classes)
+            per_direction = self.full_upload(context, 1, classes) - fixed
             rank = min(rank, (self.budget_bytes - fixed) // per_direction)
         return min(rank, M)

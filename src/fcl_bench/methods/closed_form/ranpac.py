@@ -24,9 +24,9 @@ from fcl_bench.methods.closed_form.algebra.held_out import Sums, cross_validated
 from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, mean_share
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -40,26 +40,26 @@ class RanPACClient(STSAClient):
 
     method: RanPAC
 
-    def __init__(self, method: RanPAC, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._factors = hash_factors(generator(problem.seed, "folds"), problem.inputs)
+    def __init__(self, method: RanPAC, context: Context) -> None:
+        super().__init__(method, context)
+        self._factors = hash_factors(generator(context.seed, "folds"), context.inputs)
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """G and C as in STSA; or G_p (M, M) and C_p (M, c_t) of each part p, and its number of samples, n (parts)."""
         parts = self.method.parts
         if not parts:
-            return super().update(shard, broadcast, state)
+            return super().update(client_data, broadcast, state)
         # Of two parts, the first is fold 0 and the second all other folds.
-        part = fold_numbers(shard.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
+        part = fold_numbers(client_data.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
         tensors: dict[str, torch.Tensor] = {}
         sums_of: dict[str, torch.Tensor | None] = {}
         moments_of: dict[str, torch.Tensor | None] = {}
-        which = positions(shard, broadcast["columns"])
+        which = positions(client_data, broadcast["columns"])
         for number in range(parts):
             own = part == number
             sums_of[f"C_{number}"] = torch.where(own, which, -1)
             moments_of[f"G_{number}"] = own.to(which.dtype) - 1
-            sub = dataclasses.replace(shard, inputs=shard.inputs[own], labels=shard.labels[own])
+            sub = dataclasses.replace(client_data, inputs=client_data.inputs[own], labels=client_data.labels[own])
             sums, _ = super().update(sub, broadcast, {})
             tensors |= {f"G_{number}": sums["G"], f"C_{number}": sums["C"]}
         grams, columns = [f"G_{p}" for p in range(parts)], [f"C_{p}" for p in range(parts)]
@@ -85,8 +85,8 @@ class RanPACServer(STSAServer):
 
     method: RanPAC
 
-    def __init__(self, method: RanPAC, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: RanPAC, context: Context) -> None:
+        super().__init__(method, context)
         M = self.dimension
         self.parts = [Sums(self.zeros(M, M), self.zeros(M, 0), 0) for _ in range(method.parts)]
         self.chosen: list[float] = []
@@ -101,7 +101,7 @@ class RanPACServer(STSAServer):
             grown = (torch.nn.functional.pad(part.S, (0, more - part.S.shape[1])) for part in self.parts)
             self.parts = [part._replace(S=S) for part, S in zip(self.parts, grown, strict=True)]
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if not self.parts:
             return super().expects(task, round_)
         M, numbers = self.dimension, range(len(self.parts))
@@ -110,7 +110,7 @@ class RanPACServer(STSAServer):
         fields |= {f"C_{p}": real(M, classes, least=least, of=f"G_{p}") for p in numbers}
         return {**fields, "n": counts(len(numbers))}
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         """With `scope=task` the parts are of the task at hand alone, so an upload of an earlier task is of no use."""
         return None if self.method.scope == "task" else super().expects_late(task, round_)
 

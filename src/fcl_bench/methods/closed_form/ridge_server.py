@@ -11,7 +11,7 @@ from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.algebra.estimate import Estimate
 from fcl_bench.methods.closed_form.algebra.ridge import GCV, Spectrum, gcv, mean_share
 from fcl_bench.methods.closed_form.base import AUTO, ClosedFormMethod, ClosedFormServer
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 
 
@@ -62,9 +62,9 @@ class RidgeServer(RegularisedServer):
 
     sums_what_came: ClassVar[bool] = True
 
-    def __init__(self, method: ClosedFormMethod, problem: Problem, low_rank: bool = False) -> None:
-        super().__init__(method, problem)
-        self.estimate = Estimate(self.dimension, problem.dtype, problem.device, low_rank)
+    def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:
+        super().__init__(method, context)
+        self.estimate = Estimate(self.dimension, context.dtype, context.device, low_rank)
         self.uploads = 0
 
     def count(self, upload: Message) -> None:
@@ -84,10 +84,10 @@ class RidgeServer(RegularisedServer):
 
     def rounding(self) -> float:
         """Relative error of G's entries; it includes the wire's rounding if clients sent them."""
-        return relative_rounding(self.problem.dtype, *([self.problem.wire.dtype] if self.sums_what_came else []))
+        return relative_rounding(self.context.dtype, *([self.context.wire.dtype] if self.sums_what_came else []))
 
     def solution(self) -> Solution:
-        if self.problem.release is None:
+        if self.context.release is None:
             return self.estimate.solve(self.B, self.offset() + self.ridge, self.rounding())
         S = self.estimate.matrix.clone()
         S.diagonal().add_(self.offset())

@@ -15,9 +15,9 @@ import torch
 from fcl_bench.linalg.gram import add_class_sums, grams
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Expectation, gram_matrix, real
+from fcl_bench.protocol.fields import Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -25,25 +25,25 @@ from fcl_bench.protocol.task import Task
 class STSAClient(ClosedFormClient):
     """Exact statistics of the client's samples."""
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H (M, M) and C = H'Y (M, c_t) over the task's classes."""
-        M, like = self.dimension, shard.inputs
+        M, like = self.dimension, client_data.inputs
         columns = broadcast["columns"]
         sums = like.new_zeros(len(columns), M)
 
         def summed() -> Iterator[torch.Tensor]:
-            for H, which in self.blocks(shard, broadcast):
+            for H, which in self.blocks(client_data, broadcast):
                 add_class_sums(sums, H, which)
                 yield H
 
         upload = {"G": grams(summed(), like, M), "C": sums.T}
         return Message(
             upload,
-            samples=self.told(shard),
+            samples=self.told(client_data),
             symmetric=["G"],
             per_class=["C"],
             summed=upload,
-            sums_of={"C": positions(shard, columns)},
+            sums_of={"C": positions(client_data, columns)},
             moments_of={"G": None},
         ), state
 
@@ -53,7 +53,7 @@ class STSAServer(RidgeServer):
 
     absorbs_late = True
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         least = self.floor_of_features
         return {
             "G": gram_matrix(self.dimension, least, added=True),

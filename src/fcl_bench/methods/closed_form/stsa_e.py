@@ -24,8 +24,8 @@ from fcl_bench.methods.closed_form.base import (
     sums_without_samples,
 )
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -36,17 +36,17 @@ class STSAEClient(ClosedFormClient):
 
     method: STSAE
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """C (M, K_D c_t), group by group, and n (K_D, c_t)."""
         columns, groups = broadcast["columns"], self.method.dummy_clients
-        rng = generator(self.problem.seed, "dummy clients", shard.task, shard.client)
+        rng = generator(self.context.seed, "dummy clients", client_data.task, client_data.client)
         # Groups differ by one sample at most.
-        group = torch.from_numpy(rng.permutation(len(shard.labels)) % groups).to(shard.labels.device)
-        cell = group * len(columns) + positions(shard, columns)
+        group = torch.from_numpy(rng.permutation(len(client_data.labels)) % groups).to(client_data.labels.device)
+        cell = group * len(columns) + positions(client_data, columns)
         cells = groups * len(columns)
-        sums = shard.inputs.new_zeros(cells, self.dimension)
+        sums = client_data.inputs.new_zeros(cells, self.dimension)
         features = self.random_features(broadcast)
-        for H, own in zip(features.blocks(shard.inputs), cell.split(features.rows), strict=True):
+        for H, own in zip(features.blocks(client_data.inputs), cell.split(features.rows), strict=True):
             add_class_sums(sums, H, own)
         sizes = torch.bincount(cell, minlength=cells).to(torch.int32)
         upload = {"C": sums.T, "n": sizes.reshape(groups, len(columns))}
@@ -60,8 +60,8 @@ class STSAEServer(RidgeServer):
     #: The server makes G itself, and it is positive semidefinite whatever the wire did to the sums.
     sums_what_came = False
 
-    def __init__(self, method: STSAE, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: STSAE, context: Context) -> None:
+        super().__init__(method, context)
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
         #: The sums of tasks that still await uploads, and the number of these uploads, by the task's number.
         self._awaited: dict[int, ClassScatter] = {}
@@ -78,7 +78,7 @@ class STSAEServer(RidgeServer):
         self._awaited[task.index] = self._scatter
         self._missing[task.index] = self._missing.get(task.index, 0) + 1
 
-    def expects_late(self, task: Task, round_: int) -> Expectation | None:
+    def expects_late(self, task: Task, round_: int) -> Schema | None:
         return self.expects(task, round_) if task.index in self._awaited else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
@@ -104,7 +104,7 @@ class STSAEServer(RidgeServer):
         if not self._missing[task.index]:
             del self._awaited[task.index], self._missing[task.index]
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         groups, classes = self.method.dummy_clients, len(task.columns)
         return {
             "C": real(self.dimension, groups * classes, least=self.floor_of_features),
@@ -186,7 +186,7 @@ class STSAE(ClosedFormMethod):
     def needs_each_upload(self) -> tuple[str, str]:
         return "the server of stsa_e tells the groups of every client apart", "method=stsa, which it estimates"
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        values = (self.dimension(problem) + 1) * max(classes_per_task) * self.dummy_clients
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        values = (self.dimension(context) + 1) * max(classes_per_task) * self.dummy_clients
         require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")

@@ -20,7 +20,7 @@ from fcl_bench.methods.data_free.generators.features import FeatureGenerator, Ke
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -120,14 +120,14 @@ class FedGenClient(CountingClient):
 
     method: FedGen
 
-    def __init__(self, method: FedGen, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self._generator = method.new_generator(problem).eval()
+    def __init__(self, method: FedGen, context: Context) -> None:
+        super().__init__(method, context)
+        self._generator = method.new_generator(context).eval()
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         values = with_prefix(broadcast, _GENERATOR)
         if not values:  # nothing is taught yet
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         self._generator.load(values)
         method, round_ = self.method, int(broadcast["round"])
         size = method.training.batch_size
@@ -136,12 +136,12 @@ class FedGenClient(CountingClient):
             method.loss_over,
             method.frozen_heads,
             self._generator,
-            broadcast[f"labels.{shard.task}"].long(),
+            broadcast[f"labels.{client_data.task}"].long(),
             method.decayed(method.alpha, round_) * method.generated / size,
             method.decayed(method.beta, round_),
             method.generated,
-            method.generated_epochs * sum(1 for _ in epoch_batches(len(shard.labels), size, torch.Generator())),
-            derived_seed(self.problem.seed, "generated", shard.task, round_, shard.client),
+            method.generated_epochs * sum(1 for _ in epoch_batches(len(client_data.labels), size, torch.Generator())),
+            derived_seed(self.context.seed, "generated", client_data.task, round_, client_data.client),
         )
 
 
@@ -155,9 +155,9 @@ class FedGenServer(CountingServer):
 
     method: FedGen
 
-    def __init__(self, method: FedGen, problem: Problem) -> None:
-        super().__init__(method, problem)
-        self.generator = method.new_generator(problem)
+    def __init__(self, method: FedGen, context: Context) -> None:
+        super().__init__(method, context)
+        self.generator = method.new_generator(context)
         self.taught = -1
         self._adam = KeptAdam()
         #: Of the round at hand: each participant's heads as uploaded, since no sum of them would teach.
@@ -193,12 +193,12 @@ class FedGenServer(CountingServer):
         """Adam's steps on L_teach + lambda L_div, by the heads of the round; the average plays no part in it."""
         if not self.method.generates:
             return
-        knobs, columns = self.method.generator, torch.tensor(self.tasks[-1], device=self.problem.device)
+        knobs, columns = self.method.generator, torch.tensor(self.tasks[-1], device=self.context.device)
         held = torch.stack([self.counts[client] for client in self._heads])
         qualified = columns[(held > 1).any(dim=0)]
         if not len(qualified):
             return
-        omega = torch.zeros(len(held), len(self.generator.classes), device=self.problem.device)
+        omega = torch.zeros(len(held), len(self.generator.classes), device=self.context.device)
         omega[:, columns] = shares(held).float()
         weights, biases = self._stacked("weight"), self._stacked("bias")
         competition = self.heads.competition(self.method.loss_over)
@@ -241,7 +241,7 @@ class FedGenServer(CountingServer):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         if self.method.generates:
-            here = {name: value.to(self.problem.device) for name, value in state.items()}
+            here = {name: value.to(self.context.device) for name, value in state.items()}
             self.generator.load(with_prefix(here, _GENERATOR))
             self._adam.load_state_dict(with_prefix(here, _ADAM))
             self.taught = int(state["taught"])
@@ -323,8 +323,8 @@ class FedGen(GradientMethod):
         """alpha_r or beta_r."""
         return max(_LEAST, weight * self.decay**round_) if weight else 0.0
 
-    def new_generator(self, problem: Problem) -> FeatureGenerator:
+    def new_generator(self, context: Context) -> FeatureGenerator:
         """G before its first class, the same at every call."""
-        d, knobs = self.start(problem).dimension, self.generator
-        seed = derived_seed(problem.seed, "generator") % 2**62
-        return FeatureGenerator(d, knobs.hidden or d, knobs.noise, seed).to(problem.device)
+        d, knobs = self.start(context).dimension, self.generator
+        seed = derived_seed(context.seed, "generator") % 2**62
+        return FeatureGenerator(d, knobs.hidden or d, knobs.noise, seed).to(context.device)

@@ -19,9 +19,9 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import Half
+from fcl_bench.methods.gradient.model_holder import ModelHolder
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
@@ -42,7 +42,7 @@ def made_prefix(task: int) -> str:
     return f"{_MADE}{task}."
 
 
-class DataFreeHalf(Half):
+class DataFreeHalf(ModelHolder):
     """A half that works with images."""
 
     @property
@@ -58,13 +58,15 @@ class DataFreeClient(DataFreeHalf, GradientClient):
 
     method: DataFreeMethod
 
-    def made(self, shard: Shard, broadcast: Message) -> dict[str, torch.Tensor]:
+    def made(self, client_data: ClientData, broadcast: Message) -> dict[str, torch.Tensor]:
         """What the server made of the last task's final model, by name; empty in the first task."""
-        return with_prefix(broadcast, made_prefix(shard.task - 1))
+        return with_prefix(broadcast, made_prefix(client_data.task - 1))
 
-    def synthetic_seed(self, shard: Shard, broadcast: Message) -> int:
+    def synthetic_seed(self, client_data: ClientData, broadcast: Message) -> int:
         """The seed of the random stream of a client's synthetic samples in a round."""
-        return derived_seed(self.problem.seed, "synthetic", shard.task, int(broadcast["round"]), shard.client)
+        return derived_seed(
+            self.context.seed, "synthetic", client_data.task, int(broadcast["round"]), client_data.client
+        )
 
 
 class DataFreeServer(DataFreeHalf, GradientServer):
@@ -76,8 +78,8 @@ class DataFreeServer(DataFreeHalf, GradientServer):
 
     method: DataFreeMethod
 
-    def __init__(self, method: DataFreeMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: DataFreeMethod, context: Context) -> None:
+        super().__init__(method, context)
         self.made: dict[str, torch.Tensor] = {}
         self._shown: dict[str, torch.Tensor] = {}
         self._synthetic = 0
@@ -109,7 +111,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
                 f"{self.method.name}: the backbone has no BatchNorm2d, so synthetic images"
                 " are not held to statistics of real ones",
             )
-        with self.trainer.reproducible(derived_seed(self.problem.seed, "generator", task.index)):
+        with self.trainer.reproducible(derived_seed(self.context.seed, "generator", task.index)):
             self.synthesise(task)
             images, labels = self.samples_to_show(_PICTURED)
         for name, value in self.network.named_parameters():
@@ -139,7 +141,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        here = {name: value.to(self.context.device) for name, value in state.items()}
         self.made, self._shown = with_prefix(here, _MADE), with_prefix(here, _SHOWN)
         self._synthetic = int(state.get("synthetic", 0))
 

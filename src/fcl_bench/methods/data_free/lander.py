@@ -37,8 +37,8 @@ from fcl_bench.methods.data_free.generators.anchored import (
 )
 from fcl_bench.methods.data_free.generators.replay import ImagePool
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -63,36 +63,36 @@ class LANDERClient(DataFreeClient):
     #: A task and the images that its generator makes, the same for all clients.
     _drawn: tuple[int, torch.Tensor] | None = None
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of any gradient method, and the total loss of the first epoch, 4 bytes."""
-        upload, kept = super().update(shard, broadcast, state)
+        upload, kept = super().update(client_data, broadcast, state)
         if broadcast.stage == MODEL and self.method.returns:
             assert self._objective is not None
             loss = {_LOSS: self._objective.first_pass(self.method.training.epochs)}
-            summed = {*upload.summed, *loss} if self.problem.sums else ()
+            summed = {*upload.summed, *loss} if self.context.sums else ()
             upload = replace(upload, tensors={**upload, **loss}, summed=summed)
         self._objective = None
         return upload, kept
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         method, heads = self.method, Heads.from_message(broadcast)
         seen = sum(heads.sizes)
         current, previous = 1.0, 0.0
-        if shard.task:
+        if client_data.task:
             of_current, of_previous = factors(seen, seen - heads.sizes[-1])
             current, previous = method.cur * of_current, method.pre * of_previous
         anchors = self.anchors(broadcast) if method.ltc else None
         base = (heads, method.loss_over, method.frozen_heads, method.ltc, method.radius, anchors, current)
-        teacher = self.teacher(shard, broadcast)
+        teacher = self.teacher(client_data, broadcast)
         if teacher is None:
             self._objective = Bounded(*base)
         else:
             assert isinstance(teacher, MappedNetwork)
-            images = self.images(shard, broadcast)
+            images = self.images(client_data, broadcast)
             pool = ImagePool(
                 images,
                 images.new_zeros(len(images)),  # nobody asks for their classes
-                self.synthetic_seed(shard, broadcast),
+                self.synthetic_seed(client_data, broadcast),
                 Augment(method.training.augment),
                 self.scale,
             )
@@ -105,16 +105,16 @@ class LANDERClient(DataFreeClient):
         """(C, d_e) of all columns."""
         return torch.cat([broadcast[f"{_ANCHORS}{task}"] for task in range(len(Heads.from_message(broadcast).sizes))])
 
-    def images(self, shard: Shard, broadcast: Message) -> torch.Tensor:
+    def images(self, client_data: ClientData, broadcast: Message) -> torch.Tensor:
         """(n, 3, size, size) uint8: the images that were sent, or those that the sent generator makes."""
-        made, knobs = self.made(shard, broadcast), self.method.synthesis
+        made, knobs = self.made(client_data, broadcast), self.method.synthesis
         if self.method.send == "images":
             return made["images"][: knobs.images]
-        if self._drawn is None or self._drawn[0] != shard.task:
+        if self._drawn is None or self._drawn[0] != client_data.task:
             old = self.anchors(broadcast)[: -Heads.from_message(broadcast).sizes[-1] or None]
-            with self.trainer.reproducible(derived_seed(self.problem.seed, "drawn images", shard.task)):
+            with self.trainer.reproducible(derived_seed(self.context.seed, "drawn images", client_data.task)):
                 self._drawn = (
-                    shard.task,
+                    client_data.task,
                     drawn_images(self.method.new_generator(self.start.size, old), made, old, knobs)[0],
                 )
         return self._drawn[1]
@@ -131,8 +131,8 @@ class LANDERServer(DataFreeServer):
 
     method: LANDER
 
-    def __init__(self, method: LANDER, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: LANDER, context: Context) -> None:
+        super().__init__(method, context)
         self.anchors: dict[str, torch.Tensor] = {}
         self.best: dict[str, torch.Tensor] = {}
         self.lowest, self._best_round = math.inf, 0
@@ -142,7 +142,7 @@ class LANDERServer(DataFreeServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if f"{_ANCHORS}{task.index}" not in self.anchors and self.method.maps:
-            self.anchors[f"{_ANCHORS}{task.index}"] = self.method.anchors_of(task, self.problem).to(self.problem.device)
+            self.anchors[f"{_ANCHORS}{task.index}"] = self.method.anchors_of(task, self.context).to(self.context.device)
 
     def all_anchors(self) -> torch.Tensor:
         """(C, d_e) by column; a checkpoint may have its tensors in any order."""
@@ -189,7 +189,7 @@ class LANDERServer(DataFreeServer):
             self._loss, self._samples = 0.0, 0
         return message
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         expected = super().expects(task, round_)
         return {**expected, _LOSS: real(1, least=0)} if self.stage == MODEL and self.method.returns else expected
 
@@ -227,7 +227,7 @@ class LANDERServer(DataFreeServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        here = {name: value.to(self.context.device) for name, value in state.items()}
         self.anchors = {name: value for name, value in here.items() if name.startswith(_ANCHORS)}
         if self.method.returns:
             self.best = with_prefix(here, _BEST)
@@ -299,16 +299,16 @@ class LANDER(DataFreeMethod):
         rows = read_anchors(self.anchors, "method.anchors")
         return {"anchors": content_hash(rows.numpy().tobytes() + str(tuple(rows.shape)).encode()).hexdigest()}
 
-    def build_network(self, problem: Problem) -> Network:
+    def build_network(self, context: Context) -> Network:
         if not self.maps:
-            return super().build_network(problem)
-        return MappedNetwork(self.start(problem), self.anchor_size, derived_seed(problem.seed, "mapping"))
+            return super().build_network(context)
+        return MappedNetwork(self.start(context), self.anchor_size, derived_seed(context.seed, "mapping"))
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
         if self.anchors == "random":
             return
-        rows, classes = read_anchors(self.anchors, "method.anchors"), problem.all_classes(classes_per_task)
+        rows, classes = read_anchors(self.anchors, "method.anchors"), context.all_classes(classes_per_task)
         if rows.shape[1] != self.anchor_size:
             raise UserError(
                 f"method.anchor_size={self.anchor_size}: {self.anchors} has anchors of {rows.shape[1]} numbers",
@@ -319,10 +319,10 @@ class LANDER(DataFreeMethod):
                 f"method.anchors={self.anchors} has {len(rows)} anchors", f"one for each of {classes} classes"
             )
 
-    def anchors_of(self, task: Task, problem: Problem) -> torch.Tensor:
+    def anchors_of(self, task: Task, context: Context) -> torch.Tensor:
         """(c, d_e) of the classes that are new in a task."""
         if self.anchors == "random":
-            seed = derived_seed(problem.seed, "anchors") % 2**62
+            seed = derived_seed(context.seed, "anchors") % 2**62
             return random_anchors(task.new_columns, self.anchor_size, seed)
         rows = read_anchors(self.anchors, "method.anchors")
         if task.classes and max(task.classes) >= len(rows):

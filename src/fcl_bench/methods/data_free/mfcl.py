@@ -27,7 +27,7 @@ from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMetho
 from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, LayerStatistics, divergence
 from fcl_bench.methods.data_free.generators.images import WIDTH, ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.inversion import BLUR, blurred, imbalance
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -132,16 +132,16 @@ class MFCLClient(DataFreeClient):
 
     method: MFCL
 
-    def __init__(self, method: MFCL, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: MFCL, context: Context) -> None:
+        super().__init__(method, context)
         self._generator: ImageGenerator | None = None
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        values, teacher = self.made(shard, broadcast), self.teacher(shard, broadcast)
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        values, teacher = self.made(client_data, broadcast), self.teacher(client_data, broadcast)
         if teacher is None or not values:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         if self._generator is None:
-            self._generator = self.method.new_generator(self.problem).eval().requires_grad_(False)
+            self._generator = self.method.new_generator(self.context).eval().requires_grad_(False)
         self._generator.load(values)
         method = self.method
         return Replaying(
@@ -151,7 +151,7 @@ class MFCLClient(DataFreeClient):
             teacher,
             self._generator,
             method,
-            self.synthetic_seed(shard, broadcast),
+            self.synthetic_seed(client_data, broadcast),
         )
 
 
@@ -161,7 +161,7 @@ class MFCLServer(DataFreeServer):
     method: MFCL
 
     def synthesise(self, task: Task) -> None:
-        knobs, generator = self.method.generator, self.method.new_generator(self.problem)
+        knobs, generator = self.method.generator, self.method.new_generator(self.context)
         generator.load(self.made)
         optimiser = torch.optim.Adam(generator.parameters(), lr=knobs.lr)
         with InputStatistics(self.network) as statistics:
@@ -199,9 +199,9 @@ class MFCLServer(DataFreeServer):
 
     @torch.no_grad()
     def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        generator = self.method.new_generator(self.problem).eval()
+        generator = self.method.new_generator(self.context).eval()
         generator.load(self.made)
-        seed = derived_seed(self.problem.seed, "shown")
+        seed = derived_seed(self.context.seed, "shown")
         images = self.method.images(generator, generator.noise(count, torch.Generator().manual_seed(seed)))
         columns = torch.tensor(self.heads.logits, device=images.device)[self.network(images).argmax(dim=1)]
         start = self.start
@@ -264,9 +264,9 @@ class MFCL(DataFreeMethod):
                 "method.send=generator; method=target sends images",
             )
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        size = self.start(problem).size
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        size = self.start(context).size
         if self.replays and self.generator.w_smooth and size <= BLUR // 2:
             raise UserError(
                 f"method.generator.w_smooth={self.generator.w_smooth:g}: images of {size} pixels are too small to blur",
@@ -286,11 +286,11 @@ class MFCL(DataFreeMethod):
         """T."""
         return _PUBLISHED_TEMPERATURE if self.published else self.generator.temperature
 
-    def new_generator(self, problem: Problem) -> ImageGenerator:
+    def new_generator(self, context: Context) -> ImageGenerator:
         """A new G; torch draws its first weights."""
-        size, knobs = self.start(problem).size, self.generator
+        size, knobs = self.start(context).size, self.generator
         made = ImageGenerator(knobs.noise, size, output="tanh", eps=_EPS, width=knobs.width)
-        return made.to(problem.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return made.to(context.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def images(self, generator: ImageGenerator, noise: torch.Tensor) -> torch.Tensor:
         """What the network sees of G(z), (b, 3, size, size)."""

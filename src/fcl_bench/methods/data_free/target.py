@@ -25,7 +25,7 @@ from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMetho
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.meta_inversion import MetaInversion, Synthesis
 from fcl_bench.methods.data_free.generators.replay import GeneratedImages, ImagePool
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -95,37 +95,37 @@ class TARGETClient(DataFreeClient):
 
     method: TARGET
 
-    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
-        own = super().samples(shard, broadcast, state)
-        made = self.made(shard, broadcast)
+    def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
+        own = super().samples(client_data, broadcast, state)
+        made = self.made(client_data, broadcast)
         if not made or self.method.variant == "paper":
             return own
         return Shortened(own, -(-len(made["images"]) // self.method.per_step))
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        teacher, method = self.teacher(shard, broadcast), self.method
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        teacher, method = self.teacher(client_data, broadcast), self.method
         if teacher is None:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         return Rehearsed(
             Heads.from_message(broadcast),
             method.loss_over,
             method.frozen_heads,
             teacher,
-            self.synthetic(shard, broadcast),
+            self.synthetic(client_data, broadcast),
             method.per_step,
             method.kd,
             method.temperature,
         )
 
-    def synthetic(self, shard: Shard, broadcast: Message) -> Callable[[int], torch.Tensor]:
+    def synthetic(self, client_data: ClientData, broadcast: Message) -> Callable[[int], torch.Tensor]:
         """A source of synthetic images, as the network sees them, with a random stream of its own."""
-        made, seed = self.made(shard, broadcast), self.synthetic_seed(shard, broadcast)
+        made, seed = self.made(client_data, broadcast), self.synthetic_seed(client_data, broadcast)
         augment = Augment(self.method.training.augment)
         if self.method.send == "generator":
-            generator = self.method.received(made, self.problem)
+            generator = self.method.received(made, self.context)
             return GeneratedImages(generator, seed, augment, self.scale).next
         # Distillation looks at no label, so none is sent.
-        labels = torch.zeros(len(made["images"]), dtype=torch.int64, device=self.problem.device)
+        labels = torch.zeros(len(made["images"]), dtype=torch.int64, device=self.context.device)
         pool = ImagePool(made["images"], labels, seed, augment, self.scale)
         return lambda count: pool.next(count)[0]
 
@@ -139,8 +139,8 @@ class TARGETServer(DataFreeServer):
 
     method: TARGET
 
-    def __init__(self, method: TARGET, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: TARGET, context: Context) -> None:
+        super().__init__(method, context)
         self.right: list[float] = []
 
     def synthesise(self, task: Task) -> None:
@@ -164,8 +164,8 @@ class TARGETServer(DataFreeServer):
         """Images, and what the teacher takes them for."""
         images = self.made.get("images")
         if images is None:
-            seed = derived_seed(self.problem.seed, "shown")
-            generator = self.method.received(self.made, self.problem)
+            seed = derived_seed(self.context.seed, "shown")
+            generator = self.method.received(self.made, self.context)
             images = to_bytes(GeneratedImages(generator, seed, Augment("none"), self.scale).pixels(count))
         return images[:count], self._named(images[:count])
 
@@ -233,9 +233,9 @@ class TARGET(DataFreeMethod):
     def replays(self) -> bool:
         return self.kd > 0 and self.images > 0
 
-    def received(self, values: dict[str, torch.Tensor], problem: Problem) -> ImageGenerator:
+    def received(self, values: dict[str, torch.Tensor], context: Context) -> ImageGenerator:
         """The generator with these parameters."""
         with seeded(0):  # its first weights are drawn, and replaced
-            generator = ImageGenerator(self.synthesis.noise, self.start(problem).size).to(problem.device)
+            generator = ImageGenerator(self.synthesis.noise, self.start(context).size).to(context.device)
         generator.load(values)
         return generator

@@ -16,7 +16,7 @@ from typing import ClassVar
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.heads import Heads
@@ -28,10 +28,10 @@ class FedLwFClient(GradientClient):
 
     method: FedLwF
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        teacher, method = self.teacher(shard, broadcast), self.method
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        teacher, method = self.teacher(client_data, broadcast), self.method
         if teacher is None:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         heads = Heads.from_message(broadcast)
         return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
 

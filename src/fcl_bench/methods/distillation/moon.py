@@ -19,7 +19,7 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
@@ -101,8 +101,8 @@ class MOONClient(GradientClient):
 
     method: MOON
 
-    def __init__(self, method: MOON, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: MOON, context: Context) -> None:
+        super().__init__(method, context)
         self._notices = Notices(log)
 
     def contrasts(self) -> bool:
@@ -118,16 +118,16 @@ class MOONClient(GradientClient):
         )
         return False
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         earlier = with_prefix(state, _MODEL)
         # In a client's first round r_j would be r_g, and the term a constant.
         if not (earlier and self.contrasts()):
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         objective = LogitContrast if self.method.representation == "logits" else FeatureContrast
         heads = Heads.from_message(broadcast)
         return objective(heads, self.method, self.frozen_copy(), self.frozen_copy(earlier))
 
-    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
+    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         if not self.contrasts():
             return state
         return {**state, **{_MODEL + name: value.clone() for name, value in self.network.state().items()}}
@@ -155,12 +155,12 @@ class MOON(GradientMethod):
     representation: str = knob("feature", choices=("feature", "logits", "projection"))
     width: int = knob(256, least=1)
 
-    def start(self, problem: Problem) -> Trainable:
+    def start(self, context: Context) -> Trainable:
         """The backbone; with representation=projection, r = U2 relu(U1 z) follows it as the end of the body."""
-        start = super().start(problem)
+        start = super().start(context)
         if self.representation != "projection":
             return start
-        seed = derived_seed(problem.seed, "projection")
+        seed = derived_seed(context.seed, "projection")
         return replace(
             start,
             build=partial(projecting, start, self.width, seed),

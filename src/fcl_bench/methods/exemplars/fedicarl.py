@@ -33,8 +33,8 @@ from fcl_bench.methods.exemplars.memory import (
     with_memory,
 )
 from fcl_bench.methods.exemplars.memory_client import EXEMPLARS, ExemplarClient, ExemplarMethod, ExemplarServer
-from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
-from fcl_bench.protocol.fields import Expectation, counts, numbers, real
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.fields import Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -81,52 +81,56 @@ class FediCaRLClient(ExemplarClient):
 
     method: FediCaRL
 
-    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
+    def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
         kept = recalled(state)
         if kept is not None and self.method.published:
-            seed = derived_seed(self.problem.seed, "recall", shard.task, int(broadcast["round"]), shard.client)
+            seed = derived_seed(
+                self.context.seed, "recall", client_data.task, int(broadcast["round"]), client_data.client
+            )
             chosen = random_order(self.method.memory, len(kept[1]), seed).to(kept[1].device)
             kept = kept[0][chosen], kept[1][chosen]
-        return with_memory(super().samples(shard, broadcast, state), kept)
+        return with_memory(super().samples(client_data, broadcast, state), kept)
 
-    def speaks_for(self, shard: Shard, state: State) -> int:
+    def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The client's samples and exemplars together."""
-        return super().speaks_for(shard, state) + min(self.method.memory, memory_size(state))
+        return super().speaks_for(client_data, state) + min(self.method.memory, memory_size(state))
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         method = self.method
-        heads, teacher = Heads.from_message(broadcast), self.teacher(shard, broadcast)
+        heads, teacher = Heads.from_message(broadcast), self.teacher(client_data, broadcast)
         if method.loss == "bce":
             return Binary(heads, method.frozen_heads, teacher, method.strength)
         if teacher is None:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """Choose the exemplars of the task's classes; with `nme`, the sums of all exemplars' features."""
         if self.method.published:
-            return Message({}), remembered(state, shard.inputs, shard.labels, budget=None)
+            return Message({}), remembered(state, client_data.inputs, client_data.labels, budget=None)
 
         def ranking(candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
             if self.method.choose == "herding":
                 return herd(self.directions(candidates), count)
-            seed = derived_seed(self.problem.seed, "exemplars", shard.task, shard.client, column)
+            seed = derived_seed(self.context.seed, "exemplars", client_data.task, client_data.client, column)
             return random_order(count, len(candidates), seed)
 
-        state = self.with_exemplars(state, shard.inputs, shard.labels, self.method.budget(self.problem), ranking)
-        return (self.sums(state, shard) if self.method.classify == "nme" else Message({})), state
+        state = self.with_exemplars(
+            state, client_data.inputs, client_data.labels, self.method.budget(self.context), ranking
+        )
+        return (self.sums(state, client_data) if self.method.classify == "nme" else Message({})), state
 
-    def sums(self, state: State, shard: Shard) -> Message:
+    def sums(self, state: State, client_data: ClientData) -> Message:
         """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
         lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
         sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
         width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
-        now, before = torch.full((len(shard.labels),), -1), []
+        now, before = torch.full((len(client_data.labels),), -1), []
         for number, (column, kept) in enumerate(lists.items()):
-            own = torch.nonzero(shard.labels == column).squeeze(1)
+            own = torch.nonzero(client_data.labels == column).squeeze(1)
             # The engine knows a lone exemplar by its place in the shard, if it is of this task.
             if len(kept) == 1 and len(own):
-                own = own[(storable(shard.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
+                own = own[(storable(client_data.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
                 now[own.cpu()] = number
             before += [number] * (len(kept) - int((now == number).sum()))
         return Message(
@@ -150,11 +154,11 @@ class FediCaRLServer(ExemplarServer):
 
     method: FediCaRL
 
-    def __init__(self, method: FediCaRL, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FediCaRL, context: Context) -> None:
+        super().__init__(method, context)
         self.holders: set[int] = set()
-        self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=problem.device)
-        self.counts = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=context.device)
+        self.counts = torch.zeros(0, dtype=torch.int64, device=context.device)
         self._notices = Notices(log)
 
     def model_rounds(self, task: Task) -> list[int]:
@@ -175,7 +179,7 @@ class FediCaRLServer(ExemplarServer):
         # Clients that keep random samples need no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         if self.method.classify != "nme":
             return {}
         known = numbers("classes", below=len(self.counts))
@@ -235,7 +239,7 @@ class FediCaRLServer(ExemplarServer):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         if self.method.classify == "nme":
-            self.sums, self.counts = (state[_MEANS + name].to(self.problem.device) for name in ("sums", "counts"))
+            self.sums, self.counts = (state[_MEANS + name].to(self.context.device) for name in ("sums", "counts"))
             self.holders = set(state[_HOLDERS].long().tolist())
 
 

@@ -6,9 +6,9 @@ entropy of the model's predictions on its samples has risen (`entropy`):
     H = mean_x sum_c -p_c log(p_c + 1e-5),   signal = H - H before > rise.
 
 Its classes of the last task then count as learnt, and it keeps exemplars of them by herding. It trains on its samples
-and all exemplars with the loss of `methods.exemplars.compensation`, in which an old model answers for the old columns: with
+and all exemplars with the loss of `exemplars.compensation`, in which an old model answers for the old columns: with
 `proxy: reconstruct` the best of the last task, which the server picks by images that it reconstructs from gradients
-(`methods.exemplars.proxy`); with `none` the model with which the last task ended.
+(`exemplars.proxy`); with `none` the model with which the last task ended.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fcl_bench.methods.exemplars.proxy import (
     version_prefix,
 )
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Problem, Shard, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
@@ -57,65 +57,65 @@ class GLFCClient(PrototypeClient):
     #: The best models that the server sent last, by version.
     _best: dict[int, Network] | None = None
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of any gradient method and, after a signal, gradients."""
         if broadcast.stage == MODEL:
-            state = self.noticed(shard, broadcast, state)
+            state = self.noticed(client_data, broadcast, state)
         elif broadcast.stage == EXEMPLARS:
-            state = self.entered(shard, state)
-        upload, state = super().update(shard, broadcast, state)
+            state = self.entered(client_data, state)
+        upload, state = super().update(client_data, broadcast, state)
         if broadcast.stage != MODEL:
             return upload, state
         if self.method.reconstructs and bool(state[_SIGNAL]):
             columns = len(Heads.from_message(broadcast).logits)
-            upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(shard, broadcast, columns)})
+            upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(client_data, broadcast, columns)})
         return upload, state
 
-    def speaks_for(self, shard: Shard, state: State) -> int:
+    def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The client's samples and exemplars together; as published, where models count alike, its samples alone.
 
         Published lists hold samples several times, so that they may be longer than all samples that the client had.
         """
-        own = super().speaks_for(shard, state)
+        own = super().speaks_for(client_data, state)
         return own if self.method.published else own + memory_size(state)
 
     # What it notices --------------------------------------------------------------------------------------------------
 
-    def entered(self, shard: Shard, state: State) -> State:
+    def entered(self, client_data: ClientData, state: State) -> State:
         """The state in the shard's task. If the client is in it for the first time, its classes move on."""
-        if self.knows(shard, state):
+        if self.knows(client_data, state):
             return state
-        none = shard.labels[:0]
+        none = client_data.labels[:0]
         before, learnt = state.get(_CURRENT, none), state.get(_LEARNT, none)
-        state = {**state, _TASK: torch.tensor(shard.task), _CURRENT: shard.labels.unique(), _LEARNT: learnt}
+        state = {**state, _TASK: torch.tensor(client_data.task), _CURRENT: client_data.labels.unique(), _LEARNT: learnt}
         if self.method.signal == "boundary":
             return {**state, _LEARNT: torch.cat([learnt, before]).unique()}
         state[_LAST] = before
         if self.method.memory:
-            for kind, own in zip(_WAITING, (shard.inputs, shard.labels), strict=True):
+            for kind, own in zip(_WAITING, (client_data.inputs, client_data.labels), strict=True):
                 state[f"{kind}last"] = state.get(f"{kind}current", own[:0])
                 state[f"{kind}current"] = own
         return state
 
     @staticmethod
-    def knows(shard: Shard, state: State) -> bool:
+    def knows(client_data: ClientData, state: State) -> bool:
         """Whether the client has been in the shard's task before."""
-        return _TASK in state and int(state[_TASK]) == shard.task
+        return _TASK in state and int(state[_TASK]) == client_data.task
 
-    def noticed(self, shard: Shard, broadcast: Message, state: State) -> State:
+    def noticed(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         """The state with the round's signal and what follows from it for classes and memory."""
-        first = not self.knows(shard, state)
-        state = self.entered(shard, state)
+        first = not self.knows(client_data, state)
+        state = self.entered(client_data, state)
         if self.method.signal == "boundary":
             return {**state, _SIGNAL: torch.tensor(first)}
-        self.take_over(shard, broadcast)
+        self.take_over(client_data, broadcast)
         with torch.inference_mode():
-            found = float(entropy(self.network.logits(self.trainer.features(self.network, shard.inputs))))
+            found = float(entropy(self.network.logits(self.trainer.features(self.network, client_data.inputs))))
         signal = found - float(state.get(_ENTROPY, 0.0)) > self.method.rise
         state = {**state, _ENTROPY: torch.tensor(found, dtype=torch.float64), _SIGNAL: torch.tensor(signal)}
-        return self.learnt(shard, state) if signal and len(state[_LAST]) else state
+        return self.learnt(client_data, state) if signal and len(state[_LAST]) else state
 
-    def learnt(self, shard: Shard, state: State) -> State:
+    def learnt(self, client_data: ClientData, state: State) -> State:
         """After a signal: the last task's classes are learnt, and exemplars of them are chosen by the model at hand."""
         last, learnt = state[_LAST], torch.cat([state[_LEARNT], state[_LAST]])
         classes = learnt.unique()
@@ -124,18 +124,18 @@ class GLFCClient(PrototypeClient):
         state = {**state, **own}
         if not self.method.memory:
             return state
-        share = self.method.budget(self.problem) // len(state[_LEARNT])
+        share = self.method.budget(self.context) // len(state[_LEARNT])
         inputs, labels = (state.pop(f"{kind}last", None) for kind in _WAITING)
         if inputs is None or labels is None:  # they are exemplars already
-            inputs, labels = shard.inputs[:0], shard.labels[:0]
+            inputs, labels = client_data.inputs[:0], client_data.labels[:0]
         return self.with_exemplars(state, inputs, labels, share * len(classes), self.ranking)
 
     # What it keeps ----------------------------------------------------------------------------------------------------
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """At the end of a task: choose the exemplars of its classes."""
-        budget = self.method.budget(self.problem)
-        return Message({}), self.with_exemplars(state, shard.inputs, shard.labels, budget, self.ranking)
+        budget = self.method.budget(self.context)
+        return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels, budget, self.ranking)
 
     def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
         """Which of a class's samples to keep, the most telling first."""
@@ -143,12 +143,12 @@ class GLFCClient(PrototypeClient):
 
     # What it trains on ------------------------------------------------------------------------------------------------
 
-    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
-        return with_memory(super().samples(shard, broadcast, state), recalled(state))
+    def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
+        return with_memory(super().samples(client_data, broadcast, state), recalled(state))
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         heads = Heads.from_message(broadcast)
-        old = self.old_model(shard, broadcast, state)
+        old = self.old_model(client_data, broadcast, state)
         return Compensated(heads, self.method.frozen_heads, self.learnt_columns(heads, state), old)
 
     def learnt_columns(self, heads: Heads, state: State) -> torch.Tensor:
@@ -156,10 +156,10 @@ class GLFCClient(PrototypeClient):
         columns = state[_LEARNT]
         return torch.zeros(len(heads.logits), dtype=torch.bool, device=columns.device).index_fill_(0, columns, True)
 
-    def old_model(self, shard: Shard, broadcast: Message, state: State) -> Network | None:
+    def old_model(self, client_data: ClientData, broadcast: Message, state: State) -> Network | None:
         """The model that gives the targets of the old columns; None: there is none yet."""
         if not self.method.chooses_by_signal:
-            return self.teacher(shard, broadcast)
+            return self.teacher(client_data, broadcast)
         last, best = broadcast[VERSIONS].tolist()
         known = self._best or {}
         self._best = {
@@ -221,8 +221,8 @@ class GLFC(ExemplarMethod):
     def keeps_teacher(self) -> bool:  # type: ignore[override]
         return not self.chooses_by_signal
 
-    def server(self, problem: Problem) -> Server:
-        return ProxyServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
+    def server(self, context: Context) -> Server:
+        return ProxyServer(self, context) if self.reconstructs else ExemplarServer(self, context)
 
     def needs_each_upload(self) -> tuple[str, str] | None:
         if not self.reconstructs:

@@ -1,13 +1,13 @@
 """LGA (Dong et al., TPAMI 2023): GLFC with weights per earlier task, and an old model chosen by features.
 
-Clients, exemplars, signals and gradients are GLFC's. With the weights w of `methods.exemplars.category_balance`, the old model's
+Clients, exemplars, signals and gradients are GLFC's. With the weights w of `exemplars.category_balance`, the old model's
 columns O and its logits q', a client minimises
 
     L_cur = mean_{i,c} w_i BCE(sigma(q_ic), [c = y_i]) where there is no old model, else
     lam (L_cur + mean_{i,c} w_i BCE(sigma(q_ic), t_ic)),   t_ic = sigma(q'_ic) for c in O, else [c = y_i].
 
 With `proxy: reconstruct` the server tests a model's heads on features around those of the reconstructed images, at a
-radius r (`methods.exemplars.inversion.feature_monitor`); the first `proxy_init` rounds of a task count as 0. After the first
+radius r (`exemplars.inversion.feature_monitor`); the first `proxy_init` rounds of a task count as 0. After the first
 task's rounds, in the stage `radius`, clients send n, sum phi and sum phi * phi of each class, from which r follows.
 """
 
@@ -27,8 +27,8 @@ from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_feat
 from fcl_bench.methods.exemplars.inversion.monitor import RESETS, BestModels
 from fcl_bench.methods.exemplars.memory_client import ExemplarServer
 from fcl_bench.methods.exemplars.proxy import ProxyServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.query_tasks import AskedTasks
@@ -78,24 +78,24 @@ class LGAClient(GLFCClient):
 
     method: LGA
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Balanced:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Balanced:
         heads, method = Heads.from_message(broadcast), self.method
-        old, learnt = self.old_model(shard, broadcast, state), self.learnt_columns(heads, state)
+        old, learnt = self.old_model(client_data, broadcast, state), self.learnt_columns(heads, state)
         return Balanced(heads, method.frozen_heads, learnt, old, method.groups, method.lam)
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """In the stage `radius`: `counts` (c,) int32, `sums` (d, c) and `squares` (d, c), of the task's classes."""
         if broadcast.stage != RADIUS:
-            return super().answer(shard, broadcast, state)
-        features = self.trainer.features(self.network, shard.inputs)
-        n, total, second = class_statistics(features, shard.labels, Heads.from_message(broadcast).task)
+            return super().answer(client_data, broadcast, state)
+        features = self.trainer.features(self.network, client_data.inputs)
+        n, total, second = class_statistics(features, client_data.labels, Heads.from_message(broadcast).task)
         fields = dict(zip(_SUMS, (n.to(torch.int32), total.T, second.T), strict=True))
         return Message(
             fields,
             per_class=_SUMS[1:],
             summed=_SUMS,
-            sums_of={"sums": shard.labels},
-            moments_of={"squares": shard.labels},
+            sums_of={"sums": client_data.labels},
+            moments_of={"squares": client_data.labels},
         ), state
 
 
@@ -109,8 +109,8 @@ class LGAServer(ProxyServer):
 
     method: LGA
 
-    def __init__(self, method: LGA, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: LGA, context: Context) -> None:
+        super().__init__(method, context)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
         self.asked, self._measured = AskedTasks(), False
@@ -130,7 +130,7 @@ class LGAServer(ProxyServer):
         self._totals = {}
         return super().broadcast(task, round_)
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         if self.stage != RADIUS:
             return super().expects_answer()
         d, c = self.start.dimension, len(self.tasks[-1])
@@ -166,7 +166,7 @@ class LGAServer(ProxyServer):
 
     def accuracy_around(self) -> float:
         """The share of features around the monitor set's that the heads classify rightly."""
-        seed = derived_seed(self.problem.seed, "monitor", self.task, self._round)
+        seed = derived_seed(self.context.seed, "monitor", self.task, self._round)
         images = self._augment(self.images, torch.Generator().manual_seed(seed))
         features, labels = augmented_features(
             self.trainer.features(self.network, images),
@@ -199,7 +199,7 @@ class LGA(GLFC):
     """Knobs of LGA.
 
     Args:
-        groups: of the weights, see `methods.exemplars.category_balance`; cumulative is the published code's.
+        groups: of the weights, see `exemplars.category_balance`; cumulative is the published code's.
         lam: weight of the loss where there is an old model.
         proxy_init: of proxy=reconstruct, the first rounds of a task whose models count as 0.
         best_perf: before which tasks the performance to beat is forgotten: task (every one), once (the second, as in
@@ -228,5 +228,5 @@ class LGA(GLFC):
             )
         super().__post_init__()
 
-    def server(self, problem: Problem) -> Server:
-        return LGAServer(self, problem) if self.reconstructs else ExemplarServer(self, problem)
+    def server(self, context: Context) -> Server:
+        return LGAServer(self, context) if self.reconstructs else ExemplarServer(self, context)

@@ -14,7 +14,7 @@ from fcl_bench.methods.exemplars.memory import SCOPES, Ranking, budget_of_each, 
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, State
+from fcl_bench.protocol.context import Context, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
@@ -27,8 +27,8 @@ EXEMPLARS = "exemplars"
 class ExemplarClient(GradientClient):
     """Keeps exemplars (see `methods.exemplars.memory`)."""
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: GradientMethod, context: Context) -> None:
+        super().__init__(method, context)
         self._notices = Notices(log)
 
     def directions(self, samples: torch.Tensor) -> torch.Tensor:
@@ -77,10 +77,10 @@ class ExemplarMethod(GradientMethod):
         if self.loss_over != "seen":
             raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        require_budget(self.memory, self.scope, problem.clients)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        require_budget(self.memory, self.scope, context.clients)
 
-    def budget(self, problem: Problem) -> int:
+    def budget(self, context: Context) -> int:
         """How many samples a client may keep."""
-        return budget_of_each(self.memory, self.scope, problem.clients or 1)
+        return budget_of_each(self.memory, self.scope, context.clients or 1)

@@ -1,7 +1,7 @@
 """The proxy server of GLFC and LGA: it chooses the old model by images that it reconstructs from clients' gradients.
 
 A client with a signal sends, beside its model, a gradient for each of its classes: that of a small encoder's
-cross-entropy at the sample nearest to the class's mean, perturbed (`methods.exemplars.inversion`). The server reads off the
+cross-entropy at the sample nearest to the class's mean, perturbed (`exemplars.inversion`). The server reads off the
 class, reconstructs the image, and keeps the last iterates as its monitor set. After each round it tests the averaged
 model on them; the best model of a task is the old model of the next.
 
@@ -25,9 +25,9 @@ from fcl_bench.methods.exemplars.inversion.monitor import BestModels, monitor_ac
 from fcl_bench.methods.exemplars.inversion.prototypes import nearest_to_means, perturbed
 from fcl_bench.methods.exemplars.inversion.reconstruction import pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory_client import ExemplarClient, ExemplarServer
-from fcl_bench.methods.gradient.model_holder import MODEL, Half, teacher_prefix
-from fcl_bench.protocol.context import Problem, Shard
-from fcl_bench.protocol.fields import Expectation, real
+from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, teacher_prefix
+from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
@@ -69,7 +69,7 @@ def version_prefix(version: int) -> str:
     return f"{_BEST}{version}."
 
 
-def standardise(half: Half) -> Standardise:
+def standardise(half: ModelHolder) -> Standardise:
     """Turns images into what the network sees."""
     found = half.trainer.standardise
     assert isinstance(found, Standardise)  # `GLFC.check`
@@ -82,12 +82,12 @@ class PrototypeClient(ExemplarClient):
     method: GLFC
     _encoder: GradientEncoder | None = None
 
-    def gradients(self, shard: Shard, broadcast: Message, columns: int) -> torch.Tensor:
+    def gradients(self, client_data: ClientData, broadcast: Message, columns: int) -> torch.Tensor:
         """(p, c) of the shard's classes, ascending, under the network at hand, which scores `columns` of them."""
         if self._encoder is None or self._encoder.classes != columns:
             self._encoder = encoder(self, columns, int(broadcast[ENCODER]))
         scale, knobs = standardise(self), self.method.inversion
-        classes, which = nearest_to_means(self.trainer.features(self.network, shard.inputs), shard.labels)
+        classes, which = nearest_to_means(self.trainer.features(self.network, client_data.inputs), client_data.labels)
         self.network.eval()
 
         def scores(pixels: torch.Tensor) -> torch.Tensor:
@@ -96,7 +96,7 @@ class PrototypeClient(ExemplarClient):
 
         with exact_kernels():
             images = perturbed(
-                scale.scaled(shard.inputs[which]),
+                scale.scaled(client_data.inputs[which]),
                 one_hot(classes, columns).float(),
                 scores,
                 knobs.perturbation,
@@ -106,10 +106,10 @@ class PrototypeClient(ExemplarClient):
             return self._encoder.gradients(images, classes).T
 
 
-def encoder(half: Half, columns: int, seed: int) -> GradientEncoder:
+def encoder(half: ModelHolder, columns: int, seed: int) -> GradientEncoder:
     """The encoder for `columns` classes."""
     side = standardise(half).size
-    return GradientEncoder((side, side), columns, seed, device=half.problem.device)
+    return GradientEncoder((side, side), columns, seed, device=half.context.device)
 
 
 class ProxyServer(ExemplarServer):
@@ -124,14 +124,14 @@ class ProxyServer(ExemplarServer):
 
     method: GLFC
 
-    def __init__(self, method: GLFC, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: GLFC, context: Context) -> None:
+        super().__init__(method, context)
         side = standardise(self).size
         self.best = BestModels("never", "gradients") if method.published else BestModels("task", "task")
-        self.images = torch.zeros(0, 3, side, side, dtype=torch.uint8, device=problem.device)
-        self.labels = torch.zeros(0, dtype=torch.int64, device=problem.device)
+        self.images = torch.zeros(0, 3, side, side, dtype=torch.uint8, device=context.device)
+        self.labels = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.monitored, self.received = -1, 0
-        self._seed = derived_seed(problem.seed, "encoder")
+        self._seed = derived_seed(context.seed, "encoder")
         self._encoder: GradientEncoder | None = None
         self._augment = Augment(method.training.augment)
         #: Of the round at hand: (c, p) of each client with a signal.
@@ -178,7 +178,7 @@ class ProxyServer(ExemplarServer):
         own = {ENCODER: torch.tensor(self._seed)} if self.stage == MODEL else {}
         return {**super().extra_broadcast(), **own}
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         expected = super().expects(task, round_)
         if self.stage != MODEL:
             return expected
@@ -202,7 +202,7 @@ class ProxyServer(ExemplarServer):
     def _reconstruct(self, gradients: torch.Tensor) -> None:
         """Make the monitor set, or add to that of the task at hand."""
         knobs, published = self.method.inversion, self.method.published
-        seed = derived_seed(self.problem.seed, "reconstruction", self.task, self._round)
+        seed = derived_seed(self.context.seed, "reconstruction", self.task, self._round)
         found = reconstruct(self.encoder, gradients, seed, knobs.lr, knobs.iterations, knobs.images)
         images = pixel_bytes(found.images, wrap=published)
         labels = found.labels.repeat_interleave(images.shape[1])
@@ -227,7 +227,7 @@ class ProxyServer(ExemplarServer):
             self.labels,
             lambda images: self.network.logits(self.trainer.features(self.network, images)),
             self._augment,
-            derived_seed(self.problem.seed, "monitor", self.task, self._round),
+            derived_seed(self.context.seed, "monitor", self.task, self._round),
         )
 
     def accuracy_to_beat(self) -> float:
@@ -259,7 +259,7 @@ class ProxyServer(ExemplarServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        here = {name: value.to(self.problem.device) for name, value in state.items()}
+        here = {name: value.to(self.context.device) for name, value in state.items()}
         self.best.load_state_dict(with_prefix(here, _BEST))
         self.images, self.labels = (here[_MONITOR + name] for name in ("images", "labels"))
         self.monitored, self.received = here[_MONITOR + "numbers"].tolist()

@@ -14,7 +14,7 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer, weight_in_average
 from fcl_bench.protocol.combining import Combination, added_up, as_one
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -112,7 +112,7 @@ class GradientMethod(Method):
     def trains_network(self) -> bool:
         return self.on == "images"
 
-    def combination(self, problem: Problem) -> Combination | None:
+    def combination(self, context: Context) -> Combination | None:
         """The weighted mean of models; other uploads add up. None if the server looks at single models."""
 
         def combined(uploads: Sequence[Message]) -> Message:
@@ -127,16 +127,16 @@ class GradientMethod(Method):
 
         return combined if self.averages and self.training.aggregate == "mean" else None
 
-    def start(self, problem: Problem) -> Trainable:
+    def start(self, context: Context) -> Trainable:
         """What training starts from."""
         if not self.trains_network:
-            return feature_start(problem.inputs)
-        assert problem.network is not None
-        return problem.network
+            return feature_start(context.inputs)
+        assert context.network is not None
+        return context.network
 
-    def build_network(self, problem: Problem) -> Network:
+    def build_network(self, context: Context) -> Network:
         """A new network before its first head, the same at every call; a method may add prompts or adapters to it."""
-        return Network(self.start(problem))
+        return Network(self.start(context))
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
         """Give the network one head for each task so far, the same in both halves; a method may add more.
@@ -148,8 +148,8 @@ class GradientMethod(Method):
         """
         network.grow(sizes, seed)
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        start = self.start(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        start = self.start(context)
         if start.compiled and not self.compiles:
             raise UserError(
                 f"backbone.compile=true: method={self.name} looks into the network, or runs copies of it",
@@ -158,27 +158,27 @@ class GradientMethod(Method):
         if self.inside_transformers:
             self._check_transformer(start)
         if self.training.aggregate != "mean":
-            self._check_aggregate(problem, problem.all_classes(classes_per_task))
+            self._check_aggregate(context, context.all_classes(classes_per_task))
         if self.training.rates:
-            self._check_rates(problem, classes_per_task)
+            self._check_rates(context, classes_per_task)
         frozen_names(start.build(), start.stages, self.frozen_stages)
         if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
-            size = 8 * problem.all_classes(classes_per_task) * start.dimension**2
+            size = 8 * context.all_classes(classes_per_task) * start.dimension**2
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
-    def _check_aggregate(self, problem: Problem, classes: int) -> None:
+    def _check_aggregate(self, context: Context, classes: int) -> None:
         """Check the memory: robust aggregates keep all models of a round in float32, and one more to compare."""
         key, training = f"{self.training_key}.aggregate={self.training.aggregate}", self.training
         if self.only_mean:
             raise UserError(f"{key}: {self.only_mean}", f"{self.training_key}.aggregate=mean")
-        network = self.build_network(problem)
+        network = self.build_network(context)
         self.grow(network, [classes], seed=0)
-        models = 2 + round(training.fraction * (problem.clients or 1))
+        models = 2 + round(training.fraction * (context.clients or 1))
         size = 4 * models * sum(value.numel() for value in network.changing().values())
         require_memory(key, size, "the models of a round")
 
-    def _check_rates(self, problem: Problem, classes_per_task: list[int]) -> None:
-        network = self.build_network(problem)
+    def _check_rates(self, context: Context, classes_per_task: list[int]) -> None:
+        network = self.build_network(context)
         self.grow(network, classes_per_task, seed=0)
         names = [name for name, _ in network.named_parameters() if name not in network.never_trains]
         parts = {".".join(name.split(".")[: 2 if name.startswith("body.") else 1]) for name in names}
@@ -234,8 +234,8 @@ class GradientMethod(Method):
             names |= {f"heads.{head}.{own}" for head in resting for own, _ in network.heads[head].named_parameters()}
         return names
 
-    def client(self, problem: Problem) -> Client:
-        return self.client_half(self, problem)
+    def client(self, context: Context) -> Client:
+        return self.client_half(self, context)
 
-    def server(self, problem: Problem) -> Server:
-        return self.server_half(self, problem)
+    def server(self, context: Context) -> Server:
+        return self.server_half(self, context)

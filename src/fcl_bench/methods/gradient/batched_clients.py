@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fcl_bench.linalg.finite import all_finite
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training import networks_side_by_side
 from fcl_bench.training.batched_heads import Heads, Pull, Steps, Turn, train_side_by_side
@@ -35,7 +35,7 @@ class _Own(NamedTuple):
 
 
 def trained_ahead(
-    client: GradientClient, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
+    client: GradientClient, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
 ) -> dict[int, Trained] | str:
     """The trained models of these clients by their numbers, or why they can't train side by side.
 
@@ -48,7 +48,7 @@ def trained_ahead(
     Raises:
         UserError: a model is not finite.
     """
-    if client.method.training.forward_precision(client.problem.device.type) == "bfloat16":
+    if client.method.training.forward_precision(client.context.device.type) == "bfloat16":
         return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
@@ -62,11 +62,14 @@ def trained_ahead(
         if if_faster and not pays(network, client.start.size):
             return "a network as wide as this trains faster alone"
     each: list[_Own] = []
-    for shard, state in zip(shards, states, strict=True):
-        samples, objective = client.samples(shard, broadcast, state), client.objective(shard, broadcast, state)
+    for client_data, state in zip(shards, states, strict=True):
+        samples, objective = (
+            client.samples(client_data, broadcast, state),
+            client.objective(client_data, broadcast, state),
+        )
         if reason := refused(network, samples, objective):
             return reason
-        each.append(_Own(samples, objective, client.batch_seed(shard, broadcast)))
+        each.append(_Own(samples, objective, client.batch_seed(client_data, broadcast)))
     optimiser = client_optimiser(network, knobs, rate)
     if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
         return f"the step of {client.method.training_key} is not SGD with one rate"
@@ -76,7 +79,7 @@ def trained_ahead(
         trained = (_heads if only_heads else _networks)(client, each, rate)
     if not all_finite(*(value for model in trained for value in model.values())):
         raise client.trainer.diverged()
-    return {shard.client: model for shard, model in zip(shards, trained, strict=True)}
+    return {client_data.client: model for client_data, model in zip(shards, trained, strict=True)}
 
 
 def refused(network: Network, samples: Samples, objective: Objective) -> str:

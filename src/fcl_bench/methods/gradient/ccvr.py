@@ -19,7 +19,7 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.methods.gradient.moments import Moments
-from fcl_bench.protocol.fields import Expectation, counts, gram_matrix, real
+from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -109,7 +109,7 @@ class ReplayHead:
         """Forget the retrained head, since a new task has other heads."""
         self.weight = self.bias = None
 
-    def expects(self, columns: tuple[int, ...]) -> Expectation:
+    def expects(self, columns: tuple[int, ...]) -> Schema:
         """The fields of an upload in a task of these classes."""
         d, c = self._dimension, len(columns)
         both = {"counts": counts(c), "sums": real(d, c)}

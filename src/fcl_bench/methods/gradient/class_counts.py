@@ -7,8 +7,8 @@ import torch
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, counts
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
@@ -23,10 +23,10 @@ _PREFIX = "counts."
 class CountingClient(GradientClient):
     """Counts its samples in the stage `counts`."""
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """`counts` (c,) int32, of the task's classes."""
-        columns = torch.tensor(Heads.from_message(broadcast).task, device=shard.labels.device)
-        found = torch.bincount(torch.searchsorted(columns, shard.labels), minlength=len(columns))
+        columns = torch.tensor(Heads.from_message(broadcast).task, device=client_data.labels.device)
+        found = torch.bincount(torch.searchsorted(columns, client_data.labels), minlength=len(columns))
         return Message({"counts": found.to(torch.int32)}), state
 
 
@@ -37,8 +37,8 @@ class CountingServer(GradientServer):
         counts: client -> (c,) samples of each of the task's classes.
     """
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: GradientMethod, context: Context) -> None:
+        super().__init__(method, context)
         self.counts: dict[int, torch.Tensor] = {}
 
     def start_task(self, task: Task) -> None:
@@ -46,7 +46,7 @@ class CountingServer(GradientServer):
             self.counts = {}
         super().start_task(task)
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         return {"counts": counts(len(self.tasks[-1]))}
 
     def objection(self, upload: Message) -> str:
@@ -62,4 +62,4 @@ class CountingServer(GradientServer):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         found = with_prefix(state, _PREFIX)
-        self.counts = {int(client): value.to(self.problem.device) for client, value in found.items()}
+        self.counts = {int(client): value.to(self.context.device) for client, value in found.items()}

@@ -10,8 +10,8 @@ import torch
 from fcl_bench.linalg.flat import Flat
 from fcl_bench.methods.gradient.batched_clients import Trained, trained_ahead
 from fcl_bench.methods.gradient.ccvr import MOMENTS, moments_message
-from fcl_bench.methods.gradient.model_holder import MODEL, Half, final_prefix, teacher_prefix
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, teacher_prefix
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.randomness import derived_seed
@@ -23,7 +23,7 @@ from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import rows
 
 
-class GradientClient(Half, Client):
+class GradientClient(ModelHolder, Client):
     """Trains the broadcast model on its own samples. The network is overwritten in every turn."""
 
     #: A task and its teacher, the same for all clients.
@@ -31,39 +31,39 @@ class GradientClient(Half, Client):
     #: A task, a round, and by client the models that `train_ahead` trained for turns that are still to come.
     _ahead: tuple[int, int, dict[int, Trained]] = (-1, -1, {})
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
-        self.take_over(shard, broadcast)
+        self.take_over(client_data, broadcast)
         if broadcast.stage == MOMENTS:
-            features = self.trainer.features(self.network, shard.inputs).to(self.problem.dtype)
+            features = self.trainer.features(self.network, client_data.inputs).to(self.context.dtype)
             columns = Heads.from_message(broadcast).task
-            dense = self.problem.sums
-            return moments_message(features, shard.labels, columns, self.method.gaussian, dense), state
+            dense = self.context.sums
+            return moments_message(features, client_data.labels, columns, self.method.gaussian, dense), state
         if broadcast.stage != MODEL:
-            return self.answer(shard, broadcast, state)
+            return self.answer(client_data, broadcast, state)
         task, round_, ahead = self._ahead
         # Copies: the network is the next client's before a transport has to pass this on.
         trained: Mapping[str, torch.Tensor]
-        if (task, round_) == (broadcast.task, broadcast.round) and shard.client in ahead:
-            self.network.load(ahead.pop(shard.client))
+        if (task, round_) == (broadcast.task, broadcast.round) and client_data.client in ahead:
+            self.network.load(ahead.pop(client_data.client))
             trained = Flat.of(self.network.changing())
         else:
             trained = self.trainer.train(
                 self.network,
-                self.samples(shard, broadcast, state),
+                self.samples(client_data, broadcast, state),
                 float(broadcast["rate"]),
-                self.batch_seed(shard, broadcast),
-                self.objective(shard, broadcast, state),
+                self.batch_seed(client_data, broadcast),
+                self.objective(client_data, broadcast, state),
             )
-        kept = self.remember(shard, broadcast, state)
-        samples = self.speaks_for(shard, kept)
-        if self.problem.sums and self.method.training.weighting == "samples":
+        kept = self.remember(client_data, broadcast, state)
+        samples = self.speaks_for(client_data, kept)
+        if self.context.sums and self.method.training.weighting == "samples":
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
-        return Message(trained, samples=samples, summed=trained if self.problem.sums else ()), kept
+        return Message(trained, samples=samples, summed=trained if self.context.sums else ()), kept
 
     def train_ahead(
-        self, shards: Sequence[Shard], broadcast: Message, states: Sequence[State], if_faster: bool
+        self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
     ) -> str | None:
         """See `Client`: linear heads on features, and small convolutional networks, train side by side."""
         if broadcast.stage != MODEL:
@@ -78,48 +78,50 @@ class GradientClient(Half, Client):
         self._ahead = broadcast.task, broadcast.round, found
         return ""
 
-    def batch_seed(self, shard: Shard, broadcast: Message) -> int:
+    def batch_seed(self, client_data: ClientData, broadcast: Message) -> int:
         """The seed of a client's batches in a round."""
-        return derived_seed(self.problem.seed, "training", shard.task, int(broadcast["round"]), shard.client)
+        return derived_seed(
+            self.context.seed, "training", client_data.task, int(broadcast["round"]), client_data.client
+        )
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of a stage that is no training, under the broadcast model; only for methods with such stages."""
         return Message({}), state
 
-    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
+    def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
         """What this round trains on: the shard's labelled samples, and whatever a method adds (see `Replayed`)."""
         # The network takes features in float32: to turn them all at once is cheaper than batch by batch.
-        inputs = shard.inputs if self.method.trains_network else rows(shard.inputs)
-        return Samples(inputs, shard.labels)
+        inputs = client_data.inputs if self.method.trains_network else rows(client_data.inputs)
+        return Samples(inputs, client_data.labels)
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         """What this round minimises."""
         return Objective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
 
-    def remember(self, shard: Shard, broadcast: Message, state: State) -> State:
+    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         """What the client keeps after a round of the model, which `network` holds as it was trained."""
         return state
 
-    def speaks_for(self, shard: Shard, state: State) -> int:
+    def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The number of samples that a trained model is of, as the server weighs it; `state` is the new one."""
-        return len(shard.labels)
+        return len(client_data.labels)
 
-    def take_over(self, shard: Shard, broadcast: Message) -> None:
+    def take_over(self, client_data: ClientData, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
         self.prepare(Heads.from_message(broadcast))
         if broadcast.stage == MODEL:
             self.network.load_known(broadcast)
         else:
-            prefix = final_prefix(shard.task)
+            prefix = final_prefix(client_data.task)
             self.network.load_known({name.removeprefix(prefix): value for name, value in broadcast.items()})
 
-    def teacher(self, shard: Shard, broadcast: Message) -> Network | None:
+    def teacher(self, client_data: ClientData, broadcast: Message) -> Network | None:
         """The model with which the last task ended, frozen, with the heads that it had; None in the first task."""
-        values = with_prefix(broadcast, teacher_prefix(shard.task - 1))
+        values = with_prefix(broadcast, teacher_prefix(client_data.task - 1))
         if not values:
             return None
-        if self._teacher is None or self._teacher[0] != shard.task:
-            self._teacher = shard.task, self.frozen_copy(values)
+        if self._teacher is None or self._teacher[0] != client_data.task:
+            self._teacher = client_data.task, self.frozen_copy(values)
         return self._teacher[1]
 
     def frozen_copy(self, values: Mapping[str, torch.Tensor] | None = None) -> Network:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fcl_bench.data.images.batches import Standardise
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.network import Network
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MODEL = "model"
 
 
-def head_seed(problem: Problem) -> int:
+def head_seed(context: Context) -> int:
     """The seed of new class weights; both halves draw the same."""
-    return derived_seed(problem.seed, "heads") % 2**62
+    return derived_seed(context.seed, "heads") % 2**62
 
 
 def final_prefix(task: int) -> str:
@@ -36,7 +36,7 @@ def teacher_prefix(task: int) -> str:
     return f"teacher.{task}."
 
 
-class Half:
+class ModelHolder:
     """What both halves have: a network, and a trainer that runs it.
 
     Attributes:
@@ -45,23 +45,23 @@ class Half:
         trainer: runs it.
     """
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
+    def __init__(self, method: GradientMethod, context: Context) -> None:
         self.method = method
-        self.problem = problem
-        self.start = method.start(problem)
+        self.context = context
+        self.start = method.start(context)
         self.network = self.new_network()
         start = self.start
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
-        self.trainer = Trainer(method.training, standardise, problem.device, method.training_key)
+        self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
 
     def new_network(self) -> Network:
         """A new network without heads."""
         layout = torch.channels_last
-        return self.method.build_network(self.problem).to(self.problem.device, memory_format=layout)  # type: ignore[call-overload]
+        return self.method.build_network(self.context).to(self.context.device, memory_format=layout)  # type: ignore[call-overload]
 
     def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
         """Give the network its heads so far. Freeze `resting` and whatever the last head's task does not train."""
         if len(self.network.heads) < len(heads.columns):
-            self.method.grow(self.network, heads.sizes, head_seed(self.problem))
+            self.method.grow(self.network, heads.sizes, head_seed(self.context))
         task = len(heads.columns) - 1
         self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused) | set(resting))

@@ -12,9 +12,9 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.flat import Flat
 from fcl_bench.methods.gradient.ccvr import MOMENTS, ReplayHead
-from fcl_bench.methods.gradient.model_holder import MODEL, Half, final_prefix, head_seed, teacher_prefix
-from fcl_bench.protocol.context import Prediction, Problem, TestBatch
-from fcl_bench.protocol.fields import Expectation, like
+from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, head_seed, teacher_prefix
+from fcl_bench.protocol.context import Context, Prediction, TestBatch
+from fcl_bench.protocol.fields import Schema, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
@@ -38,7 +38,7 @@ def weight_in_average(upload: Message, weighting: str) -> float:
     return float(upload.samples or 0 if weighting == "samples" else upload.clients)
 
 
-class GradientServer(Half, Server):
+class GradientServer(ModelHolder, Server):
     """Averages models round by round: W = sum_k p_k W_k (FedProTIP Eq. 21), batch norm's running statistics too.
 
     Attributes:
@@ -50,15 +50,15 @@ class GradientServer(Half, Server):
         replay: the heads that predict in place of the trained ones under `replay_head=gaussian`.
     """
 
-    def __init__(self, method: GradientMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: GradientMethod, context: Context) -> None:
+        super().__init__(method, context)
         self.stage = MODEL
         self.task = 0
         self.tasks: list[tuple[int, ...]] = []
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay = ReplayHead(method.gaussian, self.start.dimension, problem.device, problem.sums)
+        self.replay = ReplayHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._told = Notices(log)
@@ -99,7 +99,7 @@ class GradientServer(Half, Server):
         if fraction == 1 or not available or self.stages(task)[round_] != MODEL:
             return available
         count = max(1, round(fraction * len(available)))
-        rng = generator(self.problem.seed, "participants", task.index, self.method.model_round(task, round_))
+        rng = generator(self.context.seed, "participants", task.index, self.method.model_round(task, round_))
         return sorted(rng.choice(available, count, replace=False).tolist())
 
     def may_return(self, task: Task, refused: int, round_: int) -> bool:
@@ -132,12 +132,12 @@ class GradientServer(Half, Server):
         """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
         return dict(self._teacher)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         if self.stage == MOMENTS:
             return self.replay.expects(self.tasks[-1])
         return like(self.sent) if self.stage == MODEL else self.expects_answer()
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         """The fields of an upload of a stage that is no training; only for methods with such stages."""
         return {}
 
@@ -163,7 +163,7 @@ class GradientServer(Half, Server):
             self._models.append({name: upload[name].to(torch.float32, copy=True) for name in self.sent})
             return
         # In the sum of all uploads the models have their weights already.
-        factor = 1.0 if self.problem.sums else weight
+        factor = 1.0 if self.context.sums else weight
         model = upload.tensors
         if isinstance(model, Flat):
             model = model.to(None, torch.float64)
@@ -195,7 +195,7 @@ class GradientServer(Half, Server):
             mean = self._combined() if self._models else average(self._sums, self._weight)
             still = self.still()
             self.network.load(self._at_rest(self.aggregated(self._optimiser.step(self.sent, mean, still)), still))
-            with self.trainer.reproducible(derived_seed(self.problem.seed, "server", self.task, self._round)):
+            with self.trainer.reproducible(derived_seed(self.context.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
 
@@ -240,7 +240,7 @@ class GradientServer(Half, Server):
                 "method.replay_head=gaussian: the features train, and the moments of earlier tasks' classes are of the"
                 " features that they had",
             )
-        seed = derived_seed(self.problem.seed, "replay head", self.task) % 2**62
+        seed = derived_seed(self.context.seed, "replay head", self.task) % 2**62
         with self.trainer.reproducible(seed):
             self.replay.retrain(self.network, self.heads, seed)
 
@@ -298,7 +298,7 @@ class GradientServer(Half, Server):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         self.tasks = [task.columns for task in tasks]
         self.columns = [self.method.head_columns(task) for task in tasks]
-        self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
+        self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(model)
         weight, bias = model["W"].T, model["bias"]
         if self.method.replay_head == "none":
@@ -321,9 +321,9 @@ class GradientServer(Half, Server):
         self.columns = parts(state["head_columns"].tolist() if "head_columns" in state else range(sum(sizes)), sizes)
         told = "task_sizes" in state
         self.tasks = parts(state["task_columns"].tolist(), state["task_sizes"].tolist()) if told else list(self.columns)
-        self.method.grow(self.network, self.heads.sizes, head_seed(self.problem))
+        self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(state)
-        on_device = {name: value.to(self.problem.device) for name, value in state.items()}
+        on_device = {name: value.to(self.context.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
         self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
         self.replay.load_state_dict(state)

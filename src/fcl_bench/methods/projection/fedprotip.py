@@ -33,8 +33,8 @@ from fcl_bench.methods.projection.task_identity import (
     route,
     route_by_batches,
 )
-from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
-from fcl_bench.protocol.fields import Expectation, Expected, class_numbers, orthonormal, real
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.fields import Field, Schema, class_numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -59,12 +59,12 @@ class FedProTIPClient(ProjectedClient):
     #: A task, and its projections by parameter: the same for all clients and rounds of the task.
     _projections: tuple[int, dict[str, Projection]] = (0, {})
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         if self.method.projection == "global":
-            return super().objective(shard, broadcast, state)
-        if self._projections[0] != shard.task:
-            self._projections = shard.task, self._projections_of(broadcast)
-        heads, later = Heads.from_message(broadcast), shard.task > 0
+            return super().objective(client_data, broadcast, state)
+        if self._projections[0] != client_data.task:
+            self._projections = client_data.task, self._projections_of(broadcast)
+        heads, later = Heads.from_message(broadcast), client_data.task > 0
         exact = self.method.projected_decay
         return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
 
@@ -79,26 +79,26 @@ class FedProTIPClient(ProjectedClient):
                 found[name] = Projection(Phi, own[name])
         return found
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """A basis or sketch for each layer; or, in the last stage, references.
 
         If references are updated, the client keeps `inputs.<task>`: final-layer inputs (m_s, d) that it
         sampled under the model right after the task.
         """
         if broadcast.stage == REFERENCES:
-            return self._references(shard, broadcast, state), state
+            return self._references(client_data, broadcast, state), state
         found: dict[str, torch.Tensor] = {}
         told: dict[str, None] = {}
-        for layer, columns in self.columns_of(shard).items():
+        for layer, columns in self.columns_of(client_data).items():
             if layer == HEADS and self.method.updates:
-                state = {**state, f"inputs.{shard.task}": columns.T.float()}
-            U, sigma = self._core(shard.task, layer, columns, broadcast)
+                state = {**state, f"inputs.{client_data.task}": columns.T.float()}
+            U, sigma = self._core(client_data.task, layer, columns, broadcast)
             if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
                 told[layer] = None
             if self.method.sketch is None:
                 found[layer] = U
             else:
-                seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+                seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
                 width = self.method.sketch_width(len(U))
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
         return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
@@ -116,26 +116,26 @@ class FedProTIPClient(ProjectedClient):
         below = method.variant == "published" and Phi is None
         return core_basis(columns, known, method.epsilon(task), method.power, torch.float32, held, below)
 
-    def _references(self, shard: Shard, broadcast: Message, state: State) -> Message:
+    def _references(self, client_data: ClientData, broadcast: Message, state: State) -> Message:
         """Mean relevance of the client's samples to each task's final-layer subspace (Eq. 10).
 
         It has this task's samples or, with `updated`, those of all tasks that the client has had samples of.
         """
         if not self.method.updates:
-            features = self.trainer.features(self.network, shard.inputs)
-            reference = relevance(features, head_bases(broadcast, shard.task, features)).mean(dim=0)
+            features = self.trainer.features(self.network, client_data.inputs)
+            reference = relevance(features, head_bases(broadcast, client_data.task, features)).mean(dim=0)
             return Message({"reference": reference}, sums_of={"reference": None})
         kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(kept.items()))
-        bases, tip = head_bases(broadcast, shard.task, own[shard.task]), self.method.tip
+        bases, tip = head_bases(broadcast, client_data.task, own[client_data.task]), self.method.tip
         omegas = [relevance(inputs, bases) for inputs in own.values()]
         if tip is not None and tip.rule == "batches":
             rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
         else:
             rows = torch.stack([omega.mean(dim=0) for omega in omegas])
         # One row per task: that of this task is of the shard's samples, the others are of what was kept.
-        kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != shard.task]
-        now = torch.full((len(shard.labels),), list(own).index(shard.task))
+        kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != client_data.task]
+        now = torch.full((len(client_data.labels),), list(own).index(client_data.task))
         sums_of = {"references": torch.cat([now, *kept_of])}
         return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}, sums_of=sums_of)
 
@@ -151,18 +151,18 @@ class FedProTIPServer(ProjectedServer):
 
     method: FedProTIP
 
-    def __init__(self, method: FedProTIP, problem: Problem) -> None:
-        super().__init__(method, problem)
-        if problem.clients is None and method.extension == "sequential":
+    def __init__(self, method: FedProTIP, context: Context) -> None:
+        super().__init__(method, context)
+        if context.clients is None and method.extension == "sequential":
             raise ValueError(
                 "method.extension=sequential has a round for each client, and nobody says how many there are"
             )
-        self._clients = problem.clients or 0
+        self._clients = context.clients or 0
         #: Whose turn it is in the stage of the bases, if clients take turns.
         self._turn = 0
         #: Per client and task, the reference (t + 1,).
         self._references: dict[tuple[int, int], torch.Tensor] = {}
-        self._tolerance = _ROUNDINGS * torch.finfo(problem.wire.dtype).eps
+        self._tolerance = _ROUNDINGS * torch.finfo(context.wire.dtype).eps
         self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
 
     def model_rounds(self, task: Task) -> list[int]:
@@ -186,7 +186,7 @@ class FedProTIPServer(ProjectedServer):
         if tip is None or tip.clients is None or stages[round_] != REFERENCES:
             return super().participants(task, round_, available)
         # One order of all clients rather than a draw per task, so that the same clients vote on every task if they can.
-        order = sorted(available, key=lambda client: derived_seed(self.problem.seed, "voters", client))
+        order = sorted(available, key=lambda client: derived_seed(self.context.seed, "voters", client))
         return sorted(order[: tip.clients])
 
     def broadcast(self, task: Task, round_: int) -> Message:
@@ -208,7 +208,7 @@ class FedProTIPServer(ProjectedServer):
             extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
         return extra
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         if self.stage != REFERENCES:
             return super().expects_answer()
         tasks = self.task + 1
@@ -219,7 +219,7 @@ class FedProTIPServer(ProjectedServer):
             }
         return {"reference": real(tasks, least=0)}
 
-    def expects_basis(self, layer: str, side: int) -> Expected:
+    def expects_basis(self, layer: str, side: int) -> Field:
         if self.method.sketch is not None:
             return real(side, self.method.sketch_width(side))
         return orthonormal(side, f"r of {layer}", widest=side)
@@ -270,8 +270,8 @@ class FedProTIPServer(ProjectedServer):
         """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them exist."""
         tasks = len(self.bases[HEADS])
         clients = sorted({client for client, _ in self._references})
-        found = torch.zeros(len(clients), tasks, tasks, device=self.problem.device)
-        known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.problem.device)
+        found = torch.zeros(len(clients), tasks, tasks, device=self.context.device)
+        known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.context.device)
         for (client, task), reference in self._references.items():
             row = clients.index(client)
             found[row, task, : len(reference)] = reference
@@ -292,7 +292,7 @@ class FedProTIPServer(ProjectedServer):
         for name, value in state.items():
             if name.startswith("reference."):
                 _, client, task = name.split(".")
-                self._references[int(client), int(task)] = value.to(self.problem.device)
+                self._references[int(client), int(task)] = value.to(self.context.device)
 
 
 @dataclass
@@ -340,10 +340,10 @@ class FedProTIP(ProjectedMethod):
                 "method.tip.references=updated",
             )
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        clients, rank = problem.clients or 1, self.head_rank
-        if rank is not None and self.watches_heads(problem.recurring) and 0 < rank.others < clients:
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        clients, rank = context.clients or 1, self.head_rank
+        if rank is not None and self.watches_heads(context.recurring) and 0 < rank.others < clients:
             raise UserError(
                 f"method.head_rank.others={rank.others} leaves no direction to each of {clients} clients",
                 f"method.head_rank.others={clients} or more, or method.head_rank=null",

@@ -22,8 +22,8 @@ from fcl_bench.methods.projection.projected import (
     ProjectedServer,
     bases_in,
 )
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, Expected, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Field, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import layer_grams
@@ -38,11 +38,11 @@ class FOTClient(ProjectedClient):
 
     method: FOT
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """A sketch of each layer; if the threshold is a share of the inputs, also how much of these is new."""
         found, outside = {}, []
-        for layer, (X, gram) in self._inputs(shard).items():
-            seed = derived_seed(self.problem.seed, f"sketch {layer}", shard.task, shard.client)
+        for layer, (X, gram) in self._inputs(client_data).items():
+            seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
             shape = X.shape[1], self.method.width(len(X))
             G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=X.dtype)
             found[layer] = X @ G.to(X.device)
@@ -50,20 +50,20 @@ class FOTClient(ProjectedClient):
         told = dict.fromkeys(found)
         if self.method.share_of == "rest":
             return Message(found, summed=found, moments_of=told), state
-        samples = len(shard.labels)
+        samples = len(client_data.labels)
         found[OUTSIDE] = samples * torch.tensor(outside, dtype=torch.float64)
         return Message(found, samples=samples, summed=found, moments_of=told), state
 
-    def _inputs(self, shard: Shard) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    def _inputs(self, client_data: ClientData) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return, per layer, X (d_l, m) and X X'.
 
         If all inputs are sketched, X is a root (d_l, d_l) of their X X'. Its product with normal numbers has their law.
         """
         if self.method.columns is not None:
-            return {layer: (X, X @ X.T) for layer, X in self.columns_of(shard).items()}
-        names = self.method.layers(self.network, self.problem.recurring)
+            return {layer: (X, X @ X.T) for layer, X in self.columns_of(client_data).items()}
+        names = self.method.layers(self.network, self.context.recurring)
         layers = {layer: self.network.get_submodule(layer) for layer in names}
-        batches = self.images_of(shard).split(forward_batch(self.problem.device))
+        batches = self.images_of(client_data).split(forward_batch(self.context.device))
         grams = layer_grams(self.trainer, self.network, batches, layers)
         # In the order of the layers, which need not be that in which the network calls them.
         return {layer: (_root(grams[layer]), grams[layer]) for layer in names}
@@ -89,19 +89,19 @@ class FOTServer(ProjectedServer):
 
     method: FOT
 
-    def __init__(self, method: FOT, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: FOT, context: Context) -> None:
+        super().__init__(method, context)
         #: (L,) sum over clients of samples times the share of each layer's inputs that is new; and of the samples.
         self._outside, self._samples = torch.zeros(0, dtype=torch.float64), 0
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         expected = super().expects_answer()
         if self.method.share_of == "rest":
             return expected
         # Samples times a share of norms.
         return {**expected, OUTSIDE: real(len(expected), least=0, per_sample=1.0)}
 
-    def expects_basis(self, layer: str, side: int) -> Expected:
+    def expects_basis(self, layer: str, side: int) -> Field:
         return real(side, self.method.width(side))
 
     def objection(self, upload: Message) -> str:
@@ -122,10 +122,10 @@ class FOTServer(ProjectedServer):
 
     def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
         total = received.double()
-        before, wire = self.basis_before(layer, total), self.problem.wire.dtype
+        before, wire = self.basis_before(layer, total), self.context.wire.dtype
         epsilon = self.method.epsilon(self.task)
         if self.method.share_of == "inputs":
-            place = self.method.layers(self.network, self.problem.recurring).index(layer)
+            place = self.method.layers(self.network, self.context.recurring).index(layer)
             epsilon = share_of_rest(epsilon, float(self._outside[place]) / max(1, self._samples))
         below = self.method.variant == "published"
         return core_basis(total, before, epsilon, self.method.power, rounded_to=wire, below=below)[0]
@@ -165,7 +165,7 @@ class FOT(ProjectedMethod):
         """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
         return max(1, round(self.sketch * side))
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        widest = max(self.widths(self.build_network(problem), problem.recurring).values())
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        widest = max(self.widths(self.build_network(context), context.recurring).values())
         require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")

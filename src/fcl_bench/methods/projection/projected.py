@@ -17,8 +17,8 @@ from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, Expected
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -123,9 +123,9 @@ class ProjectedMethod(GradientMethod):
         """The weight decay that is in the gradients of `Objective.direction`."""
         return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        if not self.layers(self.build_network(problem), problem.recurring):
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        if not self.layers(self.build_network(context), context.recurring):
             raise UserError(
                 f"method.on={self.on} and method.projected_heads=false leave method={self.name} nothing to project",
                 "method.projected_heads=true",
@@ -136,7 +136,7 @@ class ProjectedMethod(GradientMethod):
 
         Args:
             network: with the weights.
-            recurring: see `Problem`.
+            recurring: see `Context`.
         """
         frozen = super().frozen(network, network.stages, 1)
         trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
@@ -213,23 +213,25 @@ class ProjectedClient(GradientClient):
 
     method: ProjectedMethod
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
-        return ProjectedObjective(Heads.from_message(broadcast), self.method, self.network, shard.task > 0)
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+        return ProjectedObjective(Heads.from_message(broadcast), self.method, self.network, client_data.task > 0)
 
-    def images_of(self, shard: Shard) -> torch.Tensor:
+    def images_of(self, client_data: ClientData) -> torch.Tensor:
         """The images (n, 3, h, w), or features (n, d), whose activations make the bases."""
         if not self.method.augmented_bases:
-            return shard.inputs
-        seed = derived_seed(self.problem.seed, "augmented bases", shard.task, shard.client)
+            return client_data.inputs
+        seed = derived_seed(self.context.seed, "augmented bases", client_data.task, client_data.client)
         augment = Augment(self.method.training.augment)
-        return augmented(shard.inputs, augment, torch.Generator().manual_seed(seed))
+        return augmented(client_data.inputs, augment, torch.Generator().manual_seed(seed))
 
-    def columns_of(self, shard: Shard) -> dict[str, torch.Tensor]:
+    def columns_of(self, client_data: ClientData) -> dict[str, torch.Tensor]:
         """Return (d_l, m_s) per layer, in float64, since a spectrum of differences follows."""
-        seed = derived_seed(self.problem.seed, "columns", shard.task, shard.client)
-        layers = self.method.layers(self.network, self.problem.recurring)
+        seed = derived_seed(self.context.seed, "columns", client_data.task, client_data.client)
+        layers = self.method.layers(self.network, self.context.recurring)
         generator = torch.Generator().manual_seed(seed)
-        found = layer_columns(self.trainer, self.network, self.images_of(shard), layers, self.method.columns, generator)
+        found = layer_columns(
+            self.trainer, self.network, self.images_of(client_data), layers, self.method.columns, generator
+        )
         return {layer: columns.double() for layer, columns in found.items()}
 
 
@@ -243,17 +245,17 @@ class ProjectedServer(GradientServer):
 
     method: ProjectedMethod
 
-    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: ProjectedMethod, context: Context) -> None:
+        super().__init__(method, context)
         self.bases: dict[str, list[torch.Tensor]] = {}
         self.received: dict[str, torch.Tensor] = {}
         self._notices = Notices(log)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        if self.heads.reused and not self.problem.recurring:
+        if self.heads.reused and not self.context.recurring:
             raise ValueError(f"task {task.index} has classes of earlier tasks, and the problem is not `recurring`")
-        for layer in self.method.layers(self.network, self.problem.recurring):
+        for layer in self.method.layers(self.network, self.context.recurring):
             self.bases.setdefault(layer, [])
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -282,15 +284,15 @@ class ProjectedServer(GradientServer):
         known = {name: basis for name, basis in self._named_bases().items() if basis.shape[1]}
         return super().extra_broadcast() | known
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         return {layer: self.expects_basis(layer, side) for layer, side in self.widths().items()}
 
     def widths(self) -> dict[str, int]:
         """d_l of each layer whose inputs have bases."""
-        return self.method.widths(self.network, self.problem.recurring)
+        return self.method.widths(self.network, self.context.recurring)
 
     @abstractmethod
-    def expects_basis(self, layer: str, side: int) -> Expected:
+    def expects_basis(self, layer: str, side: int) -> Field:
         """What clients send of a layer whose inputs have d_l = `side` numbers."""
 
     @abstractmethod
@@ -303,11 +305,11 @@ class ProjectedServer(GradientServer):
         for layer, side in self.widths().items():
             bases = self.bases[layer]
             if len(bases) == self.task:
-                bases.append(torch.zeros(side, 0, device=self.problem.device))
+                bases.append(torch.zeros(side, 0, device=self.context.device))
             if layer in self.received:  # not of a task whose labels nobody knows
                 bases[-1] = torch.cat([bases[-1], self.new_basis(layer, self.received.pop(layer)).float()], dim=1)
             if sum(basis.shape[1] for basis in bases) >= side:
-                free = layer == HEADS and not self.method.projects_heads(self.problem.recurring)
+                free = layer == HEADS and not self.method.projects_heads(self.context.recurring)
                 what = "in a basis; later tasks have none there" if free else "protected; it learns no more"
                 self._notices.tell(
                     layer,
@@ -343,10 +345,10 @@ class ProjectedServer(GradientServer):
 
     def load_bases(self, state: dict[str, torch.Tensor]) -> None:
         """Take over the parts of a state or a model that depend on the bases."""
-        self.bases = {layer: [] for layer in self.method.layers(self.network, self.problem.recurring)}
+        self.bases = {layer: [] for layer in self.method.layers(self.network, self.context.recurring)}
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:
-                bases.append(state[name].to(self.problem.device))
+                bases.append(state[name].to(self.context.device))
 
 
 def bases_in(broadcast: Message, layer: str) -> torch.Tensor | None:

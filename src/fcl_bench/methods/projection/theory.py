@@ -6,10 +6,10 @@ import torch
 
 from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.linalg.subspace import project_out
-from fcl_bench.methods.gradient.model_holder import MODEL, Half
+from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder
 from fcl_bench.methods.projection.projected import ProjectedMethod, ProjectedServer
-from fcl_bench.protocol.audit import Audit, Everything
-from fcl_bench.protocol.context import Problem, Shard
+from fcl_bench.protocol.audit import Audit, FullData
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Network
@@ -25,23 +25,23 @@ class ProjectionAudit(Audit):
 
     Args:
         method: its knob `theory` is the number of reference samples per client and task.
-        problem: the problem that the method's client and server get.
+        context: the problem that the method's client and server get.
     """
 
-    def __init__(self, method: ProjectedMethod, problem: Problem) -> None:
+    def __init__(self, method: ProjectedMethod, context: Context) -> None:
         self._method = method
-        self._problem = problem
-        self._half = Half(method, problem)
+        self._context = context
+        self._half = ModelHolder(method, context)
         #: "images.<task>" and "labels.<task>" of the reference samples, client by client.
         self._samples: dict[str, list[torch.Tensor]] = {}
         #: For the current task, per round and task tau <= t: (||P g||, ||g||).
         self._norms: list[list[tuple[float, float]]] = []
         self.rows = []
 
-    def observe(self, task: Task, shard: Shard) -> None:
+    def observe(self, task: Task, client_data: ClientData) -> None:
         """Record the first samples of a shard, in the data set's order."""
         count = self._method.theory
-        for kind, values in (("images", shard.inputs), ("labels", shard.labels)):
+        for kind, values in (("images", client_data.inputs), ("labels", client_data.labels)):
             self._samples.setdefault(f"{kind}.{task.index}", []).append(values[:count].cpu())
 
     def look(self, task: Task, round_: int, server: Server) -> None:
@@ -58,7 +58,7 @@ class ProjectionAudit(Audit):
         """||P g_tau|| and ||g_tau||; 0 for a task without a reference sample."""
         if f"images.{tau}" not in self._samples:
             return 0.0, 0.0
-        device = self._problem.device
+        device = self._context.device
         images, labels = (torch.cat(self._samples[f"{kind}.{tau}"]).to(device) for kind in ("images", "labels"))
         network.zero_grad(set_to_none=True)
         network.eval()
@@ -82,7 +82,7 @@ class ProjectionAudit(Audit):
             left += float((gradient if Phi is None else project_out(gradient, Phi)).square().sum())
         return left**0.5, whole**0.5
 
-    def report(self, task: Task, server: Server, everything: Everything) -> None:
+    def report(self, task: Task, server: Server, everything: FullData) -> None:
         """One row: `rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; `beta_<tau>` of each."""
         assert isinstance(server, ProjectedServer)
         rounds, self._norms = self._norms, []

@@ -20,7 +20,7 @@ from typing import ClassVar
 from fcl_bench.config import knob
 from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
 from fcl_bench.methods.transformers.vit.coda import CodaPrompts
-from fcl_bench.protocol.context import Problem
+from fcl_bench.protocol.context import Context
 
 log = logging.getLogger(__name__)
 
@@ -59,9 +59,9 @@ class CodaPrompt(PromptMethod):
         layers = tuple(self.layers)
         return CodaPrompts(layers, self.components, self.length, dimension, self.orthogonality, self.softmax)
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        tasks, dimension = len(classes_per_task), self.start(problem).dimension
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        tasks, dimension = len(classes_per_task), self.start(context).dimension
         if tasks * self.components > dimension:
             key = self.training_key.removesuffix(".training")
             log.warning(

@@ -24,7 +24,7 @@ from fcl_bench.config import knob
 from fcl_bench.methods.transformers.coda_prompt import CodaPrompt
 from fcl_bench.methods.transformers.prompt_method import PromptClient, PromptObjective, prompted
 from fcl_bench.methods.transformers.vit.coda import CodaPrompts
-from fcl_bench.protocol.context import Shard, State
+from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
@@ -104,9 +104,9 @@ class CPromptClient(PromptClient):
 
     method: CPrompt
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         if not self.method.strength:
-            return super().objective(shard, broadcast, state)
+            return super().objective(client_data, broadcast, state)
         objective = FeatureContrast if self.method.contrast == "features" else PromptContrast
         return objective(Heads.from_message(broadcast), self.method, self.network)
 

@@ -43,8 +43,8 @@ from fcl_bench.methods.transformers.vit.low_rank import (
     grow_low_rank,
     low_rank_layers,
 )
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, whole_or_diagonal
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -70,31 +70,31 @@ class LoRMClient(GradientClient):
 
     method: LoRM
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, state = super().update(shard, broadcast, state)
-        merged_by = self.method.merged_by(self.network, shard.task)
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, state = super().update(client_data, broadcast, state)
+        merged_by = self.method.merged_by(self.network, client_data.task)
         if broadcast.stage != MODEL or not merged_by:
             return upload, state
-        grams = self._grams(shard, broadcast, set(merged_by.values()))
+        grams = self._grams(client_data, broadcast, set(merged_by.values()))
         of: dict[str, None] = dict.fromkeys(grams)
         tensors = {**upload, **grams}
         return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
 
-    def take_over(self, shard: Shard, broadcast: Message) -> None:
-        super().take_over(shard, broadcast)
-        for task in range(shard.task):
+    def take_over(self, client_data: ClientData, broadcast: Message) -> None:
+        super().take_over(client_data, broadcast)
+        for task in range(client_data.task):
             self.network.load(with_prefix(broadcast, final_prefix(task)))
         if broadcast.stage == MODEL:
-            resting = self.method.resting(self.network, shard.task, int(broadcast["round"]))
+            resting = self.method.resting(self.network, client_data.task, int(broadcast["round"]))
             self.prepare(Heads.from_message(broadcast), resting)
-            act(self.network, shard.task)
+            act(self.network, client_data.task)
 
-    def answer(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
-        grams = self._grams(shard, broadcast, self.method.layer_fields(self.network))
+        grams = self._grams(client_data, broadcast, self.method.layer_fields(self.network))
         return Message(grams, symmetric=matrices(grams), summed=grams, moments_of=dict.fromkeys(grams)), state
 
-    def _grams(self, shard: Shard, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
+    def _grams(self, client_data: ClientData, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
         """The damped Gram matrices with these names, under W_0 + the mean of the tasks' updates, in float64."""
         layers, damping = low_rank_layers(self.network.body), self.method.damping
         modules: dict[str, torch.nn.Module] = {**layers}
@@ -102,22 +102,22 @@ class LoRMClient(GradientClient):
             modules[HEADS] = self.network.heads
         diagonal = [name for name in modules if damping(name) == 0]
         act(self.network)
-        found = layer_grams(self.trainer, self.network, self._images(shard, broadcast), modules, diagonal)
+        found = layer_grams(self.trainer, self.network, self._images(client_data, broadcast), modules, diagonal)
         found = {name: damped(G, damping(name)) for name, G in found.items()}
         grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
         for path, layer in layers.items():
             for part in layer.parts:
                 if (name := f"{_GRAM}{path}.{part}") in fields:  # A x, the inputs of B
-                    A = layer.A[factor_name(part, shard.task)].detach()
+                    A = layer.A[factor_name(part, client_data.task)].detach()
                     grams[name] = weighted(A, found[path]) @ A.double().T
         return grams
 
-    def _images(self, shard: Shard, broadcast: Message) -> Iterator[torch.Tensor]:
+    def _images(self, client_data: ClientData, broadcast: Message) -> Iterator[torch.Tensor]:
         """The client's images as training has them, `passes` times."""
-        seed = derived_seed(self.problem.seed, "grams", shard.task, broadcast.round, shard.client)
+        seed = derived_seed(self.context.seed, "grams", client_data.task, broadcast.round, client_data.client)
         generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
-        size = forward_batch(shard.inputs.device)
-        samples = Samples(shard.inputs, shard.labels)
+        size = forward_batch(client_data.inputs.device)
+        samples = Samples(client_data.inputs, client_data.labels)
         for _ in range(self.method.passes):
             for images, _ in samples.batches(size, augment, generator):
                 yield images
@@ -128,9 +128,9 @@ class LoRMServer(GradientServer):
 
     method: LoRM
 
-    def __init__(self, method: LoRM, problem: Problem) -> None:
-        super().__init__(method, problem)
-        rounding = relative_rounding(problem.dtype, problem.wire.dtype)
+    def __init__(self, method: LoRM, context: Context) -> None:
+        super().__init__(method, context)
+        rounding = relative_rounding(context.dtype, context.wire.dtype)
         #: Sums over the clients of the round at hand; sums over the tasks, P by layer and part and R by layer.
         self._clients, self._tasks = RegressionSums(rounding), RegressionSums(rounding)
         self._merged_tasks = 0
@@ -155,7 +155,7 @@ class LoRMServer(GradientServer):
         kept = {told[name] for name in message.kept if name not in resting}
         return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         expected = super().expects(task, round_)
         if self.stage != MODEL:
             return expected
@@ -163,7 +163,7 @@ class LoRMServer(GradientServer):
         fields = self.method.merged_by(self.network, task.index).values()
         return {**expected, **{name: whole_or_diagonal(sizes[name]) for name in fields}}
 
-    def expects_answer(self) -> Expectation:
+    def expects_answer(self) -> Schema:
         sizes = self.method.gram_sizes(self.network)
         return {name: whole_or_diagonal(sizes[name]) for name in self.method.layer_fields(self.network)}
 
@@ -224,7 +224,7 @@ class LoRMServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        on_device = {name: value.to(self.problem.device) for name, value in state.items()}
+        on_device = {name: value.to(self.context.device) for name, value in state.items()}
         self._tasks.products, self._tasks.grams = with_prefix(on_device, _P), with_prefix(on_device, _R)
         self._merged_tasks = int(state[_TASKS])
         self._put_merged()
@@ -274,8 +274,8 @@ class LoRM(GradientMethod):
     def only_mean(self) -> str:  # type: ignore[override]
         return "" if self.merge == "average" else "its server merges by what clients say of their layers' inputs"
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
         if self.replay_head != "none":
             raise UserError(
                 f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
@@ -283,7 +283,7 @@ class LoRM(GradientMethod):
             )
         if self.merge == "grams":
             self.require_average("method.merge=grams", ", or method.merge=average")
-        layers = low_rank_layers(self.build_network(problem).body)
+        layers = low_rank_layers(self.build_network(context).body)
         for path, layer in layers.items():
             least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
             if self.rank > least:
@@ -300,10 +300,10 @@ class LoRM(GradientMethod):
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([GRAMS] if self.merge == "grams" else [])]
 
-    def build_network(self, problem: Problem) -> Network:
-        network = super().build_network(problem)
+    def build_network(self, context: Context) -> Network:
+        network = super().build_network(context)
         body = network.body.requires_grad_(False)
-        blocks = transformer_blocks(body, self.name, self.start(problem).name)
+        blocks = transformer_blocks(body, self.name, self.start(context).name)
         add_low_rank(blocks, self.targets, self.layers)
         network.put_body(body)
         return network

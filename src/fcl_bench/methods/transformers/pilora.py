@@ -35,8 +35,8 @@ from fcl_bench.methods.transformers.vit.low_rank import (
     grow_low_rank,
     low_rank_layers,
 )
-from fcl_bench.protocol.context import Problem, Shard, State
-from fcl_bench.protocol.fields import Expectation, numbers, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.heads import Heads
@@ -138,17 +138,17 @@ class PILoRAClient(GradientClient):
     #: The objective of the turn at hand: every turn makes its own.
     _objective: PILoRAObjective
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         heads = Heads.from_message(broadcast)
-        self._objective = PILoRAObjective(heads, self.method, self.network.dimension, self.problem.device)
+        self._objective = PILoRAObjective(heads, self.method, self.network.dimension, self.context.device)
         return self._objective
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, kept = super().update(shard, broadcast, state)
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, kept = super().update(client_data, broadcast, state)
         if broadcast.stage != MODEL or self.method.reweighting == "none":
             return upload, kept
         told = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
-        sums_of = {MEANS: shard.labels}
+        sums_of = {MEANS: client_data.labels}
         return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS], sums_of=sums_of), kept
 
 
@@ -157,8 +157,8 @@ class PILoRAServer(GradientServer):
 
     method: PILoRA
 
-    def __init__(self, method: PILoRA, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: PILoRA, context: Context) -> None:
+        super().__init__(method, context)
         #: The uploads of the round at hand.
         self._sent: list[Message] = []
         self._means = 0
@@ -177,7 +177,7 @@ class PILoRAServer(GradientServer):
     def _reweighs(self) -> bool:
         return self.stage == MODEL and self.method.reweighting == "distances"
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         fields, c = super().expects(task, round_), len(self.tasks[-1])
         if not self._reweighs:
             return fields
@@ -293,12 +293,12 @@ class PILoRA(GradientMethod):
             return super().needs_each_upload()
         return "method.reweighting=distances compares the clients' prototypes", "method.reweighting=none"
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        self.build_network(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        self.build_network(context)
 
-    def build_network(self, problem: Problem) -> Network:
-        start = self.start(problem)
+    def build_network(self, context: Context) -> Network:
+        start = self.start(context)
         network = PrototypeNetwork(start)
         body = network.body.requires_grad_(False)
         add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)

@@ -15,7 +15,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.vit.prompts import PromptedViT, Prompts
-from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.heads import Heads
@@ -79,37 +79,37 @@ class PromptClient(GradientClient):
 
     method: PromptMethod
 
-    def __init__(self, method: PromptMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: PromptMethod, context: Context) -> None:
+        super().__init__(method, context)
         self._queries: dict[int, torch.Tensor] = {}
         self._task = 0
 
-    def samples(self, shard: Shard, broadcast: Message, state: State) -> Samples:
-        own = super().samples(shard, broadcast, state)
+    def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
+        own = super().samples(client_data, broadcast, state)
         if self.method.training.augment != "none" or not len(own):
             return own
-        return KnownQueries(own, self.queries(shard), prompted(self.network))
+        return KnownQueries(own, self.queries(client_data), prompted(self.network))
 
-    def queries(self, shard: Shard) -> torch.Tensor:
+    def queries(self, client_data: ClientData) -> torch.Tensor:
         """(n, d) the queries of the shard's labelled samples."""
-        if self._task != shard.task:
-            self._queries, self._task = {}, shard.task
-        found = self._queries.get(shard.client)
+        if self._task != client_data.task:
+            self._queries, self._task = {}, client_data.task
+        found = self._queries.get(client_data.client)
         if found is None:
             # Autograd refuses tensors that were made in inference mode, so a copy is taken.
-            made = self.trainer.features(self.network, shard.inputs, of=prompted(self.network).queries)
-            found = self._queries[shard.client] = made.clone()
+            made = self.trainer.features(self.network, client_data.inputs, of=prompted(self.network).queries)
+            found = self._queries[client_data.client] = made.clone()
         return found
 
-    def objective(self, shard: Shard, broadcast: Message, state: State) -> Objective:
+    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         return PromptObjective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
 
 
 class PromptServer(GradientServer):
     """Averages prompts and heads. It keeps the queries (n, d) of test batches that come back."""
 
-    def __init__(self, method: PromptMethod, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: PromptMethod, context: Context) -> None:
+        super().__init__(method, context)
         self._queries: dict[int, torch.Tensor] = {}
 
     def classify(self, batch: TestBatch) -> Prediction:
@@ -156,16 +156,16 @@ class PromptMethod(GradientMethod):
     def prompted_layers(self) -> dict[str, list[int]]:
         """The layers that take prompts, by the key that sets them, for messages."""
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
-        start = self.start(problem)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        start = self.start(context)
         blocks = transformer_blocks(start.build(), self.name, start.name)
         for key, layers in self.prompted_layers.items():
             require_layers(key, layers, len(blocks))
 
-    def build_network(self, problem: Problem) -> Network:
-        network = super().build_network(problem)
-        [first, *_] = transformer_blocks(network.body, self.name, self.start(problem).name)
+    def build_network(self, context: Context) -> Network:
+        network = super().build_network(context)
+        [first, *_] = transformer_blocks(network.body, self.name, self.start(context).name)
         network.put_body(PromptedViT(network.body, self.prompts(dimension_of(first))))
         return network
 

@@ -39,8 +39,8 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.regression_mean import RegressionSums, damped, matrices
-from fcl_bench.protocol.context import Prediction, Problem, Shard, State, TestBatch
-from fcl_bench.protocol.fields import Expectation, gram_matrix, real, whole_or_diagonal
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.fields import Schema, gram_matrix, real, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
@@ -87,11 +87,11 @@ class RegMeanClient(GradientClient):
 
     method: RegMean
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, state = super().update(shard, broadcast, state)
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
+        upload, state = super().update(client_data, broadcast, state)
         if broadcast.stage != MODEL:
             return upload, state
-        grams = {_GRAM + name: G for name, G in self._grams(shard.inputs).items()}
+        grams = {_GRAM + name: G for name, G in self._grams(client_data.inputs).items()}
         of: dict[str, None] = dict.fromkeys(grams)
         tensors = {**upload, **grams}
         return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
@@ -113,16 +113,16 @@ class RegMeanServer(GradientServer):
 
     method: RegMean
 
-    def __init__(self, method: RegMean, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: RegMean, context: Context) -> None:
+        super().__init__(method, context)
         #: The sums of (W_k - W) G_k, W as it was sent, and of G_k in the round at hand.
-        self._clients = RegressionSums(relative_rounding(problem.dtype, problem.wire.dtype))
+        self._clients = RegressionSums(relative_rounding(context.dtype, context.wire.dtype))
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self._clients.clear()
         return super().broadcast(task, round_)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         expected = super().expects(task, round_)
         if self.stage != MODEL:
             return expected
@@ -163,23 +163,25 @@ class RidgeClient(GradientClient):
 
     method: RegMean
 
-    def __init__(self, method: RegMean, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: RegMean, context: Context) -> None:
+        super().__init__(method, context)
         self._told = Notices(log)
 
-    def update(self, shard: Shard, broadcast: Message, state: State) -> tuple[Message, State]:
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k (d, d) and W_k (d, c), the columns of the task's classes; in a sum C_k W_k in place of W_k."""
-        Y = (shard.labels.unsqueeze(1) == broadcast["columns"].to(shard.labels.device)).to(shard.inputs.dtype)
-        C, W, trouble = local_ridge(shard.inputs, Y, self.method.gamma)
+        Y = (client_data.labels.unsqueeze(1) == broadcast["columns"].to(client_data.labels.device)).to(
+            client_data.inputs.dtype
+        )
+        C, W, trouble = local_ridge(client_data.inputs, Y, self.method.gamma)
         if trouble:
             self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
-        upload = {"C": C, "B": C @ W} if self.problem.sums else {"C": C, "W": W}
+        upload = {"C": C, "B": C @ W} if self.context.sums else {"C": C, "W": W}
         per_class = upload.keys() - {"C"}
         return Message(
             upload,
             symmetric=["C"],
             per_class=per_class,
-            summed=upload if self.problem.sums else (),
+            summed=upload if self.context.sums else (),
             sums_of=dict.fromkeys(per_class, Y.argmax(dim=1)),  # C W are the class sums
             moments_of={"C": None},
         ), state
@@ -197,10 +199,10 @@ class RidgeMeanServer(GradientServer):
 
     method: RegMean
 
-    def __init__(self, method: RegMean, problem: Problem) -> None:
-        super().__init__(method, problem)
+    def __init__(self, method: RegMean, context: Context) -> None:
+        super().__init__(method, context)
         d = self.start.dimension
-        self.C = torch.zeros(d, d, dtype=problem.dtype, device=problem.device)
+        self.C = torch.zeros(d, d, dtype=context.dtype, device=context.device)
         self.B = self.W = self.C[:, :0]
         self.uploads = 0
         self._condition: float | None = None
@@ -215,9 +217,9 @@ class RidgeMeanServer(GradientServer):
         self.stage = self.method.stages(task)[round_]
         return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
 
-    def expects(self, task: Task, round_: int) -> Expectation:
+    def expects(self, task: Task, round_: int) -> Schema:
         d = self.start.dimension
-        return {"C": gram_matrix(d), "B" if self.problem.sums else "W": real(d, len(task.columns))}
+        return {"C": gram_matrix(d), "B" if self.context.sums else "W": real(d, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return ""
@@ -234,7 +236,7 @@ class RidgeMeanServer(GradientServer):
             self._told.tell("merge", f"method=regmean with method.gamma={self.method.gamma:g}: {self._trouble}")
 
     def _merge(self) -> None:
-        rounding = relative_rounding(self.problem.dtype, self.problem.wire.dtype)
+        rounding = relative_rounding(self.context.dtype, self.context.wire.dtype)
         solution = solve_symmetric(self.C, self.B, rounding, -self.uploads * self.method.gamma)
         self.W, self._condition, self._trouble = solution
 
@@ -258,7 +260,7 @@ class RidgeMeanServer(GradientServer):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self.C, self.B = (state[f"merge.{name}"].to(self.problem.device).clone() for name in ("C", "B"))
+        self.C, self.B = (state[f"merge.{name}"].to(self.context.device).clone() for name in ("C", "B"))
         self.uploads = int(state["merge.uploads"])
         self._merge()
 
@@ -281,19 +283,19 @@ class RegMean(GradientMethod):
     local: str = knob("sgd", choices=("sgd", "ridge"))
     gamma: float = knob(1.0, least=0)
 
-    def client(self, problem: Problem) -> Client:
-        return (RidgeClient if self.local == "ridge" else RegMeanClient)(self, problem)
+    def client(self, context: Context) -> Client:
+        return (RidgeClient if self.local == "ridge" else RegMeanClient)(self, context)
 
-    def server(self, problem: Problem) -> Server:
-        return (RidgeMeanServer if self.local == "ridge" else RegMeanServer)(self, problem)
+    def server(self, context: Context) -> Server:
+        return (RidgeMeanServer if self.local == "ridge" else RegMeanServer)(self, context)
 
-    def check(self, problem: Problem, classes_per_task: list[int]) -> None:
-        super().check(problem, classes_per_task)
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
         self.require_average("method=regmean")
         if self.local == "ridge":
             self._check_ridge()
             return
-        network = self.build_network(problem)
+        network = self.build_network(context)
         self.grow(network, [1], seed=0)
         size = 8 * sum(math.prod(shape) for shape in self.sizes(network).values())
         remedy = "the Gram matrices (method.damping=0: diagonals)"

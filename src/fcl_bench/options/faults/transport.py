@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
-from fcl_bench.engine.transport import Around, Transport
+from fcl_bench.engine.transport import Transport, Wrapper
 from fcl_bench.errors import UserError
 from fcl_bench.options.faults.base import Fate, Faults
 from fcl_bench.protocol.message import Message
@@ -28,7 +28,7 @@ class _OnItsWay:
     due: int
 
 
-class Faulty(Around):
+class Faulty(Wrapper):
     """Simulates faults between the loop and a transport.
 
     A client that is silent or gone is never asked, so it computes nothing and receives nothing. A late client has its

@@ -9,8 +9,8 @@ from typing import ClassVar
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.reports import Guarantee
-from fcl_bench.protocol.context import Problem
-from fcl_bench.protocol.dp_mechanism import Release
+from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.dp_mechanism import DPMechanism
 from fcl_bench.protocol.method import Method
 
 
@@ -21,17 +21,17 @@ class NoNoise:
     name: ClassVar[str] = "none"
     noisy: ClassVar[bool] = False
 
-    def check(self, method: Method, problem: Problem) -> None:
+    def check(self, method: Method, context: Context) -> None:
         """There is nothing to rule out."""
 
-    def release(self, method: Method) -> Release | None:
+    def release(self, method: Method) -> DPMechanism | None:
         """Statistics go as they are."""
         return None
 
-    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> Sequence[Middleware]:
         """Nothing stands before the wire."""
         return ()
 
-    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee | None:
+    def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee | None:
         """Nothing is promised."""
         return None

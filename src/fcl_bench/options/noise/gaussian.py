@@ -17,8 +17,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.options.noise import accountant
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
 from fcl_bench.options.noise.sensitivity import deviations
-from fcl_bench.protocol.context import Problem
-from fcl_bench.protocol.dp_mechanism import SQUARE, Release
+from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.dp_mechanism import SQUARE, DPMechanism
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import HALF
 
@@ -57,7 +57,7 @@ class Gaussian:
     share_of: int | None = knob(None, least=1)
     ridge: float = knob(1.0, least=0)
 
-    def check(self, method: Method, problem: Problem) -> None:
+    def check(self, method: Method, context: Context) -> None:
         """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
         if (self.epsilon is None) == (self.multiplier is None):
             both = f"noise.epsilon={self.epsilon} and noise.multiplier={self.multiplier}"
@@ -77,19 +77,19 @@ class Gaussian:
         if self.unit != right:
             what = "statistics of samples" if right == SAMPLE else "model updates"
             raise UserError(f"noise.unit={self.unit}: method={method.name} sends {what}", f"noise.unit={right}")
-        wire = problem.wire
+        wire = context.wire
         if wire.gram == "packed" and wire.dtype in HALF:
             raise UserError(
                 f"wire.dtype={wire} wire.gram=packed: its scales are roots of a diagonal that noise may make negative",
                 "wire.gram=full, or wire.dtype=float32",
             )
         if self.unit == CLIENT:
-            self._check_network(method, problem)
+            self._check_network(method, context)
         if self.share_of is not None:
-            self._check_share(method, problem)
+            self._check_share(method, context)
 
-    def _check_network(self, method: Any, problem: Problem) -> None:
-        network = method.build_network(problem)
+    def _check_network(self, method: Any, context: Context) -> None:
+        network = method.build_network(context)
         statistics = [name for name, _ in network.named_buffers() if name.endswith(("running_mean", "running_var"))]
         if statistics:
             raise UserError(
@@ -97,9 +97,9 @@ class Gaussian:
                 "a network without batch norm, such as a vision transformer, or method.on=features",
             )
 
-    def _check_share(self, method: Any, problem: Problem) -> None:
+    def _check_share(self, method: Any, context: Context) -> None:
         key = f"noise.share_of={self.share_of}"
-        if not problem.sums:
+        if not context.sums:
             raise UserError(
                 f"{key}: the server would see every upload, and each has only a share of the noise", "secure=sums"
             )
@@ -110,34 +110,34 @@ class Gaussian:
                 f"{weighting}=uniform, or noise.share_of=null",
             )
 
-    def least_deviation(self, method: Method, problem: Problem, tasks: int) -> float:
+    def least_deviation(self, method: Method, context: Context, tasks: int) -> float:
         """Return the standard deviation of the least noisy numbers that a client sends."""
-        if problem.release is not None:
-            return min(problem.release.deviation.values()) / (math.sqrt(2) if problem.release.of(SQUARE) else 1)
+        if context.release is not None:
+            return min(context.release.deviation.values()) / (math.sqrt(2) if context.release.of(SQUARE) else 1)
         return self._deviation_of_updates(method, tasks)
 
-    def release(self, method: Method) -> Release | None:
+    def release(self, method: Method) -> DPMechanism | None:
         """Return what both halves of a method that sends statistics know; None for another method."""
         if not method.summands:
             return None
         noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
         deviation = deviations(method.summands, self.clip, noise)
-        return Release(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
+        return DPMechanism(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
 
-    def middleware(self, method: Method, problem: Problem, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> Sequence[Middleware]:
         """Return what uploads pass through before the wire codec.
 
         Args:
             method: what makes the uploads.
-            problem: its seed is that of the noise.
+            context: its seed is that of the noise.
             tasks: T.
             apart: whether the noise is that of a real site, and no benchmark has to repeat it.
         """
-        if problem.release is not None:
-            return [NoisyStatistics(problem.seed, problem.release)]
-        weighted = problem.sums and cast(Any, method).training.weighting == "samples"
+        if context.release is not None:
+            return [NoisyStatistics(context.seed, context.release)]
+        weighted = context.sums and cast(Any, method).training.weighting == "samples"
         deviation = self._deviation_of_updates(method, tasks)
-        return [NoisyUpdates(problem.seed, self.clip, deviation, weighted, by_start=apart)]
+        return [NoisyUpdates(context.seed, self.clip, deviation, weighted, by_start=apart)]
 
     def _deviation_of_updates(self, method: Method, tasks: int) -> float:
         # Any client may stand in another's place: 2 C apart at most.
@@ -153,12 +153,12 @@ class Gaussian:
         """Return the multiplier of one round, given the largest possible number of rounds."""
         return self._multiplier(tasks * method.training.rounds)
 
-    def guarantee(self, method: Method, problem: Problem, tasks: int, ledger: Ledger) -> Guarantee:
+    def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee:
         """Return the guarantee of a run's uploads, from how many of them each client has sent."""
         multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
-        for task, _, clients in ledger.senders(late=not problem.sums):
+        for task, _, clients in ledger.senders(late=not context.sums):
             of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
             for client in clients.tolist():
                 sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.files import content_hash
-from fcl_bench.protocol.dp_mechanism import COUNT, SQUARE, Release
+from fcl_bench.protocol.dp_mechanism import COUNT, SQUARE, DPMechanism
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 
@@ -18,14 +18,14 @@ class NoisyStatistics(Middleware):
 
     A Gram matrix gets a symmetric matrix: independent entries on the diagonal, and beside it, where each number counts
     twice in the norm, with half the variance. Counts are rounded afterwards, and may be negative; where each client has
-    a share of the noise the server rounds their sum (`Release.counted`).
+    a share of the noise the server rounds their sum (`DPMechanism.counted`).
 
     Args:
         seed: of the run. A real deployment must draw from a secure generator.
         release: what the fields are, and how noisy each is.
     """
 
-    def __init__(self, seed: int, release: Release) -> None:
+    def __init__(self, seed: int, release: DPMechanism) -> None:
         self._seed, self._release = seed, release
 
     def send(self, message: Message, client: int | None) -> Message:

@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.single_sample_leakage import NOTHING
-from fcl_bench.engine.transport import Around, Asking
+from fcl_bench.engine.transport import Asking, Wrapper
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
@@ -32,7 +32,7 @@ class _Extra:
         self.client_seconds[client] += answer.seconds
 
 
-class SummingTransport(Around):
+class SummingTransport(Wrapper):
     """It stands between the loop and a transport, with `Parties` at the clients' side of it.
 
     A round's clients send public keys, then shares of their secrets, then masked uploads, and those whose upload came

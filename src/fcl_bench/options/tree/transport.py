@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.config import knob
-from fcl_bench.engine.transports.base import Link, Reach
+from fcl_bench.engine.transports.base import Connection, Reach
 from fcl_bench.engine.transports.in_process import Here
 
 
@@ -28,5 +28,5 @@ class ThroughTree(Reach):
     fan_in: int = knob(16, least=2)  # type: ignore[misc]
 
     @contextmanager
-    def connect(self) -> Iterator[Link]:
+    def connect(self) -> Iterator[Connection]:
         yield Here()

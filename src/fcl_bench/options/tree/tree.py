@@ -24,7 +24,7 @@ from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.combining import Combination
-from fcl_bench.protocol.fields import Announced
+from fcl_bench.protocol.fields import SampleCounts
 from fcl_bench.protocol.message import Message
 
 #: A row of nodes.csv: what one node did in one round. `received` messages came up to it, and `sent` went on (more than
@@ -55,7 +55,7 @@ class Arrival:
     client: int
     sender: str
     upload: Message
-    announced: Announced
+    announced: SampleCounts
     clients: int
 
 
@@ -82,7 +82,7 @@ class _Node:
     waiting: int = 0
     slowest: float = 0.0
     uploads: list[Message] = field(default_factory=list)
-    announced: Announced = field(default_factory=lambda: Announced(0, 0))
+    announced: SampleCounts = field(default_factory=lambda: SampleCounts(0, 0))
     client: int = -1
     clients: int = 0
     received: int = 0
@@ -90,12 +90,12 @@ class _Node:
     up_bytes: int = 0
     down_bytes: int = 0
 
-    def take(self, read: Message, client: int, announced: Announced, clients: int) -> None:
+    def take(self, read: Message, client: int, announced: SampleCounts, clients: int) -> None:
         """Add one more admitted upload."""
         self.received += 1
         self.client = client if self.client < 0 else self.client
         self.uploads.append(read)
-        self.announced = Announced(self.announced.task + announced.task, self.announced.run + announced.run)
+        self.announced = SampleCounts(self.announced.task + announced.task, self.announced.run + announced.run)
         self.clients += clients
 
 
@@ -183,7 +183,7 @@ class Tree:
         node = self._round.get((1, client // self.fan_in))
         return server if node is None else node.watch
 
-    def take(self, client: int, read: Message, announced: Announced) -> bool:
+    def take(self, client: int, read: Message, announced: SampleCounts) -> bool:
         """Give a client's admitted upload to its node; False if there is no node between the client and the server."""
         node = self._round.get((1, client // self.fan_in))
         if node is None:
