@@ -1,7 +1,7 @@
 """LGA (Dong et al., TPAMI 2023): GLFC with weights per earlier task, and an old model chosen by features.
 
-Clients, exemplars, signals and gradients are GLFC's. With the weights w of `exemplars.category_balance`, the old model's
-columns O and its logits q', a client minimises
+Clients, exemplars, signals and gradients are GLFC's. With the weights w of `exemplars.category_balance`, the old
+model's columns O and its logits q', a client minimises
 
     L_cur = mean_{i,c} w_i BCE(sigma(q_ic), [c = y_i]) where there is no old model, else
     lam (L_cur + mean_{i,c} w_i BCE(sigma(q_ic), t_ic)),   t_ic = sigma(q'_ic) for c in O, else [c = y_i].
