@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from fcl_bench.cli.node import parsed
+from fcl_bench.flower.node import parsed
 from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
 

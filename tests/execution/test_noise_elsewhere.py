@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fcl_bench.execution.plan import make_plan
-from fcl_bench.execution.site import _with_own_seed
+from fcl_bench.flower.site import _with_own_seed
 from tests.flower import test_sites
 from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for
@@ -98,7 +98,7 @@ def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fcl_bench.execution.site.secrets.token_bytes", killed)
+        patch.setattr("fcl_bench.flower.site.secrets.token_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
             _with_own_seed(settings, context, {"id": "one"})
     seed = _with_own_seed(settings, context, {"id": "one"}).seed

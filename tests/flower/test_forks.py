@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fcl_bench.cli import node
-from fcl_bench.flower import frames, handover, supernode
+from fcl_bench.flower import frames, handover, node, supernode
 from fcl_bench.flower.forks import COMMAND, write_command
 
 #: A process that forks; the work is to note who did it and the arguments, or to fail.

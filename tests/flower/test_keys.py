@@ -65,7 +65,7 @@ def test_the_pages_commands_make_a_federation_that_takes_known_nodes_only(tmp_pa
         for line in (*page["mkdir"], *page["FLWR_HOME=flwr"]):
             shell(line)
         [node] = page["fcl-bench-node"]
-        node_of = [sys.executable, "-m", "fcl_bench.cli.node", *node.split()[1:]]
+        node_of = [sys.executable, "-m", "fcl_bench.flower.node", *node.split()[1:]]
         unknown = [part.replace("key=node0", "key=stranger") for part in node_of]
         start("unknown", *unknown, f"out={tmp_path / 'unknown'}")
         start("plain", *node_of[:3], f"link=localhost:{port}", "clients=0", f"out={tmp_path / 'plain'}")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcl_bench.cli.node import NodeArguments, parsed
 from fcl_bench.errors import UserError
-from fcl_bench.execution.site import changed
 from fcl_bench.flower import frames, worker
 from fcl_bench.flower.client_versions import Versions
+from fcl_bench.flower.node import NodeArguments, parsed
+from fcl_bench.flower.site import changed
 from fcl_bench.flower.turns import Asked, Tag, tags_of, tags_tensor
 
 

@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench.engine.remote import process_info as census
 from fcl_bench.errors import UserError
-from fcl_bench.execution import site
+from fcl_bench.flower import site
 from tests.flower.town import Town, lost_link, reached
 from tests.small_methods import short_run
 from tests.small_runs import interrupted_in, run_in

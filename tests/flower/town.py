@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from fcl_bench.engine.remote.replies import deserialise
-from fcl_bench.execution.site import site_of
 from fcl_bench.flower import connection as flower
 from fcl_bench.flower.line import Answer, LinkLost
+from fcl_bench.flower.site import site_of
 from fcl_bench.flower.worker import Site, Worker
 
 Make = Callable[[dict[str, Any]], Site]

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from fcl_bench.cli.tables import main
+from fcl_bench.papers.tables import paper_tables
 from fcl_bench.results.collect import collect, selected
 from fcl_bench.results.measures import MEASURES, SERIES, by_task, direction, measure_named
 from fcl_bench.results.summarise import setting, summarise, used_runs
-from fcl_bench.results.tables.paper_tables import paper_tables
 from tests.results.frames import real_runs
 
 NAMES = ["S_2", "P_1", "P_2", "R_2", "A_1", "cumulative_seconds_1", "S_1", "S_7"]

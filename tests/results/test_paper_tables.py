@@ -20,12 +20,12 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import file_checksum
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
+from fcl_bench.papers.sheet import NO_METRIC
+from fcl_bench.papers.tables import paper_tables, printed_cells
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.tables.cells import ABSENT, NOT_RUN, NOTHING
 from fcl_bench.results.tables.markup import latex_table, markdown_page, table_files
-from fcl_bench.results.tables.paper_sheet import NO_METRIC
-from fcl_bench.results.tables.paper_tables import paper_tables, printed_cells
 from tests.conftest import shared
 from tests.results.frames import real_runs
 from tests.small_methods import NAMES

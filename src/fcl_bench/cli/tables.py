@@ -294,11 +294,11 @@ def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Write the printed tables with our numbers beside them; print how many have runs, and return the files' paths."""
+    from fcl_bench.papers.sheet import HAS_RUNS
+    from fcl_bench.papers.tables import paper_tables, printed_cells
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import used_runs
     from fcl_bench.results.tables.markup import table_files
-    from fcl_bench.results.tables.paper_sheet import HAS_RUNS
-    from fcl_bench.results.tables.paper_tables import paper_tables, printed_cells
 
     cells = printed_cells(arguments.paper, arguments.table)
     runs = frame if frame.empty else used_runs(frame)

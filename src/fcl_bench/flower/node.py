@@ -25,7 +25,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import user_path, writable
 
 # The name is written out, since a module that is run as a program has another `__name__`.
-log = logging.getLogger("fcl_bench.cli.node")
+log = logging.getLogger("fcl_bench.flower.node")
 
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/federation.md)
 
@@ -186,7 +186,7 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     # Flower starts its programs by their names: the one in the folder, and then those of this environment.
     flowers = quiet_environment(folder)
     flowers["PATH"] = os.pathsep.join([str(folder), str(program(COMMAND).parent), flowers.get("PATH", "")])
-    worker = [sys.executable, "-m", "fcl_bench.cli.node", _WORKER, str(path), *arguments]
+    worker = [sys.executable, "-m", "fcl_bench.flower.node", _WORKER, str(path), *arguments]
     kept: list[_Kept] = []
     try:
         kept.append(_Kept("worker", lambda: _child(worker, dict(os.environ))))
@@ -256,8 +256,8 @@ def _free_port() -> int:
 
 def _work_for_good(path: Path, node: NodeArguments) -> int:
     """Work as the resident worker, which answers the messages that the ClientApp forwards."""
-    from fcl_bench.execution.site import site_of
     from fcl_bench.flower.frames import listener
+    from fcl_bench.flower.site import site_of
     from fcl_bench.flower.worker import Worker
     from fcl_bench.tracking.console import log_to_terminal
 

@@ -28,9 +28,7 @@ from fcl_bench.papers.matching import (
 )
 from fcl_bench.papers.nominal import SIZES, as_sent, nominal
 from fcl_bench.papers.printed import lost_megabytes, notes, printed
-from fcl_bench.results.measures import BEST_ROUND, by_task, direction
-from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
-from fcl_bench.results.tables.paper_sheet import (
+from fcl_bench.papers.sheet import (
     HAS_RUNS,
     NO_EXPERIMENT,
     NO_METRIC,
@@ -38,6 +36,8 @@ from fcl_bench.results.tables.paper_sheet import (
     paper_sheet,
     paper_values,
 )
+from fcl_bench.results.measures import BEST_ROUND, by_task, direction
+from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 
 #: The bytes that were really sent, shown beside the paper's count.
 _SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
