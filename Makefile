@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test flower lint types site package clean
+.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -312,18 +312,23 @@ faults: $(VENV)/.dev
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+# All tests but those that need a GPU: about 40 minutes on two cores. Tests over half a processor second are marked slow.
+test-all: $(VENV)/.dev
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+
 # Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
 # PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with
 # a SuperLink and two nodes: a minute.
 FLOWER ?= tests/flower
 FLOWER_VENV ?= $(VENV)-flower
 flower: $(FLOWER_VENV)/.run
-	PATH="$(abspath $(FLOWER_VENV))/bin:$$PATH" $(FLOWER_VENV)/bin/python -m pytest -m 'long or not long' $(FLOWER)
+	PATH="$(abspath $(FLOWER_VENV))/bin:$$PATH" $(FLOWER_VENV)/bin/python -m pytest -m 'slow or not slow' $(FLOWER)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -q tests/house
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

@@ -14,6 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.processor_seconds import (  # noqa: F401  # hooks of pytest
+    pytest_collection_modifyitems,
+    pytest_runtest_call,
+    pytest_terminal_summary,
+)
 from tests.quick_composition import hasten
 
 # No test reaches a network; code that tries fails at once instead of retrying.

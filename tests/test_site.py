@@ -46,10 +46,10 @@ def test_no_page_links_to_a_file_that_the_site_does_not_have():
     assert outside == set()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed (pip install '.[docs]')")
 def test_the_site_builds_without_a_warning(tmp_path):
-    """As `make site` does; a minute, most of it the tutorial: pytest -m long tests/test_site.py"""
+    """As `make site` does; a minute, most of it the tutorial: pytest -m slow tests/test_site.py"""
     options = [
         "--builder",
         "html",

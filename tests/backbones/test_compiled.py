@@ -216,7 +216,7 @@ def test_what_cannot_be_compiled_as_a_whole_ends_with_a_line(ran):
 # With torch's own backend ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @NEEDS_CXX
 def test_compiled_features_agree_to_rounding():
     """docs/gpu.md: within 1e-5 of the largest; batch norms have statistics, as of a network that was trained."""
@@ -234,7 +234,7 @@ def test_compiled_features_agree_to_rounding():
     assert 0 < float((found - plain).abs().max()) <= 1e-5 * float(plain.abs().max())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @NEEDS_CXX
 def test_compiled_models_agree_to_rounding_and_resume_with_the_same_bits():
     """docs/gpu.md: after two tasks within 1e-4 of each tensor's largest number."""

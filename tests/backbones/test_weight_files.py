@@ -172,7 +172,7 @@ def test_torchvisions_fully_connected_layers_are_timms_convolutions():
         load_weights(ours, {**state, "classifier.0.weight": torch.zeros(6, 49)}, "small", "FILE")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_torchvisions_vgg11_gives_the_features_that_its_classifier_sees(tmp_path):
     """129 million parameters: half a gigabyte on disk."""
     from torchvision.models import vgg11

@@ -75,9 +75,9 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
         os.kill(int((tmp_path / "number").read_text()), 0)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_every_task_of_the_first_hour_works(tmp_path):
-    """Nine minutes of a free core: pytest -m long tests/benchmarks/test_first_hour.py"""
+    """Nine minutes of a free core: pytest -m slow tests/benchmarks/test_first_hour.py"""
     file = tmp_path / "hour.md"
     script = REPOSITORY / "benchmarks" / "first_hour.py"
     done = subprocess.run([sys.executable, script, "--markdown", file], capture_output=True, text=True)

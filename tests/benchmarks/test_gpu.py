@@ -133,7 +133,7 @@ def test_a_run_that_fails_is_told_and_the_others_are_done(tmp_path, monkeypatch)
     assert (tmp_path / "papers.md").read_text().startswith("1 of 2 runs")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_papers_in_miniature_stand_beside_the_printed_numbers(tmp_path):
     command = [sys.executable, "-m", "benchmarks.gpu", "papers", "--quick", "--device", "cpu", "--most", "1"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)

@@ -194,7 +194,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=[pytest.mark.long] * (n > 2)) for n, run in enumerate(RUNS)], ids=" ".join
+    "run", [pytest.param(run, marks=[pytest.mark.slow] * (n > 2)) for n, run in enumerate(RUNS)], ids=" ".join
 )
 def test_runs_that_train_mix_no_devices(run, tmp_path):
     choice = (f"method={run[0]}", *run[1:], *SMALL)

@@ -353,7 +353,7 @@ def test_two_runs_at_once_do_it_once(adapted, tmp_path, trained):
     assert {weights_hash(result.body) for result in found.values()} == {adapted_weights(adapted[1]["stsa"])}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_at_once_do_it_once(adapted, tmp_path):
     lines = [
         [sys.executable, "-m", "fcl_bench", f"out={tmp_path}", *SMALL, *METHODS[name]] for name in ("stsa", "fedran")

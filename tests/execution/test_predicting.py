@@ -19,7 +19,7 @@ SMALL = ("tasks=2", "clients=2", "device=cpu", "predictions=true")
 #: Of the methods that train, those that bring something of their own to prediction, and one that does not; the others
 #: take minutes together.
 _OWN = {"finetune", "fedprotip", "fedicarl", "lorm", "pilora", "regmean", "l2p", "mfcl"}
-EVERY = [pytest.param(name, marks=[pytest.mark.long] if trains(name) and name not in _OWN else []) for name in NAMES]
+EVERY = [pytest.param(name, marks=[pytest.mark.slow] if trains(name) and name not in _OWN else []) for name in NAMES]
 #: Knobs under which a model consists of other parts.
 OTHERS = {
     "a linear map of its own": ("method=stsa", "method.M=null"),

@@ -138,7 +138,7 @@ def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(feature
     assert (resumed.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_other_methods_over_two_ranks(features, images, tmp_path, alone):
     runs = [(*features, *own) for own in LONG_CLOSED] + [(*images, *own, ALIKE) for own in LONG]
     told, _ = finished(started(tmp_path, [{"overrides": run} for run in runs]))
@@ -147,7 +147,7 @@ def test_the_other_methods_over_two_ranks(features, images, tmp_path, alone):
         same_but_for_the_clock(folder, alone(tmp_path / "alone", *run).folder)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_rank_1_tells_of_a_dead_rank_0_and_two_new_ranks_go_on(images, tmp_path, alone):
     dying = ("method=scaffold", *TINY, *images, ALIKE)
     _, told = finished(started(tmp_path, [{"overrides": dying, "rank": 0, "dies": 1}]))

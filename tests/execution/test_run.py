@@ -376,7 +376,7 @@ def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_f
     assert f"{counted['fedran_mib']:.2f}" == printed
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_features_of_real_cifar100_reach_what_methods_md_measured(tmp_path):
     """FedRAN r 512, T 10: 72.0 / 59.2 in the table of methods.md, within a point for another seed."""
     path = shared("data/cifar100-mobilenetv2.npz")

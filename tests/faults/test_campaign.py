@@ -41,7 +41,7 @@ def planted() -> dict[str, dict[str, int]]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_is_planted_is_found(planted):
     assert len(planted) == 7
     for name, found in planted.items():

@@ -1,6 +1,6 @@
 """A real federation on this machine: a SuperLink, two nodes, a server that is killed, and the bits of one process.
 
-A minute: pytest -m long tests/flower/test_job.py, where Flower is installed (pip install '.[flower]').
+A minute: pytest -m slow tests/flower/test_job.py, where Flower is installed (pip install '.[flower]').
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.flower.processes import PATIENCE, answers, commands, free_port, waite
 from tests.small_runs import run_in
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 GIVEN = ("method=afl", "data=digits", "clients=3", "tasks=2", "beta=1")
 

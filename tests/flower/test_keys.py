@@ -1,6 +1,6 @@
 """A federation with TLS and node keys, set up by the very commands of docs/federation.md.
 
-A minute: pytest -m long tests/flower/test_keys.py, where Flower is installed (pip install '.[flower]').
+A minute: pytest -m slow tests/flower/test_keys.py, where Flower is installed (pip install '.[flower]').
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.small_runs import run_in
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="no openssl, or no ssh-keygen"),
 ]
 

@@ -1,6 +1,6 @@
 """Every message of every method is the same after it has travelled as bytes: values, types and layouts.
 
-Methods that train take minutes: pytest -m long tests/flower/test_messages.py
+Methods that train take minutes: pytest -m slow tests/flower/test_messages.py
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.small_runs import run_in
 
 SAID = [field.name for field in dataclasses.fields(Message) if field.name not in ("tensors", "sums_of", "moments_of")]
 QUICK = [name for name in NAMES if not trains(name)]
-LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES if trains(name)]
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if trains(name)]
 
 
 def require_same(came: Message, sent: Message) -> None:

@@ -1,6 +1,6 @@
 """Three nodes of a real federation give the bits of one process, with methods of every kind.
 
-Two minutes: pytest -m long tests/flower/test_three_nodes.py, where Flower is installed (pip install '.[flower]').
+Two minutes: pytest -m slow tests/flower/test_three_nodes.py, where Flower is installed (pip install '.[flower]').
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.small_methods import short_run
 from tests.small_runs import run_in
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 #: Closed form, one that merges in order, one with masks, trained, with clients' states, and with their memories.
 METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "finetune", "fedprotip", "fedicarl")

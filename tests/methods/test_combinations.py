@@ -254,10 +254,10 @@ COMBINED = [name for name in NAMES if made(name).combination(CONTEXT) is not Non
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in ("stsa", "fedran") else pytest.param(name, marks=pytest.mark.long) for name in COMBINED],
+    [name if name in ("stsa", "fedran") else pytest.param(name, marks=pytest.mark.slow) for name in COMBINED],
 )
 def test_every_method_that_combines_runs_over_the_tree(name, tmp_path):
-    """Short runs from end to end: `-m long` for those that train."""
+    """Short runs from end to end: `-m slow` for those that train."""
     images = ("backbone.size=8",) if trains(name) else ()
     small = (*short_run(name), *images, "data=digits", "tasks=2", "clients=5", "cache.enabled=false")
     flat, tree = (run_in(tmp_path, *small, *way).record for way in ((), ("transport=tree", "transport.fan_in=2")))

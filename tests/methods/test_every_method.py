@@ -162,7 +162,7 @@ def test_sums_in_float32_that_can_not_resolve_the_ridge_are_told(method, caplog)
     assert torch.isfinite(server.model()["W"]).all()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_float32_sums_at_m_8192_are_told(caplog):
     """A ridge that float64 resolves and float32 hardly does, 3e7 below the largest eigenvalue."""
     rng = np.random.default_rng(0)

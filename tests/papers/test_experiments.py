@@ -140,7 +140,7 @@ def test_the_miniature_has_a_cell_for_every_cell(experiment):
 
 @pytest.mark.parametrize("experiment", experiments())
 def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experiment):
-    """All cells of both profiles: -m long."""
+    """All cells of both profiles: -m slow."""
     settings = settings_for(*grid_cells(experiment, "quick")[-1])
     assert (settings.resolved["experiment"], settings.resolved["profile"]) == (experiment, "quick")
     assert "grid" not in settings.resolved
@@ -149,12 +149,12 @@ def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experimen
 
 @pytest.mark.parametrize("experiment", experiments())
 def test_the_last_cell_of_every_grid_composes(experiment):
-    """All cells: -m long. The two profiles have presets of their own."""
+    """All cells: -m slow. The two profiles have presets of their own."""
     for profile in PROFILES:
         assert settings_for(*grid_cells(experiment, profile)[-1]).resolved["profile"] == profile
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("experiment", experiments())
 def test_all_cells_are_runs_of_their_own(experiment, profile):
@@ -169,12 +169,12 @@ def test_all_cells_are_runs_of_their_own(experiment, profile):
     [case for name, case in {case[0]: case for case in printed_settings()}.items() if name in SAMPLED],
 )
 def test_the_last_printed_cell_of_a_table_is_run(experiment, wanted, left):
-    """All cells of all tables: -m long."""
+    """All cells of all tables: -m slow."""
     cells = likely(wanted, grid_cells(experiment))
     assert any(is_run(experiment, wanted, left, [flat(settings_for(*cell))]) for cell in reversed(cells))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted(COMPARED))
 def test_every_printed_cell_is_run(experiment):
     cells = [flat(settings_for(*cell)) for cell in grid_cells(experiment)]

@@ -183,7 +183,7 @@ def test_a_sweep_that_is_killed_at_random_moments_ends_as_if_nothing_had_happene
     assert len(moments) == 5
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [Forked, Spawned])
 def test_twenty_kills(quick, tmp_path, start):
     _, data, whole, seconds = quick

@@ -145,7 +145,7 @@ def test_a_method_that_trains_ends_as_in_the_plain_run(method):
     assert_as_plain(method, 1e-4)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ON_IMAGES.values(), ids=ON_IMAGES.keys())
 def test_a_network_that_trains_ends_as_in_the_plain_run(method):
     """TARGET's images of a second task are of a generator whose training enlarges any difference."""
