@@ -22,11 +22,11 @@ ONCE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=10
 CIFAR := $(ONCE) seed=0,1,2
 DIGITS := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 beta=0.1,0.5,1
 results: $(VENV)/.run
-	$(CIFAR) beta=0.1,0.5,1 method=stsa,afl,afcl,joint
+	$(CIFAR) beta=0.1,0.5,1 method=stsa,afl,afcl,centralised_ridge
 	$(CIFAR) beta=0.1,0.5,1 method=fedran method.complement=drop,floor
 	$(CIFAR) beta=0.1,0.5,1 method=stsa_e method.gamma=1e6
 	$(CIFAR) beta=0.1,0.5,1 method=centred_sketch method.rank=16,64
-	$(CIFAR) beta=0.1,1 clients=5,20 method=stsa,afl,joint
+	$(CIFAR) beta=0.1,1 clients=5,20 method=stsa,afl,centralised_ridge
 	$(CIFAR) beta=0.1,1 clients=5,20 method=centred_sketch method.rank=0,4,8,16,32,64,128
 	$(CIFAR) beta=0.1,1 clients=5,20 method=fedran method.complement=drop,floor method.rank=32,128,512
 	$(CIFAR) beta=0.1,1 clients=5,20 method=fedran method.complement=drop,floor method.rank=1024 method.merge=joint
@@ -36,8 +36,8 @@ results: $(VENV)/.run
 	$(DIGITS) method=stsa,stsa_e method.gamma=100
 	$(DIGITS) method=fedran method.complement=drop,floor
 	$(DIGITS) method=afl,afcl,centred_sketch
-	$(DIGITS) method=joint method.ridge=0.001,100
-	$(ONCE) method=afl,afcl,stsa,centred_sketch,fedran,joint wire.dtype=float64,float32,float16,bfloat16
+	$(DIGITS) method=centralised_ridge method.ridge=0.001,100
+	$(ONCE) method=afl,afcl,stsa,centred_sketch,fedran,centralised_ridge wire.dtype=float64,float32,float16,bfloat16
 	$(ONCE) method=stsa_e method.gamma=1e6 wire.dtype=float64,float32,float16,bfloat16
 	$(ONCE) method.ssl=false,true label_rate=0.1,0.2,0.5
 	$(ONCE) method=afl,afcl clients=10,100,1000 partition.min_size=0 wire.dtype=float64
@@ -67,7 +67,7 @@ closed-form: $(VENV)/.run
 	$(COMPARED) $(FIVE) $(GAUSSIAN) method.ridge=auto method.rank=32 $(BOTH)
 	$(CIFAR) $(FIVE) method=stsa method.gamma=0.001,10000,auto $(BOTH)
 	for setting in "split.imbalance=1" "split.imbalance=0.1"; do \
-		$(COMPARED) $(FIVE) $$setting method=joint method.ridge=0.001,auto $(BOTH) && \
+		$(COMPARED) $(FIVE) $$setting method=centralised_ridge method.ridge=0.001,auto $(BOTH) && \
 		$(COMPARED) $(FIVE) $$setting $(RIDGES) && \
 		$(COMPARED) $(FIVE) $$setting method=fedran method.rank=64,512 $(BOTH) && \
 		$(COMPARED) $(FIVE) $$setting method=stsa_e method.gamma=1e6 $(BOTH) && \
@@ -84,15 +84,15 @@ closed-form: $(VENV)/.run
 	$(COMPARED) beta=0.1 clients=20 method=afl,stsa
 	$(COMPARED) beta=0.1 clients=20 method=stsa_e method.gamma=1e6 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=512 $(BOTH)
-	$(COMPARED) beta=0.1 clients=20 method=joint method.ridge=0.001
+	$(COMPARED) beta=0.1 clients=20 method=centralised_ridge method.ridge=0.001
 	$(COMPARED) beta=0.1,1 clients=100 $(GAUSSIAN) method.rank=32 $(BOTH)
 	$(COMPARED) beta=0.1,1 clients=100 $(ISOTROPIC) method.rank=32 $(SCALED)
 	$(COMPARED) $(FIVE) method.M=4096 $(GAUSSIAN) method.rank=32 $(SCALED)
-	$(COMPARED) $(FIVE) method.M=4096 method=joint method.ridge=0.001
-	$(COMPARED) $(FIVE) method.M=4096 method=joint method.ridge=auto $(SCALED)
+	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=0.001
+	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=auto $(SCALED)
 	$(FEW) $(GAUSSIAN) $(BOTH)
 	$(FEW) $(ISOTROPIC) $(BOTH)
-	$(FEW) method=joint method.ridge=0.001,auto $(BOTH)
+	$(FEW) method=centralised_ridge method.ridge=0.001,auto $(BOTH)
 	$(FEW) method=stsa method.gamma=auto $(BOTH)
 	$(FEW) method=fedran method.rank=64 $(BOTH)
 	$(FEW) method=afl $(BOTH)
@@ -124,10 +124,10 @@ MFCL_KNOBS := method=mfcl method.training.batch_size=64 method.training.weight_d
 	method.generator.width=32 method.generator.noise=100 method.generator.scale=0.5 method.generator.batch_size=64 \
 	method.generator.steps=200
 training: $(VENV)/.run
-	$(TRAIN) beta=0.1,1 method=finetune
+	$(TRAIN) beta=0.1,1 method=fedavg
 	$(TRAIN) beta=0.1,1 method=fot method.columns=64
 	$(TRAIN) beta=0.1,1 $(TIP) method.threshold=0.3
-	$(TRAIN) beta=1 method=joint_training
+	$(TRAIN) beta=1 method=centralised
 	$(TRAIN) seed=0 beta=1 $(TIP) method.threshold=0.5,0.7,0.95
 	$(STATISTICS) method=stsa method.gamma=100
 	$(STATISTICS) method=fedran method.rank=256
@@ -138,8 +138,8 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf
 	$(TRAIN) beta=0.1 method=feddyn method.reset=true
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
-	$(TRAIN) beta=0.1 method=finetune method.loss_over=task
-	$(TRAIN) beta=0.1 method=finetune method.frozen_stages=2 method.frozen_heads=true method.loss_over=task
+	$(TRAIN) beta=0.1 method=fedavg method.loss_over=task
+	$(TRAIN) beta=0.1 method=fedavg method.frozen_stages=2 method.frozen_heads=true method.loss_over=task
 	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0 method.cur=0.55 method.pre=1.1
@@ -150,15 +150,15 @@ training: $(VENV)/.run
 
 # Does the runs of docs/on_features.md and writes their tables and figures: about an hour on two cores.
 HEADS := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=1 clients=100 out=outputs/heads
-FEDAVG := method=finetune,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.on=features evaluate_rounds=5 \
+FEDAVG := method=fedavg,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.on=features evaluate_rounds=5 \
 	method.training.rounds=100 method.training.epochs=1 method.training.lr=0.1 method.training.weight_decay=0
 SKEWED := beta=0.1,0.01 partition.min_size=0
 SHARDS := partition=shards partition.shards=10
 heads: $(VENV)/.run
 	$(HEADS) $(SKEWED) $(FEDAVG)
 	$(HEADS) $(SHARDS) $(FEDAVG)
-	$(HEADS) $(SKEWED) method=afl,stsa,fedran,joint
-	$(HEADS) $(SHARDS) method=afl,stsa,fedran,joint
+	$(HEADS) $(SKEWED) method=afl,stsa,fedran,centralised_ridge
+	$(HEADS) $(SHARDS) method=afl,stsa,fedran,centralised_ridge
 	$(HEADS) $(SKEWED) method=stsa_e method.gamma=1e6
 	$(HEADS) $(SHARDS) method=stsa_e method.gamma=1e6
 	$(HEADS) $(SKEWED) method=centred_sketch method.rank=32
@@ -183,11 +183,11 @@ small-vit: $(VIT)
 		"backbone=vit_32 backbone.pretrained=true backbone.checkpoint=$(VIT)"
 
 $(VIT): | $(VENV)/.run
-	$(BIN)/fcl-bench method=joint_training data=cifar100 data.path=$(CIFAR100) data.classes=75 tasks=1 clients=1 beta=100 \
+	$(BIN)/fcl-bench method=centralised data=cifar100 data.path=$(CIFAR100) data.classes=75 tasks=1 clients=1 beta=100 \
 		backbone=vit_32 method.training.rounds=12 method.training.epochs=2 method.training.batch_size=128 \
 		method.training.optimizer=adamw method.training.lr=0.001 method.training.weight_decay=0.05 \
 		method.training.schedule=cosine out=$(VIT_FOLDER)
-	cp "$$(ls -t $(VIT_FOLDER)/runs/joint_training-*/model.safetensors | head -1)" $@
+	cp "$$(ls -t $(VIT_FOLDER)/runs/centralised-*/model.safetensors | head -1)" $@
 
 # Compares prompts, low-rank updates and closed forms on that transformer, and writes the tables: it is
 # frozen, and the stream has the 25 classes that it has not seen. After an interruption the same command does the rest.
@@ -203,7 +203,7 @@ VIT_CLOSED := afl fedncm \
 	"centred_sketch method.M=1024 method.rank=32 method.remainder=gaussian method.ridge=auto"
 VIT_TRAINED := method.training.rounds=5 method.training.epochs=1 method.training.batch_size=16 method.training.augment=none
 VIT_HEADS := method.on=features method.training.lr=0.03 method.training.weight_decay=0
-VIT_TRAINING := "finetune $(VIT_HEADS)" "finetune $(VIT_HEADS) method.loss_over=task method.frozen_heads=true" \
+VIT_TRAINING := "fedavg $(VIT_HEADS)" "fedavg $(VIT_HEADS) method.loss_over=task method.frozen_heads=true" \
 	"regmean $(VIT_HEADS)" "dualprompt,coda_prompt,cprompt,l2p method.training.lr=0.003" \
 	"pilora method.training.lr=0.001 method.training.rates.heads=0.05" "lorm method.training.lr=0.001 +method.training.rates.heads=0.03"
 vit-study: $(VIT) $(VENV)/.run

@@ -70,7 +70,7 @@ x, y = load_digits(return_X_y=True)
 test = np.arange(len(y)) % 5 == 0
 np.savez("my_features.npz", x_train=x[~test], y_train=y[~test], x_test=x[test], y_test=y[test])
 """
-TRAINED = "fcl-bench method=finetune backbone=tiny"
+TRAINED = "fcl-bench method=fedavg backbone=tiny"
 SETUP = Task("set up, and a first run", ("git clone --quiet {repository} .", "make run"), "run folder: ")
 TASKS = (
     Task("a run of another method", ("fcl-bench method=stsa data=digits",), "run folder: "),
@@ -78,7 +78,7 @@ TASKS = (
         "go on after a Ctrl-C",
         (TRAINED, TRAINED),
         r"going on after task \d+ of \d+",
-        interrupted="outputs/runs/finetune-*/checkpoint/state.json",
+        interrupted="outputs/runs/fedavg-*/checkpoint/state.json",
     ),
     Task("a sweep of 12 runs", ("fcl-bench -m method=stsa,afl,fedran beta=0.1,1 seed=0,1",), r"fcl-tables --sweep \w+"),
     Task("the table of the sweep", ("fcl-tables --latest",), r"written: .*summary\.\* "),

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[list[str], float]] = {
     "afl": (["method=afl", "clients=100", "tasks=10", "beta=0.5"], 1 / 1.5),
     "training": (
         [
-            *("method=finetune", "data=digits", "backbone=tiny", "clients=8", "tasks=2", "partition=iid"),
+            *("method=fedavg", "data=digits", "backbone=tiny", "clients=8", "tasks=2", "partition=iid"),
             *("method.training.rounds=6", "method.training.epochs=16", "method.training.batch_size=32"),
         ],
         1.7,

@@ -145,7 +145,7 @@ def parse(typed: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda")
     parser.add_argument("--backbone", default="tiny", help="a YAML of conf/backbone (tiny, resnet18_cifar)")
-    parser.add_argument("--method", default="finetune", choices=["finetune", "fedprotip"])
+    parser.add_argument("--method", default="fedavg", choices=["fedavg", "fedprotip"])
     parser.add_argument("--samples", type=int, default=3200)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=Training.epochs, help="local epochs of a round")
@@ -163,7 +163,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
     method: GradientMethod = FedAvg(training=training)
     if arguments.method == "fedprotip":
         method = FedProTIP(training=training, columns=arguments.columns)
-    client_data = arguments.samples // arguments.clients // (1 if arguments.method == "finetune" else 2)
+    client_data = arguments.samples // arguments.clients // (1 if arguments.method == "fedavg" else 2)
     whole, rest = divmod(client_data, training.batch_size)
     sizes = ([training.batch_size] * whole + ([rest] if rest else [])) * arguments.clients * arguments.epochs
     bare = bare_pass(method, start, sizes, device, half=device.type == "cuda")

@@ -14,7 +14,7 @@ from tests.own_methods import own_method
 PAGE = (REPOSITORY / "docs" / "adding.md").read_text()
 #: Runs of indented lines, blank ones among them.
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n(?:[ \t]*\n)*)+", PAGE, flags=re.M)]
-FINETUNE = (REPOSITORY / "conf" / "method" / "finetune.yaml").read_text()
+FEDAVG = (REPOSITORY / "conf" / "method" / "fedavg.yaml").read_text()
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
 
 
@@ -30,7 +30,7 @@ def block_with(text: str) -> str:
         (
             "memory",
             "class MemoryClient(",
-            FINETUNE.partition("_target_")[2].partition("\n")[2] + "kept: 20\n",
+            FEDAVG.partition("_target_")[2].partition("\n")[2] + "kept: 20\n",
             TRAINING,
         ),
     ],

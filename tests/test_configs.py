@@ -100,7 +100,7 @@ def test_every_experiment_composes_and_converts(experiment):
     assert compose_settings(f"experiment={experiment}", "tasks=3", "backbone=tiny").backbone.name == "tiny"
 
 
-@pytest.mark.parametrize("method", ["finetune", "fot", "fedprotip", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fot", "fedprotip", "centralised"])
 def test_the_gradient_methods_share_an_experiment(method):
     settings = compose_settings("experiment=training_pretrained_cifar100", f"method={method}")
     assert (settings.method.name, settings.method.training.rounds) == (method, 50)

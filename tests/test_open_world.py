@@ -21,7 +21,7 @@ CLOSED_FORM = {
     "afl": (),
     "afcl": (),
     "centred_sketch": ("method.M=64", "method.rank=4"),
-    "joint": ("method.M=64",),
+    "centralised_ridge": ("method.M=64",),
 }
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORM)
 

@@ -14,7 +14,7 @@ from tests.small_runs import settings_for
 
 @pytest.fixture
 def settings(tmp_path):
-    return settings_for(tmp_path, "method=finetune", "backbone=tiny", "adapt=fedavg")
+    return settings_for(tmp_path, "method=fedavg", "backbone=tiny", "adapt=fedavg")
 
 
 def read_back(folder, config):

@@ -32,7 +32,7 @@ METHODS: dict[str, Callable[[SimpleNamespace], Method]] = {
     "afcl": lambda case: AFCL(),
     "fedran": lambda case: FedRAN(M=case.M, rank=case.r),
     "centred_sketch": lambda case: CentredSketch(M=case.M, rank=case.r),
-    "joint": lambda case: CentralisedRidge(M=case.M),
+    "centralised_ridge": lambda case: CentralisedRidge(M=case.M),
 }
 #: Which of `bare`'s parts a method can't do without.
 PARTS: dict[str, tuple[str, ...]] = {
@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "afcl": ("inputs", "local solves", "input solve"),
     "fedran": ("features", "summaries", "merges"),
     "centred_sketch": ("features", "summaries", "solve"),
-    "joint": ("features", "grams", "solve"),
+    "centralised_ridge": ("features", "grams", "solve"),
 }
 
 
@@ -166,7 +166,7 @@ def plain_task(case: SimpleNamespace, shards: list[ClientData], known: Context) 
         "afl": afl,
         "afcl": partial(afl, AFCL().gamma),
         "fedran": fedran,
-        "joint": joint,
+        "centralised_ridge": joint,
     }
     work = plain.get(case.method)
     return None if work is None else peer("plain", each(work))

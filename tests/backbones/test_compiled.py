@@ -170,7 +170,7 @@ def test_the_key_is_part_of_the_id_only_if_it_is_set(tmp_path):
 
 def test_other_methods_refuse_it_with_those_that_do_not(tmp_path):
     assert tuple(method.name for method in METHODS) == base._COMPILE
-    with pytest.raises(UserError, match=r"^backbone.compile=true: method=moon .*finetune, fedprox, scaffold"):
+    with pytest.raises(UserError, match=r"^backbone.compile=true: method=moon .*fedavg, fedprox, scaffold"):
         run_in(tmp_path, "method=moon", "backbone=tiny", "backbone.compile=true")
     with pytest.raises(UserError, match=r"^backbone.compile=true: adapt=pilora "):
         run_in(tmp_path, "method=afl", "adapt=pilora", "backbone=tiny", "backbone.compile=true")
@@ -191,7 +191,7 @@ def test_the_methods_that_compile_are_those_that_say_so():
 def test_without_a_compiler_a_run_does_not_begin(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"^backbone.compile=true: .*no-such-compiler is not there \("):
-        run_in(tmp_path, "method=finetune", "backbone=tiny", "backbone.compile=true")
+        run_in(tmp_path, "method=fedavg", "backbone=tiny", "backbone.compile=true")
     monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
     with pytest.raises(UserError, match=r"^backbone.compile=true: the package triton "):
         require_compiler(torch.device("cuda"))

@@ -108,7 +108,7 @@ def test_a_file_without_counts_of_batches_is_the_same_network(tmp_path, network)
 SMALL_RUN = ("data=digits", "tasks=2", "clients=2", "beta=1")
 TRAINED = (
     *SMALL_RUN,
-    "method=finetune",
+    "method=fedavg",
     *("backbone=timm", f"backbone.name={NAME}", "backbone.pretrained=false", "backbone.transform.size=16"),
     *("method.training.rounds=1", "method.training.epochs=1", "method.training.batch_size=256"),
 )

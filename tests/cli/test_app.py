@@ -161,10 +161,10 @@ def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(comma
     code, out, err = command("-m", f"out={tmp_path}", "method=stsa,stsa_e", "method.gamma=5", *small)
     assert (code, err) == (0, "")
     assert out.count(" of 2 done in ") == 2
-    code, out, err = command("-m", f"out={tmp_path}", "method=stsa,joint", "method.gamma=5", *small)
+    code, out, err = command("-m", f"out={tmp_path}", "method=stsa,centralised_ridge", "method.gamma=5", *small)
     assert code == 2
-    assert "run 2 of 2 failed: method=joint: unknown key method.gamma: it belongs to " in err
-    assert "(method=joint has M, activation, ridge, scale_scores)" in err
+    assert "run 2 of 2 failed: method=centralised_ridge: unknown key method.gamma: it belongs to " in err
+    assert "(method=centralised_ridge has M, activation, ridge, scale_scores)" in err
     assert "run 1 of 2 was complete already: method=stsa: A_avg " in out  # the other one is not stopped by it
 
 

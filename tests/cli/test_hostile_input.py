@@ -21,7 +21,7 @@ LONG = "x" * 5000
 GROUPS = (*config.GROUPS, "track")
 #: Too large for a float, which is where Python raises an error of its own.
 HUGE = "1" + 400 * "0"
-TRAINED = "method=finetune profile=quick backbone=tiny tasks=2 clients=2 method.training.rounds=1"
+TRAINED = "method=fedavg profile=quick backbone=tiny tasks=2 clients=2 method.training.rounds=1"
 
 #: What was typed -> what the one line must hold.
 HOSTILE = [

@@ -210,7 +210,7 @@ def test_the_files_of_a_run_say_which_samples_went_where(split, tmp_path):
 def test_joint_learns_what_the_clients_hold(tmp_path):
     """The ceiling is that of the same stream."""
     weights = []
-    for method in (("method=joint", "method.ridge=100"), ("method=stsa", "method.gamma=100")):
+    for method in (("method=centralised_ridge", "method.ridge=100"), ("method=stsa", "method.gamma=100")):
         outcome = run_in(tmp_path, *method, "method.M=16", "wire.dtype=float64", *SMALL)
         weights.append((outcome.folder / "accuracy_matrix.csv").read_text())
         assert sum(outcome.record["class_samples"]) < 700

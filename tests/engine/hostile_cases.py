@@ -47,7 +47,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("ranpac", {"M": 8, "ridge": "folds", "folds": 2}),
     ("fedicarl", {"training": FAST, "classify": "nme", "memory": 6}),
     ("fedprotip", {"training": FAST, "columns": 8, "sketch": 40}),
-    ("finetune", {"training": FAST, "replay_head": "gaussian"}),
+    ("fedavg", {"training": FAST, "replay_head": "gaussian"}),
     ("fot", {"training": FAST, "columns": 8, "share_of": "inputs"}),
     ("lorm", {"training": FAST, "alpha": 0.5}),
     ("regmean", {"training": FAST, "damping": 0.0}),

@@ -30,13 +30,13 @@ from tests.small_runs import interrupted_in, run_in, settings_for
 
 D = 6
 FINETUNE = (
-    *("method=finetune", "method.on=features", "tasks=3", "clients=3", "partition=iid"),
+    *("method=fedavg", "method.on=features", "tasks=3", "clients=3", "partition=iid"),
     *("method.training.rounds=2", "method.training.epochs=1"),
 )
 METHODS = [name for name in NAMES if trains(name) and architecture(name) == "conv"]
 #: Whose clients train linear heads by nothing but cross-entropy and a pull in every task; and in the first task alone,
 #: where nothing is known yet of earlier ones.
-ALWAYS, AT_FIRST = {"finetune", "feddisco", "feddyn", "fedprox", "moon"}, {"fedewc", "fedgen", "fedicarl", "fedlwf"}
+ALWAYS, AT_FIRST = {"fedavg", "feddisco", "feddyn", "fedprox", "moon"}, {"fedewc", "fedgen", "fedicarl", "fedlwf"}
 #: One task without any samples of a client, one with a single one.
 SIZES = [[20, 13, 9, 40, 11], [17, 0, 30, 1, 8]]
 #: Of models in float32 after tasks of 3 rounds.
@@ -202,7 +202,7 @@ def test_secure_sums_add_up_the_same():
     assert several.state.side_by_side == {"turns_together": 12, "turns_alone": 3, "alone_since": []}
 
 
-@pytest.mark.parametrize("name", ["finetune", "feddyn"])
+@pytest.mark.parametrize("name", ["fedavg", "feddyn"])
 def test_a_run_resumes_from_every_round_bit_for_bit(name):
     method = on_features(name, knobs_of(momentum=0.5))
     whole, _ = assert_resumes(

@@ -133,7 +133,7 @@ def test_a_model_that_is_not_finite_is_one_line():
 @pytest.mark.usefixtures("no_pictures")
 def test_a_run_of_the_command_records_who_trained_together(tmp_path):
     overrides = (
-        *("method=finetune", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=3", "partition=iid"),
+        *("method=fedavg", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=3", "partition=iid"),
         *("method.training.rounds=1", "method.training.epochs=1"),
     )
     single, several = (run_in(tmp_path / size, *overrides, f"parallel_clients={size}") for size in ("1", "auto"))

@@ -314,12 +314,12 @@ CLOSED_FORM: dict[str, Method] = {
     "centred_sketch, not centred": CentredSketch(M=8, rank=2, centre=False),
     "centred_sketch, gaussian": CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2),
     "centred_sketch, gaussian, without random features": CentredSketch(M=None, rank=2, remainder="gaussian"),
-    "joint": CentralisedRidge(M=8),
+    "centralised_ridge": CentralisedRidge(M=8),
 }
 GRADIENT: dict[str, tuple[Method, list[str]]] = {
-    "finetune": (FedAvg(training=FAST), [MODEL, MODEL]),
-    "finetune of some clients": (FedAvg(training=dataclasses.replace(FAST, fraction=0.5)), [MODEL, MODEL]),
-    "joint_training": (Centralised(training=FAST), ["samples"]),
+    "fedavg": (FedAvg(training=FAST), [MODEL, MODEL]),
+    "fedavg of some clients": (FedAvg(training=dataclasses.replace(FAST, fraction=0.5)), [MODEL, MODEL]),
+    "centralised": (Centralised(training=FAST), ["samples"]),
     "fot": (FOT(training=FAST, columns=8), [MODEL, MODEL, BASES]),
     "mfcl": (MFCL(training=FAST, synthetic=4, generator=Generation(noise=5, width=4, steps=2)), [MODEL, MODEL]),
     "fedprotip": (FedProTIP(training=FAST, columns=8), [MODEL, MODEL, BASES, REFERENCES]),

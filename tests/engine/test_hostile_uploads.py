@@ -101,8 +101,8 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any], str, int, set[int]]] = {
     "statistics after a registration": ("afcl", {}, "statistics", 1, {1}),
     "two streams": ("ds_al", {}, "statistics", 0, {0, 1}),
     "the mean of the first task": ("fedlda", {"M": 8, "centre": "later_tasks"}, "statistics", 0, {0}),
-    "gradient": ("finetune", {}, "model", 0, {0}),
-    "gradient, the last round": ("finetune", {}, "model", 1, {1}),
+    "gradient": ("fedavg", {}, "model", 0, {0}),
+    "gradient, the last round": ("fedavg", {}, "model", 1, {1}),
     "what clients keep": ("scaffold", {}, "model", 0, {0}),
     "sketches that are summed": ("fot", {}, "bases", 2, {2}),
     "bases, then references": ("fedprotip", {}, "bases", 2, {2, 3}),
@@ -149,7 +149,7 @@ def test_a_dropped_client_is_as_one_that_was_not_there(name, knobs, stage, round
 
 
 def test_it_is_told_once_however_often_a_client_is_left_out(caplog):
-    run = federation(small("finetune"), drops=True)
+    run = federation(small("fedavg"), drops=True)
     for round_ in (0, 1):
         sending(run.transport, "model", round_, not_a_number)
     run.run(lambda _: None)
@@ -168,7 +168,7 @@ def test_a_run_that_was_interrupted_remembers_who_is_left_out(name, stage):
     assert whole.state.ledger.dropped() == [(CLIENT, 0)]
 
 
-@pytest.mark.parametrize("name", ["stsa", "afcl", "finetune", "fedprotip", "fedcbc", "fedlda"])
+@pytest.mark.parametrize("name", ["stsa", "afcl", "fedavg", "fedprotip", "fedcbc", "fedlda"])
 def test_a_round_in_which_everyone_is_left_out_changes_nothing_and_the_run_goes_on(name):
     run = federation(small(name), drops=True)
     exchange = run.transport.exchange
@@ -238,7 +238,7 @@ def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_
 # Hostile models -------------------------------------------------------------------------------------------------------
 
 TRAINED = (
-    *("method=finetune", "method.on=features", "tasks=1", "clients=7", "beta=100", "partition.min_size=0"),
+    *("method=fedavg", "method.on=features", "tasks=1", "clients=7", "beta=100", "partition.min_size=0"),
     *("method.training.rounds=5", "method.training.lr=0.5", "method.training.epochs=2"),
 )
 
@@ -282,7 +282,7 @@ def test_a_method_whose_server_sees_more_than_models_takes_the_mean_only():
 
 
 def test_the_models_of_a_round_count_as_memory():
-    method = small("finetune", training=dataclasses.replace(FAST, aggregate="median"))
+    method = small("fedavg", training=dataclasses.replace(FAST, aggregate="median"))
     context = dataclasses.replace(tiny_context(), clients=10**9)
     with pytest.raises(UserError, match=r"^method\.training\.aggregate=median needs .* GiB for the models of a round"):
         method.check(context, [3, 3])
@@ -306,7 +306,7 @@ def test_the_models_of_a_round_count_as_memory():
     ],
 )
 def test_a_round_too_small_for_an_aggregate_is_told_once(aggregate, told, caplog):
-    federation(small("finetune", training=dataclasses.replace(FAST, aggregate=aggregate))).run(lambda _: None)
+    federation(small("fedavg", training=dataclasses.replace(FAST, aggregate=aggregate))).run(lambda _: None)
     assert [record.getMessage() for record in caplog.records] == [told]
 
 

@@ -36,7 +36,7 @@ from tests.methods.training_harness import (
 )
 
 FAST = Training(rounds=1, epochs=1, batch_size=8, lr=0.05, augment="none")
-GRADIENT = {"finetune": FedAvg(training=FAST), "fedprotip": FedProTIP(training=FAST, frozen_stages=1, columns=8)}
+GRADIENT = {"fedavg": FedAvg(training=FAST), "fedprotip": FedProTIP(training=FAST, frozen_stages=1, columns=8)}
 
 
 # A turn ---------------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_turn_needs_no_server_and_nobody_elses_images(method):
 
 def test_who_went_before_does_not_matter_and_an_upload_stays_as_it_is():
     """One network serves all clients, so an upload must not be a part of it."""
-    method, context = GRADIENT["finetune"], tiny_context()
+    method, context = GRADIENT["fedavg"], tiny_context()
     tasks = image_tasks(np.random.default_rng(0), [3], [[9, 11, 8]])
     [broadcast] = broadcasts(method, context, tasks)
     node = node_of(method, context, tasks)

@@ -38,7 +38,7 @@ def test_joint_sends_the_raw_features(wire):
     assert (raw["uploads"], raw["larger"]) == (7, 0)
 
 
-def test_joint_training_sends_the_raw_images():
+def test_centralised_sends_the_raw_images():
     sent = exchanged(Centralised(training=FAST), tiny_context(), tasks_of(shape=(3, 8, 8)))
     samples = sum(n for clients in HELD for classes in clients for n in classes.values())
     assert sent["raw"]["total_bytes"] == sent["up_total_bytes"] == samples * (3 * 8 * 8 + 4)

@@ -63,8 +63,8 @@ EXACT = {
     "fedklda": FedKLDA(M=10),
     "ranpac": RanPAC(M=10, ridge="folds"),
     "fedran, all directions": FedRAN(M=10, rank=10),
-    "finetune": FedAvg(training=small_training()),
-    "finetune, uniform": FedAvg(training=small_training(weighting="uniform")),
+    "fedavg": FedAvg(training=small_training()),
+    "fedavg, uniform": FedAvg(training=small_training(weighting="uniform")),
 }
 
 

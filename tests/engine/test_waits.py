@@ -182,13 +182,13 @@ SMALL = (
 PROJECTED = "method.columns=16"
 VIT = ("backbone.architecture=vit", "profile=quick")
 RUNS = [
-    *(("finetune",), ("fedprotip", PROJECTED), ("fot", PROJECTED, "method.share_of=inputs"), ("joint_training",)),
+    *(("fedavg",), ("fedprotip", PROJECTED), ("fot", PROJECTED, "method.share_of=inputs"), ("centralised",)),
     *(
         (name,)
         for name in ("fedprox", "feddyn", "scaffold", "moon", "fedntd", "feddisco", "fedgen", "fedewc", "fedlwf")
     ),
-    *(("fedicarl", "method.memory=20"), ("finetune", "method.replay_head=gaussian"), ("regmean",)),
-    *(("finetune", "method.training.aggregate=krum"), ("finetune", "method.training.optimizer=adam")),
+    *(("fedicarl", "method.memory=20"), ("fedavg", "method.replay_head=gaussian"), ("regmean",)),
+    *(("fedavg", "method.training.aggregate=krum"), ("fedavg", "method.training.optimizer=adam")),
     *((name, *VIT) for name in ("l2p", "dualprompt", "coda_prompt", "cprompt", "pilora", "lorm")),
 ]
 

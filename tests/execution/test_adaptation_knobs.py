@@ -124,7 +124,7 @@ def test_a_rate_of_no_parameter_is_refused(tmp_path):
         ("adapt.training.lrr=1", "unknown key adapt.training.lrr"),
         ("adapt.head=linaer", "adapt.head=linaer is not known (did you mean linear or cosine?"),
         ("backbone=pixels", "backbone=pixels has nothing to train"),
-        ("method=finetune", "adapt=fedavg: method=finetune trains the network itself in every task (adapt=none"),
+        ("method=fedavg", "adapt=fedavg: method=fedavg trains the network itself in every task (adapt=none"),
     ],
 )
 def test_wrong_knobs_are_one_line_and_exit_code_2(command, tmp_path, typed, told):

@@ -42,11 +42,11 @@ def test_the_first_stage_says_its_own(tmp_path):
 
 def test_tables_have_what_runs_told(tmp_path):
     record = run_in(tmp_path, "method=fedncm", *SMALL[:3], "tasks=2", "clients=30", "partition.min_size=0").record
-    run_in(tmp_path, "method=joint", "method.M=16", "tasks=2", "clients=3")
+    run_in(tmp_path, "method=centralised_ridge", "method.M=16", "tasks=2", "clients=3")
     rows = collect(tmp_path / "runs").set_index("method")
     raw, privacy = record["communication"]["raw"], record["privacy"]
     assert rows.loc["fedncm", "raw_mib"] == raw["busiest_bytes"] / 2**20
     assert rows.loc["fedncm", "times_raw"] == record["communication"]["up_total_bytes"] / raw["total_bytes"]
     assert rows.loc["fedncm", "one_sample_sums"] == privacy["one_sample_sums"] > 0
     assert rows.loc["fedncm", "told_percent"] == 100 * privacy["told_samples"] / record["labels"]["samples"] < 100
-    assert (rows.loc["joint", "times_raw"], rows.loc["joint", "told_percent"]) == (1, 100)
+    assert (rows.loc["centralised_ridge", "times_raw"], rows.loc["centralised_ridge", "told_percent"]) == (1, 100)

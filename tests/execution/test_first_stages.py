@@ -150,7 +150,7 @@ def test_an_interrupted_first_stage_goes_on_to_the_same_bits(runs, tmp_path, mon
 
 
 def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
-    """As before there were other first stages: its training and finetune's revision, in the run's identity neither."""
+    """As before there were other first stages: its training and fedavg's revision, in the run's identity neither."""
     plan = plan_of(tmp_path, *FEDAVG)
     whole, training = plan.settings.identity(), counting(plan.settings.adapt.training)
     kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
@@ -174,7 +174,7 @@ def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
         (("adapt=pilora", "backbone.architecture=conv"), "adapt=pilora works inside a vision transformer"),
         (("adapt=pilora", "adapt.training.schedule=step"), r"adapt\.training\.schedule=step has no milestones"),
         (("adapt=pilora", "adapt.variant=published"), r"unknown key adapt\.variant"),
-        (("adapt=pilora", "method=finetune"), "adapt=pilora: method=finetune trains the network itself"),
+        (("adapt=pilora", "method=fedavg"), "adapt=pilora: method=fedavg trains the network itself"),
         (("adapt=cprompt", "adapt.length=3", "adapt.layers=[0]"), r"adapt\.length=3 .*\(adapt\.length=4\)"),
         (("adapt=cprompt",), r"adapt\.layers=\[0, 1, 2, 3, 4\] for a network of 4 blocks"),
     ],
@@ -182,7 +182,7 @@ def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
 )
 def test_wrong_knobs_are_named_at_adapt(command, tmp_path, knobs, told):
     base = [choice for choice in BASE if not any(choice.split("=")[0] == knob.split("=")[0] for knob in knobs)]
-    if "method=finetune" in knobs:
+    if "method=fedavg" in knobs:
         base = [choice for choice in base if not choice.startswith("method")]
     code, _, err = command(*base, *knobs, f"out={tmp_path}")
     assert code == 2

@@ -22,7 +22,7 @@ SMALL = ("data=digits", "tasks=2", "clients=3", "beta=1")
 STSA = ("method=stsa", "method.M=null", "method.gamma=1", *SMALL)
 NOISE = ("noise=gaussian", "noise.epsilon=4")
 SHARED = (*NOISE, "noise.share_of=3", "secure=sums")
-ON_FEATURES = ("method=finetune", "method.on=features", "method.training.rounds=3", "method.training.epochs=1", *SMALL)
+ON_FEATURES = ("method=fedavg", "method.on=features", "method.training.rounds=3", "method.training.epochs=1", *SMALL)
 
 
 def W_of(outcome) -> np.ndarray:
@@ -224,7 +224,8 @@ def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_n
 
 
 @pytest.mark.parametrize(
-    "method", ["afl", "afcl", "air", "ds_al", "fedran", "stsa_e", "centred_sketch", "joint", "fedklda", "fedfecam"]
+    "method",
+    ["afl", "afcl", "air", "ds_al", "fedran", "stsa_e", "centred_sketch", "centralised_ridge", "fedklda", "fedfecam"],
 )
 def test_methods_whose_uploads_nobody_bounded_are_refused(tmp_path, method):
     with pytest.raises(UserError, match=f"one sample changes of the uploads of method={method}") as refused:
@@ -233,8 +234,8 @@ def test_methods_whose_uploads_nobody_bounded_are_refused(tmp_path, method):
 
 
 def test_batch_norm_and_wrong_units_are_refused_of_models(tmp_path):
-    images = ("method=finetune", "backbone=tiny", "backbone.width=4", "data=digits", "tasks=2")
-    with pytest.raises(UserError, match="noise.unit=sample: method=finetune sends model updates"):
+    images = ("method=fedavg", "backbone=tiny", "backbone.width=4", "data=digits", "tasks=2")
+    with pytest.raises(UserError, match="noise.unit=sample: method=fedavg sends model updates"):
         run_in(tmp_path, *images, *NOISE)
     with pytest.raises(UserError, match="batch norm"):
         run_in(tmp_path, *images, "backbone.architecture=conv", *NOISE, "noise.unit=client")

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 CPU = torch.device("cpu")
 FLAGS = "processor\t: 0\nflags\t\t: fpu avx512_bf16 {} amx_tile amx_int8\nbugs\t\t: amx_bf16_of_a_bug\n"
-TRAINED = ("method=finetune", "data=digits", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=2", "beta=10")
+TRAINED = ("method=fedavg", "data=digits", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=2", "beta=10")
 ROUNDS = ("method.training.rounds=3", "method.training.epochs=2", "method.training.lr=0.05")
 
 

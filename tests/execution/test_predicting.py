@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = ("tasks=2", "clients=2", "device=cpu", "predictions=true")
 #: Of the methods that train, those that bring something of their own to prediction, and one that does not; the others
 #: take minutes together.
-_OWN = {"finetune", "fedprotip", "fedicarl", "lorm", "pilora", "regmean", "l2p", "mfcl"}
+_OWN = {"fedavg", "fedprotip", "fedicarl", "lorm", "pilora", "regmean", "l2p", "mfcl"}
 EVERY = [pytest.param(name, marks=[pytest.mark.slow] if trains(name) and name not in _OWN else []) for name in NAMES]
 #: Knobs under which a model consists of other parts.
 OTHERS = {
@@ -27,8 +27,8 @@ OTHERS = {
     "the nearest mean of exemplars": ("method=fedicarl", "method.classify=nme", "method.memory=20"),
     "one task's batches": ("method=fedprotip", "method.columns=8", "method.tip.route=batch", "method.tip.batch=16"),
     "ridge regressions merged": ("method=regmean", "method.on=features", "method.local=ridge", "backbone=pixels"),
-    "heads on features": ("method=finetune", "method.on=features", "backbone=pixels", "method.training.rounds=2"),
-    "replayed heads": ("method=finetune", "method.replay_head=gaussian"),
+    "heads on features": ("method=fedavg", "method.on=features", "backbone=pixels", "method.training.rounds=2"),
+    "replayed heads": ("method=fedavg", "method.replay_head=gaussian"),
     "several maps": ("method=fedklda", "method.M=32", "method.ensemble=2"),
     "plain means": ("method=fedfecam", "method.first_task=euclidean", "tasks=1"),
     "published PILoRA": ("method=pilora", "method.variant=published"),
@@ -130,7 +130,7 @@ def test_a_backbone_with_other_weights_is_refused(tmp_path, monkeypatch):
 
 def test_a_trained_model_needs_no_other_weights(tmp_path, monkeypatch):
     """Also where training began with pretrained ones: the file says no source of them."""
-    outcome = run_in(tmp_path, *short_run("finetune"), *SMALL)
+    outcome = run_in(tmp_path, *short_run("fedavg"), *SMALL)
     said = Model(outcome.folder / "model.safetensors", "cpu")
     before = said.predict(np.zeros((2, 8, 8), dtype=np.uint8))
     monkeypatch.setitem(said.about, "seed", 5)

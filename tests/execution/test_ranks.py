@@ -99,7 +99,7 @@ LONG_CLOSED = (
 )
 LONG = (
     ("method=fedprotip", *TINY),
-    ("method=finetune", *TINY),
+    ("method=fedavg", *TINY),
     (
         "method=stsa",
         "backbone=tiny",

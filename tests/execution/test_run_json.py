@@ -30,7 +30,7 @@ RUNS = {
         *("noise=gaussian", "noise.epsilon=8"),
     ),
     "a single task": ("method=afl", "tasks=1", "drift=2"),
-    "rounds": ("method=finetune", *TINY, "evaluate_rounds=1", *(f"method.training.{knob}" for knob in TRAINED)),
+    "rounds": ("method=fedavg", *TINY, "evaluate_rounds=1", *(f"method.training.{knob}" for knob in TRAINED)),
 }
 
 

@@ -100,7 +100,7 @@ def test_evaluated_rounds_leave_their_picture():
     method = FedAvg(training=Training(rounds=3, epochs=1, augment="none"))
     federation = federation_of(method, tiny_context(), data, evaluate_rounds=2)
     federation.run(lambda _: None)
-    named = {"method": "finetune", "data": "made", "backbone": "tiny", "tasks": 1, "clients": 2, "seed": 0}
+    named = {"method": "fedavg", "data": "made", "backbone": "tiny", "tasks": 1, "clients": 2, "seed": 0}
     measured = {"bounds": [], "rounds": federation.rounds.best(), "metrics": {"accuracy": [50.0]}}
     files = drawn({**named, "partition": "iid", "beta": None, **measured}, federation)
     assert set(files) == {"accuracy.png", "rounds.png"}

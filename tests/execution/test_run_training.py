@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 #: With everything on that a checkpoint has to keep.
 METHODS = {
-    "finetune": (
+    "fedavg": (
         "method.training.fraction=0.7",
         "method.frozen_stages=1",
         "method.frozen_heads=true",
@@ -34,17 +34,17 @@ METHODS = {
     "fedprotip": ("method.training.momentum=0.9", "method.columns=40", "method.theory=3", "drift=4"),
     "fedprotip, updated": ("method.columns=8", "method.tip.references=updated", "method.tip.route=batch"),
     "fot": ("method.columns=40", "method.theory=3", "method.training.augment=none", "evaluate_rounds=2"),
-    "joint_training": ("method.training.momentum=0.9", "drift=4"),
-    "joint_training, no restart": ("method.restart=false", "method.training.augment=none"),
+    "centralised": ("method.training.momentum=0.9", "drift=4"),
+    "centralised, no restart": ("method.restart=false", "method.training.augment=none"),
 }
 #: Rounds of a task, with those after the model's.
 ROUNDS = {
-    "finetune": 3,
+    "fedavg": 3,
     "fedprotip": 5,
     "fedprotip, updated": 5,
     "fot": 4,
-    "joint_training": 1,
-    "joint_training, no restart": 1,
+    "centralised": 1,
+    "centralised, no restart": 1,
 }
 #: What a run leaves that has no seconds in it.
 EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "partition.npz")
@@ -120,16 +120,16 @@ def resumed(out: Path, overrides: tuple[str, ...], caplog, told: str) -> Outcome
 @pytest.mark.parametrize(
     ("method", "task", "round_", "told"),
     [
-        ("finetune", 0, 2, "task 0 of 3, round 2"),
-        ("finetune", 2, 2, "task 2 of 3, round 2"),
+        ("fedavg", 0, 2, "task 0 of 3, round 2"),
+        ("fedavg", 2, 2, "task 2 of 3, round 2"),
         ("fedprotip", 1, 1, "task 1 of 3"),
         ("fedprotip", 1, 3, "task 1 of 3, round 2"),  # the bases, of which none is in yet
         ("fedprotip", 1, 4, "task 1 of 3, round 4"),  # between bases and references
         ("fedprotip, updated", 2, 0, "task 2 of 3"),
         ("fedprotip, updated", 1, 4, "task 1 of 3, round 4"),  # recorded in the bases' round, needed in the next
         ("fot", 1, 3, "task 1 of 3, round 2"),
-        ("joint_training", 1, 0, "task 1 of 3"),
-        ("joint_training, no restart", 2, 0, "task 2 of 3"),
+        ("centralised", 1, 0, "task 1 of 3"),
+        ("centralised, no restart", 2, 0, "task 2 of 3"),
     ],
 )
 def test_interrupted_and_resumed_is_uninterrupted(
@@ -143,7 +143,7 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert_same_result(resumed(tmp_path, overrides, caplog, told), whole(method))
 
 
-@pytest.mark.parametrize("method", ["finetune", "fedprotip", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip", "centralised"])
 def test_killed_between_the_last_task_and_the_record_nothing_is_learnt_twice(
     whole, images, tmp_path, monkeypatch, caplog, method
 ):
@@ -168,14 +168,14 @@ def test_interrupted_again_and_again_it_still_ends_the_same(whole, images, tmp_p
 
 
 def test_a_damaged_checkpoint_within_a_task_starts_over(whole, images, tmp_path, monkeypatch, caplog):
-    overrides = (*choice("finetune", images), "checkpoint_rounds=1")
+    overrides = (*choice("fedavg", images), "checkpoint_rounds=1")
     with interrupted(1, 2, monkeypatch):
         run_in(tmp_path, *overrides)
     [file] = tmp_path.rglob("checkpoint/*.safetensors")
     file.write_bytes(file.read_bytes()[:-1])
     outcome = run_in(tmp_path, *overrides)
     assert "starting from the first task" in caplog.text
-    assert_same_result(outcome, whole("finetune"))
+    assert_same_result(outcome, whole("fedavg"))
 
 
 @pytest.mark.parametrize("method", list(METHODS))
@@ -184,12 +184,12 @@ def test_every_round_of_every_client_is_a_row(whole, method):
     assert len(uploads) == 3 * 3 * ROUNDS[method]
     assert not uploads.duplicated(["task", "round", "client"]).any()
     assert uploads[uploads["round"] == 0].groupby("task").samples.sum().tolist() == [24, 24, 24]
-    stages = {"fedprotip": ["bases", "model", "references"], "fot": ["bases", "model"], "finetune": ["model"]}
+    stages = {"fedprotip": ["bases", "model", "references"], "fot": ["bases", "model"], "fedavg": ["model"]}
     assert sorted(uploads.stage.unique()) == stages.get(method.partition(",")[0], ["samples"])
     assert sorted(whole(method).record["communication"]["by_stage"]) == sorted(uploads.stage.unique())
 
 
-@pytest.mark.parametrize("method", ["finetune", "fedprotip", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip", "centralised"])
 def test_a_run_depends_on_nobodys_generator_and_leaves_it_where_it_was(whole, images, tmp_path, method):
     torch.manual_seed(12345)
     np.random.seed(12345)  # noqa: NPY002
@@ -217,16 +217,14 @@ def test_the_id_covers_what_determines_the_result(whole, images, tmp_path, overr
     from fcl_bench.execution.plan import make_plan
     from tests.small_runs import settings_for
 
-    plan = make_plan(settings_for(tmp_path, *choice("finetune", images), override))
-    assert (plan.id == whole("finetune").record["run_id"]) is same
+    plan = make_plan(settings_for(tmp_path, *choice("fedavg", images), override))
+    assert (plan.id == whole("fedavg").record["run_id"]) is same
 
 
-def test_joint_training_is_the_ceiling(images, tmp_path):
-    """With enough rounds it knows all classes, where finetune knows those of the last task."""
+def test_centralised_is_the_ceiling(images, tmp_path):
+    """With enough rounds it knows all classes, where fedavg knows those of the last task."""
     longer = ("method.training.rounds=8", "method.training.lr=0.05", "method.training.augment=none")
-    joint, floor = (
-        run_in(tmp_path, f"method={name}", *images, *TINY, *longer) for name in ("joint_training", "finetune")
-    )
+    joint, floor = (run_in(tmp_path, f"method={name}", *images, *TINY, *longer) for name in ("centralised", "fedavg"))
     assert joint.record["metrics"]["A_T"] > 80
     assert floor.record["metrics"]["A_T"] < 50
     assert floor.record["protocol"] == joint.record["protocol"] == "task-agnostic"
@@ -249,8 +247,8 @@ def test_what_a_round_cost_stands_beside_its_accuracy(whole):
 
 
 def test_the_best_round_stands_beside_the_last_and_never_for_it(whole):
-    record = whole("finetune").record
-    rows = pd.read_csv(whole("finetune").folder / "rounds.csv")
+    record = whole("fedavg").record
+    rows = pd.read_csv(whole("fedavg").folder / "rounds.csv")
     assert rows.groupby("task")["accuracy"].last().tolist() == record["metrics"]["accuracy"]
     own = [part.sort_values("accuracy", ascending=False, kind="stable").iloc[0] for _, part in rows.groupby("task")]
     best = {"best": [row["accuracy"] for row in own], "best_round": [int(row["round"]) for row in own]}
@@ -258,7 +256,7 @@ def test_the_best_round_stands_beside_the_last_and_never_for_it(whole):
 
 
 def test_without_evaluate_rounds_there_is_no_trace_of_it(whole):
-    outcome = whole("joint_training")
+    outcome = whole("centralised")
     assert outcome.record["rounds"] is None
     assert not list(outcome.folder.glob("rounds*"))
 
@@ -266,7 +264,7 @@ def test_without_evaluate_rounds_there_is_no_trace_of_it(whole):
 # Drift ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["finetune", "fedprotip", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip", "centralised"])
 def test_drift_has_its_table_and_its_place_in_the_record(whole, method):
     """That it survives a resume, `test_interrupted_and_resumed_is_uninterrupted` shows."""
     outcome = whole(method)
@@ -300,13 +298,13 @@ def test_drift_and_theory_of_a_resumed_run_have_their_pictures(images, tmp_path,
 
 
 def test_without_drift_there_is_no_trace_of_it(images, tmp_path):
-    outcome = run_in(tmp_path, *choice("joint_training, no restart", images))
+    outcome = run_in(tmp_path, *choice("centralised, no restart", images))
     assert outcome.record["drift"] is None
     assert not list(outcome.folder.glob("drift*"))
 
 
 def test_drift_of_a_single_task_is_measured_and_not_drawn(images, tmp_path, with_pictures):
-    outcome = run_in(tmp_path, *choice("finetune", images), "tasks=1", "drift=2")
+    outcome = run_in(tmp_path, *choice("fedavg", images), "tasks=1", "drift=2")
     assert outcome.record["drift"] == {"last": [], "mean": None}
     assert (pd.read_csv(outcome.folder / "drift.csv").drift == 0).all()
     assert not (outcome.folder / "drift.png").exists()

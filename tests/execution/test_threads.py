@@ -44,9 +44,9 @@ def settings(*overrides):
         (["method=stsa", "method.M=2048"], 1),
         (["method=stsa", "method.M=2049"], None),  # its Gram matrix has more than 2^22 numbers
         (["method=fedran", "method.M=4096"], None),  # H of all samples has
-        (["method=finetune", "backbone=tiny"], None),
+        (["method=fedavg", "backbone=tiny"], None),
         (["method=afl", "threads=2"], 2),
-        (["method=finetune", "backbone=tiny", "threads=3"], 3),
+        (["method=fedavg", "backbone=tiny", "threads=3"], 3),
     ],
 )
 def test_the_sizes_and_the_key_decide(overrides, threads):

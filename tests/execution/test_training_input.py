@@ -25,11 +25,11 @@ def one_line(err: str) -> str:
 @pytest.mark.parametrize(
     ("method", "batch_size", "rounds"),
     [
-        ("finetune", 16, 30),
-        ("finetune", 1000, 30),
-        ("finetune", 1000, 2),
+        ("fedavg", 16, 30),
+        ("fedavg", 1000, 30),
+        ("fedavg", 1000, 2),
         ("fedprotip", 1000, 30),
-        ("joint_training", 16, 2),
+        ("centralised", 16, 2),
     ],
 )
 def test_a_diverging_training_is_one_line_and_leaves_no_record(command, images, tmp_path, method, batch_size, rounds):
@@ -64,8 +64,8 @@ MORE_WRONG = [
     ("backbone=tiny checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
     ("backbone=tiny drift=-1", "drift=-1 is out of range"),
 ]
-TYPED = [(method, *line) for method in ("fedprotip", "fot", "joint_training") for line in WRONG[:2]]
-TYPED += [("finetune", *line) for line in WRONG + MORE_WRONG]
+TYPED = [(method, *line) for method in ("fedprotip", "fot", "centralised") for line in WRONG[:2]]
+TYPED += [("fedavg", *line) for line in WRONG + MORE_WRONG]
 
 
 @pytest.mark.parametrize(("method", "typed", "told"), TYPED, ids=[f"{method} {typed}" for method, typed, _ in TYPED])
@@ -77,7 +77,7 @@ def test_what_cannot_be_trained_is_one_line_and_nothing_is_written(command, tmp_
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and file != features]
 
 
-@pytest.mark.parametrize("method", ["finetune", "fedprotip", "fot", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip", "fot", "centralised"])
 def test_tasks_without_a_label_are_passed_by(images, tmp_path, caplog, method):
     """As the analytic methods do; here a class a task, and nobody knows a label of the first one and of the last."""
     scarce = ("tasks=6", "label_rate=0.08", "beta=1", "seed=0", "method.training.rounds=1")

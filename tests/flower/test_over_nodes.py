@@ -20,7 +20,7 @@ from tests.small_runs import interrupted_in, run_in
 SMALL = ("data=digits", "clients=3", "tasks=2", "beta=1", "track=none")
 FLOWER = ("transport=flower", "transport.deadline=20")
 #: Closed form, sequential, with masks, with a registration first, trained, with clients' states, with their memories.
-METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune", "fedprotip", "fedicarl")
+METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "afcl", "fedavg", "fedprotip", "fedicarl")
 
 
 def model(outcome) -> bytes:
@@ -88,13 +88,13 @@ def features(path, seed=0):
 
 
 @pytest.mark.parametrize(
-    "method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "finetune", "fedicarl", "fedprotip"]
+    "method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "fedavg", "fedicarl", "fedprotip"]
 )
 def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, town, method):
     """All rows but its own are NaN in each node's process."""
     trained = ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")
     given = ("data=features", features(tmp_path / "f.npz"), f"method={method}")
-    given += trained if method in ("finetune", "fedicarl", "fedprotip") else short_run(method)
+    given += trained if method in ("fedavg", "fedicarl", "fedprotip") else short_run(method)
     given += ("method.frozen_stages=0",) if method == "fedprotip" else ()
     poisoned = []
 
@@ -300,7 +300,7 @@ def test_a_first_stage_and_audits_are_refused(tmp_path, monkeypatch, town):
     town.commit(0, 1, 2)
     with reached(town, monkeypatch):
         with pytest.raises(UserError, match="drift"):
-            run_in(tmp_path / "a", *SMALL, *FLOWER, "method=finetune", *short_run("finetune"), "drift=2")
+            run_in(tmp_path / "a", *SMALL, *FLOWER, "method=fedavg", *short_run("fedavg"), "drift=2")
         adapted = ("adapt=fedavg", "backbone=tiny", "backbone.width=4", "adapt.training.rounds=1", "method=afl")
         with pytest.raises(UserError, match="adapt="):
             run_in(tmp_path / "b", *SMALL, *FLOWER, *adapted)

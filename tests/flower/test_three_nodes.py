@@ -18,7 +18,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flow
 pytestmark = pytest.mark.slow
 
 #: Closed form, one that merges in order, one with masks, trained, with clients' states, and with their memories.
-METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "finetune", "fedprotip", "fedicarl")
+METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "fedavg", "fedprotip", "fedicarl")
 GIVEN = ("data=digits", "clients=3", "tasks=2", "beta=1")
 
 

@@ -26,7 +26,7 @@ STAGE = ("0.weight", "1.weight", "1.bias", "1.running_mean", "1.running_var")
 FAST = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "augment": "none"}
 
 
-def finetune(**knobs) -> FedAvg:
+def fedavg(**knobs) -> FedAvg:
     """`training` knobs and the method's own."""
     own = {name: knobs.pop(name) for name in ("frozen_stages", "frozen_heads", "loss_over") if name in knobs}
     return FedAvg(training=Training(**{**FAST, **knobs}), **own)

@@ -35,7 +35,7 @@ TASKS = draw_tasks(np.random.default_rng(2), 8, [3, 2], [[40, 15], [25, 30]])
 #: Each method so that it keeps the exact Gram matrix, and the name of its knob.
 EXACT = {
     "stsa": (STSA(M=30), "gamma"),
-    "joint": (CentralisedRidge(M=30), "ridge"),
+    "centralised_ridge": (CentralisedRidge(M=30), "ridge"),
     "afl": (AFL(M=30), "ridge"),
     "afcl": (AFCL(M=30), "ridge"),
     "fedran": (FedRAN(M=30, rank=30), "ridge"),
@@ -87,7 +87,7 @@ def test_gcv_costs_eight_bytes_where_nothing_sent_counts_the_samples(name):
         broadcast = server.broadcast(task, server.rounds(task) - 1)
         upload = turn(own.client(context), shard_of(0, 0, *TASKS[0][0]), broadcast)
         sizes[chosen] = encoded(upload, context.wire).nbytes
-    counted = name in ("joint", "centred_sketch", "stsa_e")
+    counted = name in ("centralised_ridge", "centred_sketch", "stsa_e")
     assert sizes["auto"] == sizes[1.0]
     assert sizes["gcv"] == sizes[1.0] + (0 if counted else 8)
 

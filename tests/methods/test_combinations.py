@@ -241,7 +241,7 @@ REFUSED = [name for name in NAMES if made(name).combination(CONTEXT) is None]
 
 
 def test_methods_whose_uploads_are_not_combined_are_refused_in_one_line_before_anything_is_written(tmp_path):
-    assert {"stsa_e", "afcl", "fedprotip", "joint"} <= set(REFUSED)
+    assert {"stsa_e", "afcl", "fedprotip", "centralised_ridge"} <= set(REFUSED)
     for name in ("stsa_e", "scaffold"):
         with pytest.raises(UserError, match=f"transport=tree: method={name} .*cannot be combined.*") as found:
             run_in(tmp_path / name, *short_run(name), "data=digits", "transport=tree")

@@ -90,7 +90,7 @@ def learnt(method, seen=None):
     return federation
 
 
-def test_a_method_that_makes_nothing_is_finetune_bit_for_bit():
+def test_a_method_that_makes_nothing_is_fedavg_bit_for_bit():
     ours, plain = learnt(Echoing(on_=False)), learnt(FedAvg(training=training(), loss_over="task"))
     assert same(model_of(ours), model_of(plain))
     assert ours.server.privacy() == {"synthetic_images": 0}

@@ -47,7 +47,7 @@ METHODS = {
     "centred_sketch gaussian, diagonal": CentredSketch(
         M=30, rank=4, remainder="gaussian", input_rank=4, input_remainder="diagonal"
     ),
-    "joint": CentralisedRidge(M=30),
+    "centralised_ridge": CentralisedRidge(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
     "ranpac, every fold of a task": RanPAC(M=30, ridge="folds", scope="task"),

@@ -102,7 +102,7 @@ def test_clients_that_are_equally_far_off_differ_by_their_shares_alone(kind):
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_where_all_weights_would_be_0_it_is_finetune_and_says_so(weighting, caplog):
+def test_where_all_weights_would_be_0_it_is_fedavg_and_says_so(weighting, caplog):
     """Two classes of three, 5 and 1 or 0 and 4 samples: d = 1 and 4/3 in l1, and no share is above 1."""
     context, rng = feature_context(), np.random.default_rng(0)
     labels = ([0] * 5 + [1], [2] * 4)
@@ -144,7 +144,7 @@ def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(s
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
+def test_without_a_and_b_it_is_fedavg_bit_for_bit_and_nothing_is_counted(on):
     context, tasks = setting(on)
     knobs = small_batches(fraction=0.5)
     off, plain = (learnt(m, context, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FedAvg(knobs, on=on)))
@@ -155,7 +155,7 @@ def test_without_a_and_b_it_is_finetune_bit_for_bit_and_nothing_is_counted(on):
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_a_single_client_is_finetune_bit_for_bit(on):
+def test_a_single_client_is_fedavg_bit_for_bit(on):
     """The counts shift neither the schedule nor the batches."""
     context, tasks = setting(on)
     one, knobs = [[clients[0]] for clients in tasks], small_batches(rounds=3, schedule="cosine")

@@ -163,7 +163,7 @@ def test_a_weight_without_information_is_free():
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on):
+def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(on):
     """No stage of its own either."""
     knobs = training(fraction=0.5, rounds=3)
     ours, theirs = federation(FedEWC(knobs, on=on, strength=0.0)), federation(FedAvg(knobs, on=on))
@@ -175,7 +175,7 @@ def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on):
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_the_first_task_is_finetune_bit_for_bit(on):
+def test_the_first_task_is_fedavg_bit_for_bit(on):
     first = STREAMS[on][1]()[:1]
     ours, theirs = (federation(m, first) for m in (FedEWC(training(), on=on), FedAvg(training(), on=on)))
     assert same(model_of(ours), model_of(theirs))
@@ -236,10 +236,10 @@ def test_steps_that_overshoot_are_told_once(caplog):
     assert caplog.text.count("lr times strength times F is up to 10 after task 0; above 3") == 1
 
 
-# The published variant, and why it is finetune ------------------------------------------------------------------------
+# The published variant, and why it is fedavg ------------------------------------------------------------------------
 
 
-def test_published_is_finetune_over_the_tasks_own_scores_with_uniform_weights(caplog):
+def test_published_is_fedavg_over_the_tasks_own_scores_with_uniform_weights(caplog):
     """The same bits and bytes, no stage, nothing kept; and it says so."""
     knobs = training(weighting="uniform", fraction=0.5, rounds=3)
     published = FedEWC(knobs, variant="published", loss_over="task")
@@ -251,7 +251,7 @@ def test_published_is_finetune_over_the_tasks_own_scores_with_uniform_weights(ca
         published.check(tiny_context(), [3, 2, 2])
         FedEWC(knobs).check(tiny_context(), [3, 2, 2])
     [told] = caplog.messages
-    assert told.startswith("method.variant=published is finetune")
+    assert told.startswith("method.variant=published is fedavg")
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def test_both_weights_decay_by_round_and_end_at_a_least_one():
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_without_both_terms_it_is_finetune_bit_for_bit_and_nothing_is_generated(on):
+def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(on):
     method = fedgen(on, alpha=0.0, beta=0.0)
     federation, other = learnt(method, on), learnt(FedAvg(training(), on=on), on)
     assert same(model_of(federation), model_of(other))
@@ -226,7 +226,7 @@ def test_messages_have_the_bytes_of_the_formulas():
     on, d, h, N = "features", 6, 8, 3
     federation = learnt(fedgen(on, {"hidden": h, "noise": N}), on)
     plain_one = learnt(FedAvg(training(), on=on), on)
-    finetune = {(r.task, r.round, r.client): r for r in plain_one.state.ledger.uploads}
+    fedavg = {(r.task, r.round, r.client): r for r in plain_one.state.ledger.uploads}
     told = set()
     for row in federation.state.ledger.uploads:
         if not row.up_bytes:
@@ -237,7 +237,7 @@ def test_messages_have_the_bytes_of_the_formulas():
             assert row.down_bytes == 4 * (row.task + 1)  # the sizes of the heads
             continue
         assert row.stage == MODEL
-        beside = finetune[row.task, row.round - 1, row.client]
+        beside = fedavg[row.task, row.round - 1, row.client]
         assert row.up_bytes == beside.up_bytes
         # Client 1 has a single sample of task 1, but every class is somebody's.
         labels = 0 if (row.task, row.client) in told else 4 * classes

@@ -130,7 +130,7 @@ def test_binary_cross_entropy_is_icarls(heads, strength):
 
 
 @both
-def test_without_memory_and_distillation_it_is_finetune_bit_for_bit(on):
+def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(on):
     ours = learnt(fedicarl(memory=0, strength=0.0, on=on), on)
     plain = learnt(FedAvg(training(), on=on), on)
     assert not differing(state_of(ours.server), state_of(plain.server))
@@ -153,7 +153,7 @@ def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(o
 
 
 @both
-def test_with_room_for_everything_one_client_trains_on_what_joint_training_has(on, monkeypatch):
+def test_with_room_for_everything_one_client_trains_on_what_centralised_has(on, monkeypatch):
     sizes = [[13], [9], [12]]
     seen = trained_on(monkeypatch)
     method = fedicarl(memory=1000, strength=0.0, on=on)

@@ -154,7 +154,7 @@ def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up
 
 
 @pytest.mark.parametrize(("on", "over"), [("images", "task"), ("features", "task"), ("features", "seen")])
-def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on, over):
+def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(on, over):
     knobs = training(fraction=0.5, rounds=3)
     ours = federation(FedLwF(knobs, on=on, loss_over=over, strength=0.0))
     theirs = federation(FedAvg(knobs, on=on, loss_over=over))
@@ -165,7 +165,7 @@ def test_without_strength_it_is_finetune_bit_for_bit_and_byte_for_byte(on, over)
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_the_first_task_is_finetune_bit_for_bit(on):
+def test_the_first_task_is_fedavg_bit_for_bit(on):
     first = STREAMS[on][1]()[:1]
     ours, theirs = (federation(m, first) for m in (FedLwF(training(), on=on), FedAvg(training(), on=on)))
     assert same(model_of(ours), model_of(theirs))

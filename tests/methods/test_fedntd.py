@@ -139,7 +139,7 @@ def test_training_on_features_is_the_oracles(loss_over, beta, tau):
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_without_weight_it_is_finetune_bit_for_bit(on):
+def test_without_weight_it_is_fedavg_bit_for_bit(on):
     context, tasks = setting(on)
     plain = learnt(FedAvg(small_batches(), on=on), context, tasks)
     assert same(model_of(learnt(FedNTD(small_batches(), on=on, beta=0.0), context, tasks)), model_of(plain))
@@ -151,7 +151,7 @@ def test_without_weight_it_is_finetune_bit_for_bit(on):
     assert distilled.state.client_storage_bytes == {}
 
 
-def test_two_classes_are_finetune_bit_for_bit():
+def test_two_classes_are_fedavg_bit_for_bit():
     """On images, where both are differentiated by autograd."""
     tasks = made_tasks([[9, 7]], classes=2)
     found, plain = (learnt(method(small_batches()), tiny_context(), tasks) for method in (FedNTD, FedAvg))

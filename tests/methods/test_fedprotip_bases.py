@@ -174,7 +174,7 @@ def test_uploads_have_the_bytes_counted_by_hand():
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_task_without_any_labelled_sample_adds_no_direction(missing):
-    """As label_rate can leave it, in a data set whose classes have different sizes; finetune takes it."""
+    """As label_rate can leave it, in a data set whose classes have different sizes; fedavg takes it."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], [[10, 10]] * 3)
     stream, method, context = images_stream(tasks), fedprotip_of({"rounds": 1, "epochs": 1}), tiny_context()
     tasks[missing] = [(images[:0], labels[:0]) for images, labels in tasks[missing]]

@@ -162,7 +162,7 @@ def test_everything_else_is_frozen_after_the_first_task(name):
 
 @pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
-    """As finetune leaves it, bit for bit: nothing is frozen or projected yet."""
+    """As fedavg leaves it, bit for bit: nothing is frozen or projected yet."""
     tasks, context = three_tasks()[:1], tiny_context()
     ours = learn_images(fedprotip_of(**knobs), context, tasks)
     plain = FedAvg(training=training(), loss_over=knobs.get("loss_over", "seen"))

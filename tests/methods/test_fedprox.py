@@ -29,7 +29,7 @@ FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fractio
 
 
 @pytest.mark.parametrize("on", ["images", "features"])
-def test_without_the_term_it_is_finetune_bit_for_bit(on):
+def test_without_the_term_it_is_fedavg_bit_for_bit(on):
     if on == "images":
         context, tasks = tiny_context(), made_tasks(SIZES)
     else:

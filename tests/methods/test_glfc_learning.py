@@ -27,6 +27,6 @@ def accuracies(out: Path, *overrides: str) -> np.ndarray:
 @pytest.mark.parametrize("proxy", ["none", "reconstruct"])
 def test_it_ends_above_finetuning_with_and_without_the_task_given(proxy, tmp_path):
     """With the same step size: A_T with every seed, and with the task given on average, since 100 is not far."""
-    gains = accuracies(tmp_path, "method=glfc", f"method.proxy={proxy}") - accuracies(tmp_path, "method=finetune")
+    gains = accuracies(tmp_path, "method=glfc", f"method.proxy={proxy}") - accuracies(tmp_path, "method=fedavg")
     assert (gains[:, 0] > 30).all()
     assert gains[:, 1].mean() > 15

@@ -23,7 +23,7 @@ def _a_gpu():
         pytest.skip("no CUDA device")
 
 
-@pytest.mark.parametrize("method", ["finetune", "fedprotip", "fot", "joint_training"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprotip", "fot", "centralised"])
 def test_a_gpu_agrees_with_the_cpu_and_with_itself(method, tmp_path, monkeypatch):
     columns = ("method.columns=16",) if method in ("fedprotip", "fot") else ()
     # FOT's public code counts what earlier bases hold of the inputs, which is another path through its kernels.
@@ -44,6 +44,6 @@ def test_a_gpu_agrees_with_the_cpu_and_with_itself(method, tmp_path, monkeypatch
 @pytest.mark.parametrize("precision", ["float32", "auto"])
 def test_a_transformer_trains_twice_alike_on_a_gpu(precision, tmp_path):
     """Fused attention adds gradients in any order."""
-    choice = ("method=finetune", *TINY, "backbone.architecture=vit", *KNOBS, f"method.training.precision={precision}")
+    choice = ("method=fedavg", *TINY, "backbone.architecture=vit", *KNOBS, f"method.training.precision={precision}")
     first, second = (run_in(tmp_path / name, *choice, "device=cuda").folder for name in ("first", "second"))
     assert (first / "model.safetensors").read_bytes() == (second / "model.safetensors").read_bytes()

@@ -26,7 +26,7 @@ from tests.methods.plain_training import (
     Plain,
     cloned,
     differing,
-    finetune,
+    fedavg,
     made_tasks,
     plainly,
     resnet_context,
@@ -94,7 +94,7 @@ def averaged(server, messages: list[Message], context: Context, order: list[int]
 @pytest.mark.parametrize("counts", [[1, 1, 1], [7, 13, 1], [1, 3, 5000]])
 def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts):
     context = tiny_context(dtype=dtype)
-    server, [message] = uploads_of(finetune(weighting=weighting), context, made_tasks([[20]])[0])
+    server, [message] = uploads_of(fedavg(weighting=weighting), context, made_tasks([[20]])[0])
     same = [dataclasses.replace(message, samples=count) for count in counts]
     found = averaged(server, same, context)
     assert set(found) == set(message)
@@ -105,7 +105,7 @@ def test_equal_models_average_to_themselves_bit_for_bit(weighting, dtype, counts
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_average_is_the_weighted_mean_running_statistics_included(weighting, dtype):
     context, counts = tiny_context(dtype=dtype), [9, 40, 1, 17]
-    server, messages = uploads_of(finetune(weighting=weighting), context, made_tasks([counts])[0])
+    server, messages = uploads_of(fedavg(weighting=weighting), context, made_tasks([counts])[0])
     assert [message.samples for message in messages] == counts
     found = averaged(server, messages, context)
     shares = np.array(counts if weighting == "samples" else [1] * 4, dtype=np.float64)
@@ -120,7 +120,7 @@ def test_the_average_is_the_weighted_mean_running_statistics_included(weighting,
 
 def test_the_order_of_the_clients_does_not_matter():
     context, counts = tiny_context(), [9, 40, 1, 17]
-    server, messages = uploads_of(finetune(), context, made_tasks([counts])[0])
+    server, messages = uploads_of(fedavg(), context, made_tasks([counts])[0])
     first = averaged(server, messages, context)
     second = averaged(server, messages, context, order=[2, 0, 3, 1])
     for name, value in first.items():
@@ -129,7 +129,7 @@ def test_the_order_of_the_clients_does_not_matter():
 
 def test_a_round_without_an_upload_leaves_the_model():
     context = tiny_context()
-    server, _ = uploads_of(finetune(), context, made_tasks([[5]])[0])
+    server, _ = uploads_of(fedavg(), context, made_tasks([[5]])[0])
     before = state_of(server)
     assert not differing(before, averaged(server, [], context))
 
@@ -143,7 +143,7 @@ def test_every_round_starts_from_the_average_of_the_one_before():
         share = len(tasks[0][k][1]) / 32
         sums[round_] = sums.get(round_, 0) + share * message["body.stage1.0.weight"].double()
 
-    learn_images(finetune(rounds=3), context, tasks, seen=seen)
+    learn_images(fedavg(rounds=3), context, tasks, seen=seen)
     assert [round_ for round_, _ in sent] == [0, 0, 1, 1, 2, 2]
     for round_, model in sent:
         if round_:
@@ -153,7 +153,7 @@ def test_every_round_starts_from_the_average_of_the_one_before():
 def test_the_clients_half_keeps_nothing():
     """Whatever a client half did before, its answer to a shard and a broadcast is the same."""
     context, tasks = tiny_context(), made_tasks([[20, 14]])
-    method = finetune()
+    method = fedavg()
     server, [first, second] = uploads_of(method, context, tasks[0])
     broadcast = server.broadcast(images_stream(tasks)[0], 0)
     again = turn(method.client(context), image_shard(1, 0, *tasks[0][1]), broadcast)
@@ -164,7 +164,7 @@ def test_the_clients_half_keeps_nothing():
 def test_step_sizes_are_told_by_the_server():
     told = {}
     learn_images(
-        finetune(rounds=4, lr=0.2, schedule="step", milestones=[1, 3], decay=0.5),
+        fedavg(rounds=4, lr=0.2, schedule="step", milestones=[1, 3], decay=0.5),
         tiny_context(),
         made_tasks([[8], [8]]),
         seen=lambda _, broadcast, __: told.setdefault(len(broadcast["classes"]), []).append(float(broadcast["rate"])),
@@ -180,7 +180,7 @@ def test_step_sizes_are_told_by_the_server():
     [(1.0, 7, 7), (0.5, 7, 4), (0.3, 7, 2), (0.01, 7, 1), (0.1, 20, 2), (0.9, 1, 1)],
 )
 def test_the_right_number_takes_part(fraction, clients, expected):
-    method = finetune(fraction=fraction, rounds=5)
+    method = fedavg(fraction=fraction, rounds=5)
     server = method.server(tiny_context())
     available = [3 * k for k in range(clients)]
     for round_ in range(5):
@@ -191,7 +191,7 @@ def test_the_right_number_takes_part(fraction, clients, expected):
 
 
 def drawn(seed: int, task: int = 0) -> list[list[int]]:
-    server = finetune(fraction=0.3, rounds=40).server(tiny_context(seed=seed))
+    server = fedavg(fraction=0.3, rounds=40).server(tiny_context(seed=seed))
     return [server.participants(Task(task, range(2), 2), round_, list(range(10))) for round_ in range(40)]
 
 
@@ -206,7 +206,7 @@ def test_participants_follow_from_the_seed_and_change_with_round_and_task():
 
 def test_only_clients_with_labelled_samples_take_part():
     tasks = made_tasks([[20, 0, 9, 0, 9, 14, 0, 8]])
-    federation = federation_of(finetune(rounds=6, fraction=0.5), tiny_context(), tasks, unlabelled=[(0, 4)])
+    federation = federation_of(fedavg(rounds=6, fraction=0.5), tiny_context(), tasks, unlabelled=[(0, 4)])
     ledger = federation.run(lambda _: None).ledger
     assert len(ledger.uploads) == 6 * 8
     present = {
@@ -220,18 +220,18 @@ def test_only_clients_with_labelled_samples_take_part():
         assert (row.down_bytes > 0) == (row.up_bytes > 0) == (row.client_seconds > 0)
 
 
-@pytest.mark.parametrize("method", [finetune(), Centralised(training=Training(**FAST))], ids=["finetune", "joint"])
+@pytest.mark.parametrize("method", [fedavg(), Centralised(training=Training(**FAST))], ids=["fedavg", "joint"])
 def test_empty_clients_and_a_client_with_a_single_sample_run(method):
     server = learn_images(method, tiny_context(), made_tasks([[20, 0, 1], [0, 1, 1], [1, 5, 30]]))
     assert server.columns == server.tasks == [(0, 1), (2, 3), (4, 5)]
     assert all(bool(torch.isfinite(value).all()) for value in server.network.state().values())
 
 
-@pytest.mark.parametrize("name", ["finetune", "joint_training"])
+@pytest.mark.parametrize("name", ["fedavg", "centralised"])
 @pytest.mark.parametrize("empty", [0, 1])
 def test_a_task_that_nobody_has_a_label_of_is_passed_by(name, empty):
     """As the analytic methods do; label_rate can leave a class without any."""
-    method = {"finetune": finetune(), "joint_training": Centralised(training=Training(**FAST))}[name]
+    method = {"fedavg": fedavg(), "centralised": Centralised(training=Training(**FAST))}[name]
     tasks = made_tasks([[9, 8], [9, 8]])
     federation = federation_of(method, tiny_context(), tasks, unlabelled=[(empty, 0), (empty, 1)])
     state = federation.run(lambda done: done.save())
@@ -269,7 +269,7 @@ def groups(names) -> set[str]:
     ids=["nothing", "heads", "two stages", "all stages and heads"],
 )
 def test_what_is_frozen_stays_bit_for_bit_and_all_else_moves(knobs, frozen):
-    method = finetune(momentum=0.9, weight_decay=0.01, **knobs)
+    method = fedavg(momentum=0.9, weight_decay=0.01, **knobs)
     first, second, third = after_each_task(method, tiny_context(), made_tasks([[20, 12], [11, 18], [9, 9]]))
     start = method.server(tiny_context()).network.state()
     assert differing(start, first) == set(start)  # the first task trains everything
@@ -278,9 +278,7 @@ def test_what_is_frozen_stays_bit_for_bit_and_all_else_moves(knobs, frozen):
 
 
 def test_a_resnets_first_stage_freezes_with_its_stem():
-    first, second = after_each_task(
-        finetune(frozen_stages=1), resnet_context(), made_tasks([[12, 9], [10, 10]], size=16)
-    )
+    first, second = after_each_task(fedavg(frozen_stages=1), resnet_context(), made_tasks([[12, 9], [10, 10]], size=16))
     stay = {"body.conv1", "body.bn1", "body.layer1"}
     assert groups(first) >= stay
     assert differing(first, second) == {name for name in first if groups([name]) - stay}
@@ -288,8 +286,8 @@ def test_a_resnets_first_stage_freezes_with_its_stem():
 
 def test_too_many_frozen_stages_are_refused_before_any_work():
     with pytest.raises(UserError, match=r"method\.frozen_stages=5 is more than the network has \(at most 4"):
-        finetune(frozen_stages=5).check(tiny_context(), [2])
-    finetune(frozen_stages=4).check(tiny_context(), [2])
+        fedavg(frozen_stages=5).check(tiny_context(), [2])
+    fedavg(frozen_stages=4).check(tiny_context(), [2])
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen_stages", -1), ("loss_over", "new")])
@@ -326,7 +324,7 @@ def test_rates_of_names_that_come_with_later_tasks_are_possible():
 def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_all_seen_does_not():
     moved = {}
     for loss_over in ("task", "seen"):
-        method = finetune(loss_over=loss_over, weight_decay=0.0)
+        method = fedavg(loss_over=loss_over, weight_decay=0.0)
         first, second = after_each_task(method, tiny_context(), made_tasks([[20, 12], [11, 18]]))
         moved[loss_over] = groups(differing(first, second))
     assert moved["seen"] - moved["task"] == {"heads.0"}
@@ -336,7 +334,7 @@ def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_a
 def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
     """One batch of all samples of task 1, where both losses differ: old - lr * gradient."""
     context, tasks = tiny_context(), made_tasks([[20], [16]])
-    method = finetune(loss_over=loss_over, batch_size=64, weight_decay=0.0, rounds=1, lr=0.5)
+    method = fedavg(loss_over=loss_over, batch_size=64, weight_decay=0.0, rounds=1, lr=0.5)
     server, client = method.server(context), method.client(context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)

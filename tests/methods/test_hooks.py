@@ -304,7 +304,7 @@ class Counting(GradientMethod):
 
 
 def test_a_stage_before_the_models_rounds_shifts_no_schedule():
-    """Cosine rates, a random half of the clients in each round: the model is finetune's, bit for bit."""
+    """Cosine rates, a random half of the clients in each round: the model is fedavg's, bit for bit."""
     knobs = training(rounds=3, schedule="cosine", fraction=0.5)
     method = Counting(knobs)
     federation = learnt(method)

@@ -130,7 +130,7 @@ def test_the_first_pass_is_what_adds_up():
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-def test_inside_a_huge_ball_the_first_task_is_finetune_bit_for_bit_but_for_the_mapping():
+def test_inside_a_huge_ball_the_first_task_is_fedavg_bit_for_bit_but_for_the_mapping():
     """Which has no gradient but weight decay's."""
     first = pictures()[:1]
     ours = model_of(federation(lander(final="last", radius=1e6), first))
@@ -145,7 +145,7 @@ def three_and_three():
 
 
 @pytest.mark.parametrize("over", ["task", "seen"])
-def test_without_both_terms_and_at_factor_1_it_is_finetune_bit_for_bit_and_byte_for_byte(over):
+def test_without_both_terms_and_at_factor_1_it_is_fedavg_bit_for_bit_and_byte_for_byte(over):
     """Of 6 classes 3 are old: (1 + 1/a) / b = 1.5 / sqrt(1/2)."""
     factor = factors(6, 3)[0]
     assert factor == pytest.approx(1.5 * math.sqrt(2))
@@ -160,7 +160,7 @@ def test_without_both_terms_and_at_factor_1_it_is_finetune_bit_for_bit_and_byte_
     assert not same(model_of(other), model_of(theirs))
 
 
-def test_cur_alone_scales_the_steps_of_finetune():
+def test_cur_alone_scales_the_steps_of_fedavg():
     """Without momentum and weight decay a loss times c is a step size times c."""
     plain = {"momentum": 0.0, "weight_decay": 0.0}
     ours = learn_images(lander(plain, ltc=0.0, pre=0.0, cur=0.1, final="last"), tiny_context(), three_and_three())

@@ -150,7 +150,7 @@ def test_training_leaves_the_teacher_and_the_generator_as_they_were_and_real_bat
 # Limits, messages, whole runs -----------------------------------------------------------------------------------------
 
 
-def test_without_weights_it_is_finetune_bit_for_bit_and_byte_for_byte():
+def test_without_weights_it_is_fedavg_bit_for_bit_and_byte_for_byte():
     ours = learnt(mfcl(w_ft=0.0, w_kd=0.0), tiny_context(), tasks())
     theirs = learnt(FedAvg(training(), loss_over="task"), tiny_context(), tasks())
     assert same(model_of(ours), model_of(theirs))
@@ -161,7 +161,7 @@ def test_without_weights_it_is_finetune_bit_for_bit_and_byte_for_byte():
         assert not same(model_of(learnt(mfcl(**weights), tiny_context(), tasks())), model_of(theirs))
 
 
-def test_the_first_task_is_finetune_bit_for_bit():
+def test_the_first_task_is_fedavg_bit_for_bit():
     ours, theirs = (
         learnt(method, tiny_context(), tasks()[:1]) for method in (mfcl(), FedAvg(training(), loss_over="task"))
     )

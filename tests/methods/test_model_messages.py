@@ -21,7 +21,7 @@ from fcl_bench.protocol.message import Message
 from tests.methods.plain_training import (
     cloned,
     differing,
-    finetune,
+    fedavg,
     made_tasks,
 )
 from tests.methods.training_harness import (
@@ -45,7 +45,7 @@ LATE = [[12, 9, 0, 0], [9, 9, 0, 11], [8, 0, 9, 8]]
 def test_bytes_up_and_down_are_a_hand_count_and_what_is_frozen_goes_down_once(wire):
     context = tiny_context(wire=wire)
     stages, head = tiny_sizes(context)
-    method = finetune(frozen_stages=2, frozen_heads=True)
+    method = fedavg(frozen_stages=2, frozen_heads=True)
     ledger = federation_of(method, context, made_tasks(LATE)).run(lambda _: None).ledger
     number = {"float32": 4, "float64": 8}[wire]
     for row in ledger.uploads:
@@ -67,7 +67,7 @@ def test_with_a_fraction_of_the_clients_each_still_pays_for_the_frozen_part_once
     context = tiny_context()
     stages, head = tiny_sizes(context)
     tasks = made_tasks([[9] * 4, [9] * 4])
-    method = finetune(frozen_stages=1, frozen_heads=True, rounds=6, fraction=0.5)
+    method = fedavg(frozen_stages=1, frozen_heads=True, rounds=6, fraction=0.5)
     ledger = federation_of(method, context, tasks).run(lambda _: None).ledger
     came = {
         k: [row.down_bytes for row in ledger.uploads if row.task and row.client == k and row.up_bytes] for k in range(4)
@@ -81,7 +81,7 @@ def test_with_a_fraction_of_the_clients_each_still_pays_for_the_frozen_part_once
 
 
 def test_nothing_is_kept_of_a_network_that_changes_whole():
-    federation = federation_of(finetune(), tiny_context(), made_tasks([[9, 9], [9, 9]]))
+    federation = federation_of(fedavg(), tiny_context(), made_tasks([[9, 9], [9, 9]]))
     ledger = federation.run(lambda _: None).ledger
     assert not any(ledger.kept.values())
     stages, head = tiny_sizes(federation.context)
@@ -90,7 +90,7 @@ def test_nothing_is_kept_of_a_network_that_changes_whole():
 
 
 def test_the_ledger_remembers_through_json_what_clients_keep():
-    federation = federation_of(finetune(frozen_stages=2, frozen_heads=True), tiny_context(), made_tasks(LATE))
+    federation = federation_of(fedavg(frozen_stages=2, frozen_heads=True), tiny_context(), made_tasks(LATE))
     ledger = federation.run(lambda _: None).ledger
     assert set(ledger.kept[3]) >= {"heads.0.weight", "heads.1.bias", "body.stage2.1.running_var"}
     restored = Ledger(clients=4)
@@ -113,7 +113,7 @@ def adapters_context() -> Context:
 
 def test_of_a_network_with_adapters_only_adapters_and_heads_travel_and_are_counted():
     context = adapters_context()
-    federation = federation_of(finetune(rounds=1), context, made_tasks([[4, 3]], size=16))
+    federation = federation_of(fedavg(rounds=1), context, made_tasks([[4, 3]], size=16))
     start = cloned(federation.server.network.state_dict())
     ledger = federation.run(lambda _: None).ledger
     blocks, d, r = len(context.network.build().blocks), context.inputs, 3
@@ -130,14 +130,14 @@ def test_of_a_network_with_adapters_only_adapters_and_heads_travel_and_are_count
 def test_a_half_precision_wire_rounds_the_models_and_still_learns():
     context = tiny_context(wire="bfloat16")
     tasks = made_tasks([[20, 12]])
-    server = learn_images(finetune(rounds=6), context, tasks)
+    server = learn_images(fedavg(rounds=6), context, tasks)
     images, labels = (torch.cat([parts[i] for parts in tasks[0]]) for i in (0, 1))
     assert (server.predict(images).argmax(dim=1) == labels).float().mean() > 0.9
 
 
 def test_three_clients_together_learn_the_newest_task():
     tasks = made_tasks([[20, 12, 9]] * 2)
-    server = learn_images(finetune(rounds=6, epochs=2), tiny_context(), tasks)
+    server = learn_images(fedavg(rounds=6, epochs=2), tiny_context(), tasks)
     images, labels = (torch.cat([parts[i] for parts in tasks[1]]) for i in (0, 1))
     prediction = server.classify(TestBatch.of(images))
     assert prediction.tasks is None
@@ -147,7 +147,7 @@ def test_three_clients_together_learn_the_newest_task():
 
 def test_the_model_on_file_predicts_as_the_server_does():
     context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9]])
-    server = learn_images(finetune(), context, tasks)
+    server = learn_images(fedavg(), context, tasks)
     model = server.model()
     body = context.network.build()
     body.load_state_dict(
@@ -161,7 +161,7 @@ def test_the_model_on_file_predicts_as_the_server_does():
 
 def test_a_server_goes_on_from_its_state_bit_for_bit():
     context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
-    method = finetune(frozen_stages=1, frozen_heads=True)
+    method = fedavg(frozen_stages=1, frozen_heads=True)
     whole = learn_images(method, context, tasks)
     states: list = []
     learn_images(method, context, tasks[:2], after=lambda _, server: states.append(cloned(server.state_dict())))

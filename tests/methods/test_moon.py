@@ -130,7 +130,7 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
 # Limits --------------------------------------------------------------------------------------------------------------
 
 
-def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplog):
+def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_fedavg(caplog):
     context, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
         found = learnt(MOON(small_batches(), on="features", mu=5.0), context, tasks)
@@ -142,7 +142,7 @@ def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_finetune(caplo
 @pytest.mark.parametrize(
     ("on", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
 )
-def test_without_weight_it_is_finetune_bit_for_bit(on, representation, caplog):
+def test_without_weight_it_is_fedavg_bit_for_bit(on, representation, caplog):
     context, tasks = setting(on)
     plain = model_of(learnt(FedAvg(small_batches(), on=on), context, tasks))
     with caplog.at_level(logging.WARNING):
@@ -168,7 +168,7 @@ def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(
 
 
 @pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
-def test_a_clients_first_round_is_finetunes(representation):
+def test_a_clients_first_round_is_fedavgs(representation):
     context, tasks = setting("images")
     once, knobs = small_batches(rounds=1), {"representation": representation, "width": 5}
     with_term, without = (learnt(MOON(once, mu=mu, **knobs), context, tasks[:1]) for mu in (5.0, 0.0))

@@ -45,7 +45,7 @@ EXACT = {
     "afcl": (AFCL(gamma=2.0), 2.0),
     "fedran": (FedRAN(M=20, rank=20, ridge=0.5), 0.5),
     "centred_sketch": (CentredSketch(M=20, rank=20, ridge=0.5), 0.5),
-    "joint": (CentralisedRidge(M=20, ridge=0.5), 0.5),
+    "centralised_ridge": (CentralisedRidge(M=20, ridge=0.5), 0.5),
 }
 
 
@@ -106,11 +106,11 @@ def training(**knobs) -> Training:
 
 
 SHARED_HEAD = {
-    "finetune": FedAvg(training=training(momentum=0.9)),
+    "fedavg": FedAvg(training=training(momentum=0.9)),
     "fot": FOT(training=training(momentum=0.9), frozen_stages=1, columns=32),
     "fedprotip": FedProTIP(training=training(momentum=0.9), frozen_stages=1, columns=32, threshold=0.3, tip=None),
     # It decays weights that have no gradient.
-    "finetune, frozen heads, adamw": FedAvg(training=training(optimizer="adamw", lr=0.01), frozen_heads=True),
+    "fedavg, frozen heads, adamw": FedAvg(training=training(optimizer="adamw", lr=0.01), frozen_heads=True),
 }
 
 
@@ -127,7 +127,7 @@ def test_a_shared_head_trains_the_rows_of_classes_that_come_back_and_no_others(n
     assert [len(head) for head in heads[-1]] == [4, 4 - shared]
     moved = (heads[1][0] != heads[0][0]).any(dim=1).tolist()
     # Fine-tuning freezes no row; the others freeze those of classes that the task does not have.
-    resting = name != "finetune"
+    resting = name != "fedavg"
     assert moved == [not resting] * (4 - shared) + [True] * shared
     assert server.predict(torch.zeros(3, 3, 8, 8, dtype=torch.uint8)).shape == (3, 8 - shared)
 

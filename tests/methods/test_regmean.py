@@ -131,7 +131,7 @@ def test_a_single_client_gets_its_own_model_back(on):
 
 
 def test_inputs_that_are_the_same_at_all_clients_give_the_average():
-    """Two clients with the same features and other labels: the plain average of the models, as finetune has it."""
+    """Two clients with the same features and other labels: the plain average of the models, as fedavg has it."""
     X = torch.from_numpy(np.random.default_rng(3).standard_normal((12, INPUTS)))
     labels = torch.arange(12) % 3
     tasks = [[(X, labels), (X, labels.flip(0).roll(1))]]

@@ -70,7 +70,7 @@ def hooked_before(server, images) -> dict[str, np.ndarray]:
 
 
 def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
-    """After one round from the same start; of the network that finetune averages, nothing but linear layers differs."""
+    """After one round from the same start; of the network that fedavg averages, nothing but linear layers differs."""
     method, context, tasks = regmean(rounds=1), tiny_context(architecture="vit", **EXACT), pictures()[:1]
     uploads: dict[int, Message] = {}
     start: dict[str, torch.Tensor] = {}
@@ -94,7 +94,7 @@ def test_linear_layers_of_the_body_are_merged_and_all_else_is_averaged():
         assert np.abs(off).max() < 1e-5 * max(1.0, np.abs(sum(G.values())).max())
 
 
-def test_a_convolutional_body_is_finetunes_average():
+def test_a_convolutional_body_is_fedavgs_average():
     """No linear layer in it: after a round the heads alone differ."""
     method, context, tasks = regmean(rounds=1), tiny_context(**EXACT), pictures()[:1]
     ours, theirs = (learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training)))
@@ -140,7 +140,7 @@ def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
 
 
 @pytest.mark.parametrize(("damping", "packed"), [(1.0, False), (1.0, True), (0.0, False)])
-def test_bytes_are_finetunes_and_a_gram_matrix_for_each_layer(damping, packed):
+def test_bytes_are_fedavgs_and_a_gram_matrix_for_each_layer(damping, packed):
     """(i + 1)^2 numbers, packed (i + 1)(i + 2)/2, of diagonals i + 1."""
 
     def run(method):

@@ -27,7 +27,7 @@ def training(**knobs) -> Training:
     return Training(**{"rounds": 2, "epochs": 1, "batch_size": 4, "lr": 0.05, **knobs})
 
 
-SMALL = [name for name in NAMES if trains(name) and name != "joint_training" and architecture(name) == "conv"]
+SMALL = [name for name in NAMES if trains(name) and name != "centralised" and architecture(name) == "conv"]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -114,7 +114,7 @@ def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(on):
     assert torch.equal(last.server.predict(inputs), whole.server.predict(inputs))
 
 
-@pytest.mark.parametrize("name", ["finetune", "fedprotip"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprotip"])
 def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
     """FedProTIP gives it a second logit, of which the larger counts."""
     tasks = image_tasks(np.random.default_rng(1), [3, 2], [[12, 9], [10, 8]])
@@ -192,7 +192,7 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_the_command_resumes_it_from_its_files_bit_for_bit(covariance, tmp_path, monkeypatch):
-    choice = ("method=finetune", "method.on=features", "method.replay_head=gaussian", "method.training.rounds=1")
+    choice = ("method=fedavg", "method.on=features", "method.replay_head=gaussian", "method.training.rounds=1")
     choice += (f"method.gaussian.covariance={covariance}", "method.gaussian.samples=64", "method.gaussian.lr=0.1")
     choice += ("tasks=3", "clients=3")
     whole = run_in(tmp_path / "whole", *choice)

@@ -30,7 +30,7 @@ METHODS = {
     "centred_sketch gaussian": CentredSketch(M=30, rank=4, ridge=2.0, remainder="gaussian", input_rank=4),
     "afl": AFL(M=30),
     "afcl": AFCL(M=30),
-    "joint": CentralisedRidge(M=30, ridge=2.0),
+    "centralised_ridge": CentralisedRidge(M=30, ridge=2.0),
 }
 
 

@@ -104,7 +104,7 @@ def test_a_clients_round_is_that_of_the_equations(send, monkeypatch):
         torch.testing.assert_close(upload[name].float(), value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_clients_own_batches_are_those_of_finetune(monkeypatch):
+def test_a_clients_own_batches_are_those_of_fedavg(monkeypatch):
     """Bit for bit, with augmentation, through all epochs."""
     seen = []
     loss_of = Objective.loss
@@ -142,7 +142,7 @@ def test_clients_see_synthetic_images_in_orders_of_their_own():
 
 @pytest.mark.parametrize("off", [{"kd": 0.0}, {"made": {"images": 0}}], ids=str)
 @pytest.mark.parametrize("over", ["task", "seen"])
-def test_without_distillation_or_images_it_is_finetune_bit_for_bit_and_byte_for_byte(off, over):
+def test_without_distillation_or_images_it_is_fedavg_bit_for_bit_and_byte_for_byte(off, over):
     knobs = {"fraction": 0.5, "rounds": 3}
     ours = federation(target(knobs, loss_over=over, **off))
     theirs = federation(FedAvg(training(**knobs), loss_over=over))
@@ -153,7 +153,7 @@ def test_without_distillation_or_images_it_is_finetune_bit_for_bit_and_byte_for_
     assert not same(model_of(federation(target(knobs, loss_over=over))), model_of(theirs))
 
 
-def test_the_first_task_is_finetune_bit_for_bit():
+def test_the_first_task_is_fedavg_bit_for_bit():
     first = STREAMS["images"][1]()[:1]
     ours, theirs = federation(target(), first), federation(FedAvg(training(), loss_over="task"), first)
     assert same(model_of(ours), model_of(theirs))

@@ -27,13 +27,13 @@ def measured(out: Path, *overrides: str) -> np.ndarray:
 
 
 def test_old_tasks_are_forgotten_less_than_after_finetuning(tmp_path):
-    """By more than 40 points where all scores compete in finetune's loss, on average also where the task's alone do.
+    """By more than 40 points where all scores compete in fedavg's loss, on average also where the task's alone do.
 
-    With the task given it is as right as finetune, to three points: more than seeds and rounding leave certain.
+    With the task given it is as right as fedavg, to three points: more than seeds and rounding leave certain.
     """
     ours = measured(tmp_path, "method=target", *(f"method.synthesis.{knob}" for knob in SYNTHESIS))
-    plain = measured(tmp_path, "method=finetune")
-    alike = measured(tmp_path, "method=finetune", "method.loss_over=task")
+    plain = measured(tmp_path, "method=fedavg")
+    alike = measured(tmp_path, "method=fedavg", "method.loss_over=task")
     assert (ours[:, 2] < plain[:, 2] - 40).all()
     assert ours[:, 2].mean() < alike[:, 2].mean()
     assert (ours[:, 0] > plain[:, 0] + 10).all()

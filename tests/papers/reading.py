@@ -105,7 +105,7 @@ def numbers_typed(frame: pd.DataFrame, table: str) -> int:
 def compose_all(frame: pd.DataFrame) -> int:
     """Compose every setting of the frame as a command line would; says how many there are.
 
-    A method that is not here lends its place to finetune: its knobs are those of training alone.
+    A method that is not here lends its place to fedavg: its knobs are those of training alone.
 
     Raises:
         UserError, hydra's and omegaconf's errors: a setting that a command line does not take.
@@ -114,7 +114,7 @@ def compose_all(frame: pd.DataFrame) -> int:
     settings = frame.drop_duplicates(["method", "data", "backbone", "keys"])
     for row in settings.itertuples():
         config = deepcopy(kept())
-        keys = {"method": row.method or "finetune", "data": row.data, "backbone": row.backbone}
+        keys = {"method": row.method or "fedavg", "data": row.data, "backbone": row.backbone}
         keys |= {"tasks": row.tasks, "clients": row.clients, "beta": row.beta} | overrides(row.setting)
         for key, value in keys.items():
             if (CONF / key).is_dir():

@@ -16,7 +16,7 @@ from tests.papers.settings import overrides
 DATA = {"CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_imagenet", "ImageNet-R": "imagenet_r"}
 #: As printed -> our name.
 OURS = {
-    **{"AFCL": "afcl", "Finetune": "finetune", "FedLwF": "fedlwf", "TARGET": "target"},
+    **{"AFCL": "afcl", "Finetune": "fedavg", "FedLwF": "fedlwf", "TARGET": "target"},
     **{"FedEwc": "fedewc", "FedIcaRL": "fedicarl", "FedCBC": "fedcbc"},
 }
 #: Of each characteristic and data set the tasks of its rows. Nine of stability: CIFAR-100's are those from the second

@@ -16,7 +16,7 @@ DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "Tiny-ImageNet": "tiny_i
 BACKBONES = {"ResNet-18": "resnet18_afl", "VGG11": "vgg11_afl", "ViT-B-16": "vit_b16_afl"}
 #: As printed -> our name.
 BASELINES = {
-    **{"FedAvg": "finetune", "FedProx": "fedprox", "MOON": "moon", "FedGen": "fedgen"},
+    **{"FedAvg": "fedavg", "FedProx": "fedprox", "MOON": "moon", "FedGen": "fedgen"},
     **{"FedDyn": "feddyn", "FedNTD": "fedntd", "FedDisco": "feddisco"},
 }
 #: Columns of names at the left of each table.
@@ -134,7 +134,7 @@ def test_baselines_train_class_weights_as_we_chose_since_the_supplement_is_lost(
         assert (keys["method.on"], keys["evaluate_rounds"]) == ("features", "1")
         assert 30_000 / 60 == 50_000 / 100 == float(keys["method.training.rounds"])
         [said] = left_to_us(row.setting)
-        assert said == ("rounds and rate unknown" if row.method == "finetune" else "rounds, rate and own knobs unknown")
+        assert said == ("rounds and rate unknown" if row.method == "fedavg" else "rounds, rate and own knobs unknown")
         assert not words_without_key(row.setting)
     assert not any(left_to_us(setting) for setting in frame.loc[~frame["row"].isin(BASELINES), "setting"])
 

@@ -76,7 +76,7 @@ def flat(settings: Settings) -> dict[str, object]:
 def experiment_of(paper: str, table: str, method: str, setting: str) -> str:
     if "method.activation=none" in setting:
         table = f"{table}, linear"
-    elif method == "joint_training":
+    elif method == "centralised":
         table = f"{table}, joint"
     elif paper in CLOSED_FORM and trains(method):
         table = f"{table}, gradient"

@@ -45,7 +45,7 @@ TABLES = {
     "Table 19": Shape(2, row="s_l = "),
 }
 METHODS = {
-    **{"FedAvg": "finetune", "FOT": "fot", "FedProTIP (-t)": "fedprotip", "FedProTIP": "fedprotip"},
+    **{"FedAvg": "fedavg", "FOT": "fot", "FedProTIP (-t)": "fedprotip", "FedProTIP": "fedprotip"},
     **{"GLFC": "glfc", "LGA": "lga", "TARGET": "target", "LANDER": "lander", "Target": "target", "Lander": "lander"},
     **{"Fed+PEC": "", "Fed+SCR": "", "Tar+LODE": ""},
 }
@@ -134,7 +134,7 @@ def test_method_and_metric_are_the_headings(frame):
         if row.row not in METHODS:
             # A study of FedProTIP alone: a table's headings say which variant a number is of.
             tip = not re.search(r"Task-Agnostic|Task-Aware|Aware|Agnostic", path)
-            method = {"Model": "finetune", "Act": "fot"}.get(row.row, "fedprotip")
+            method = {"Model": "fedavg", "Act": "fot"}.get(row.row, "fedprotip")
         else:
             method = METHODS[row.row]
             tip = "+TIP" in path if row.table == "Table 10" else tip and "Aware" not in path

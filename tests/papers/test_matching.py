@@ -30,7 +30,7 @@ def test_quoted_words_are_told_from_overrides():
             "method.ri=False",
         ),
         ("experiment=fedran_table3", "beta=1", "seed=2", "wire.dtype=float16"),
-        ("method=finetune", "backbone=tiny", "method.training.augment=none", "split.first=null"),
+        ("method=fedavg", "backbone=tiny", "method.training.augment=none", "split.first=null"),
     ],
 )
 def test_keys_laid_over_choices_are_what_hydra_composes_of_both(typed):

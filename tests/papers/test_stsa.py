@@ -136,7 +136,7 @@ def test_metric_data_and_beta_say_what_the_headings_say(frame, text):
 
 
 def test_the_method_is_the_rows(frame):
-    names = {"Joint (Upper-bound)": "joint_training", "STSA": "stsa", "STSA-E": "stsa_e"}
+    names = {"Joint (Upper-bound)": "centralised", "STSA": "stsa", "STSA-E": "stsa_e"}
     names |= {"Fed-EWC": "fedewc", "Fed-LWF": "fedlwf", "MFCL": "mfcl", "LANDER": "lander"}
     names |= {"Fed-DualP": "dualprompt", "Fed-CODAP": "coda_prompt", "Fed-CPrompt": "cprompt"}
     names |= {"PILoRA": "pilora", "PLoRA": "pilora"}
@@ -224,7 +224,7 @@ def test_the_settings_are_those_of_the_text(frame, text):
         keys, vit = overrides(row.setting), row.backbone.startswith("vit")
         assert (row.tasks, row.clients) == (large[0] if row.table == "Table 4" else T, K)
         assert keys.get("split.first") == (large[1] if row.table == "Table 4" else None)
-        if row.method == "joint_training":
+        if row.method == "centralised":
             continue
         group = "adapt" if row.method.startswith("stsa") else "method"
         if group == "adapt":

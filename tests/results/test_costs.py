@@ -86,13 +86,15 @@ def test_families_differ_in_colour_marker_or_filling():
 
 
 def test_the_ceiling_is_a_dotted_line_and_what_sent_nothing_is_no_point(tmp_path):
-    figure = figure_of({"method": "joint", "A_avg": 90.0, "up_max_mib": 0.0}, {}, {"method": "none", "up_max_mib": 0.0})
+    figure = figure_of(
+        {"method": "centralised_ridge", "A_avg": 90.0, "up_max_mib": 0.0}, {}, {"method": "none", "up_max_mib": 0.0}
+    )
     figure.savefig(tmp_path / "figure.png")
     left = figure.axes[0]
     [ceiling] = [line for line in left.lines if line.get_linestyle() == ":" and len(line.get_ydata())]
     assert set(ceiling.get_ydata()) == {90.0}
     assert curves(left) == [[(4.0, 80.0)]]
-    assert legend(figure)[-2:] == ["joint (ceiling)", "Pareto front"]
+    assert legend(figure)[-2:] == ["centralised_ridge (ceiling)", "Pareto front"]
 
 
 def test_a_bar_that_reaches_below_zero_leaves_the_layout_alone(tmp_path):
@@ -106,7 +108,7 @@ def test_a_bar_that_reaches_below_zero_leaves_the_layout_alone(tmp_path):
 
 
 def test_a_ceiling_alone_is_a_picture_too(tmp_path):
-    figure_of({"method": "joint", "up_max_mib": 0.0}).savefig(tmp_path / "figure.png")
+    figure_of({"method": "centralised_ridge", "up_max_mib": 0.0}).savefig(tmp_path / "figure.png")
 
 
 def test_dollar_signs_in_a_name_are_no_formula(tmp_path):

@@ -109,16 +109,19 @@ def test_no_run_has_no_figure(tmp_path):
 
 
 def test_a_ceiling_has_no_costs_and_a_single_task_no_stream(tmp_path):
-    assert list(all_drawn(figures_of(tmp_path, {"method": "joint"}))) == ["accuracy_over_tasks", "accuracy_matrix"]
+    assert list(all_drawn(figures_of(tmp_path, {"method": "centralised_ridge"}))) == [
+        "accuracy_over_tasks",
+        "accuracy_matrix",
+    ]
     single = [{"tasks": 1}, {"tasks": 1, "method": "afl"}]
     assert list(figures_of(tmp_path, *single)) == ["accuracy_against_bytes", "accuracy_against_seconds"]
 
 
 def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
-    runs = [{"seed": 0, "A_avg": 80.0}, {"seed": 1, "A_avg": 84.0}, {"method": "joint", "A_avg": 90.0}]
+    runs = [{"seed": 0, "A_avg": 80.0}, {"seed": 1, "A_avg": 84.0}, {"method": "centralised_ridge", "A_avg": 90.0}]
     figure = figures_of(tmp_path, *runs, only=CURVES)["accuracy_over_tasks"]
     [axes] = figure.axes
-    mean, ceiling = (line.get_ydata() for line in axes.lines)
+    ceiling, mean = (line.get_ydata() for line in axes.lines)
     np.testing.assert_allclose(mean, [82, 81, 80, 79, 78])
     np.testing.assert_allclose(ceiling, [90, 89, 88, 87, 86])
     [band] = [part for part in axes.collections if isinstance(part, FillBetweenPolyCollection)]
@@ -126,7 +129,7 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
     first = first[first[:, 0] == 1][:, 1]
     assert np.ptp(first) == pytest.approx(2 * np.std([80, 84], ddof=1))
     assert "n = 1 to 2 seeds, without a deviation where it is 1" in caption(figure)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedran", "joint (ceiling)"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["centralised_ridge (ceiling)", "fedran"]
 
 
 def test_devices_protocols_and_settings_have_panels_of_their_own(tmp_path):
@@ -247,26 +250,26 @@ def trained_for_rounds(folder, accuracies, tested=True):
 
 
 def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
-    trained = {"method": "finetune", "tasks": 1}
+    trained = {"method": "fedavg", "tasks": 1}
     frame = made_up(
         {**trained, "A_T_best": 60.0},
         {**trained, "A_T_best": 62.0, "seed": 1},
         {"method": "afl", "tasks": 1},
-        {"method": "joint", "tasks": 1},
+        {"method": "centralised_ridge", "tasks": 1},
     )
     frame = frame.assign(folder=frame["run_id"], adapt="fedavg")
     for run, accuracies in zip(frame["run_id"], ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0], [80.0]), strict=True):
         trained_for_rounds(tmp_path / run, accuracies, tested=len(accuracies) > 1)
     figure = all_drawn(figure_set(frame, tmp_path))["accuracy_over_rounds"]
     over_rounds, over_upload, over_seconds = figure.axes
-    afl, finetune, joint = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
-    assert joint == [(0, 80.0), (1, 80.0)]
+    afl, centralised, fedavg = ([tuple(point) for point in line.get_xydata()] for line in over_rounds.lines)
+    assert centralised == [(0, 80.0), (1, 80.0)]
     assert "Without the first stages." in caption(figure)
-    assert finetune == [(1, 12.0), (2, 61.0), (3, 54.0)]
+    assert fedavg == [(1, 12.0), (2, 61.0), (3, 54.0)]
     assert afl == [(1, 70.0)]
     # The busiest client's 2 MiB each round; the clients' mean of 2 s and half a second of the server's.
-    assert list(over_upload.lines[1].get_xdata()) == [2, 4, 6]
-    assert list(over_seconds.lines[1].get_xdata()) == [2.5, 5, 7.5]
+    assert list(over_upload.lines[2].get_xdata()) == [2, 4, 6]
+    assert list(over_seconds.lines[2].get_xdata()) == [2.5, 5, 7.5]
     # Plain numbers, which lie apart.
     for axes in figure.axes:
         names = [tick for tick in axes.get_xticklabels(which="both") if tick.get_text()]
@@ -277,7 +280,7 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
 
 
 def test_seeds_tested_at_different_rounds_are_averaged_where_all_were(tmp_path):
-    trained = {"method": "finetune", "tasks": 1, "A_T_best": 60.0}
+    trained = {"method": "fedavg", "tasks": 1, "A_T_best": 60.0}
     frame = made_up({**trained, "evaluate_rounds": 1}, {**trained, "evaluate_rounds": 2, "seed": 1})
     frame = frame.assign(folder=frame["run_id"])
     for run in frame["run_id"]:

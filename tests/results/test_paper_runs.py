@@ -28,11 +28,9 @@ def test_writing_predictions_down_is_no_other_setting(tmp_path):
 def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     """The best of every second round is another choice on test data; the last round's accuracy is the same."""
     for seed, every in ((0, 1), (1, 2), (2, 0)):
-        run_in(
-            tmp_path, "method=finetune", *TRAINED, "tasks=1", "clients=2", f"evaluate_rounds={every}", f"seed={seed}"
-        )
+        run_in(tmp_path, "method=fedavg", *TRAINED, "tasks=1", "clients=2", f"evaluate_rounds={every}", f"seed={seed}")
     runs, matched = runs_in(tmp_path), " ".join([*TRAINED, "evaluate_rounds=1"])
-    said = {"method": "finetune", "tasks": "1", "setting": matched}
+    said = {"method": "fedavg", "tasks": "1", "setting": matched}
     best, last = (table_of(runs, tmp_path / "runs", cell(metric=name, **said)) for name in ("A_T_best", "A_T"))
     assert (best.values[f"{OURS} n"].tolist(), last.values[f"{OURS} n"].tolist()) == ([1], [3])
     assert best.runs.set_index("seed")["differs"].to_dict() == {
@@ -41,9 +39,7 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
         2: "evaluate_rounds=1, here nothing",
     }
     matcher = Matcher(runs, tmp_path / "runs")
-    wanted = settings_of(
-        ("method=finetune", "data=digits", "backbone=pixels", "tasks=1", "clients=2", *matched.split())
-    )
+    wanted = settings_of(("method=fedavg", "data=digits", "backbone=pixels", "tasks=1", "clients=2", *matched.split()))
     found = {metric: runs.loc[matcher.exactly(wanted, metric), "seed"].tolist() for metric in ("A_T_best", "A_T")}
     assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
 

@@ -221,7 +221,7 @@ def test_sizes_and_accuracies_of_one_table_do_not_share_columns(finished, runs):
 
 
 def test_best_and_second_are_marked_in_each_column(finished):
-    rows = [("A", "", "91.0"), ("B", "", "93.0"), ("C", "", "92.0"), ("D", "joint", "99.0")]
+    rows = [("A", "", "91.0"), ("B", "", "93.0"), ("C", "", "92.0"), ("D", "centralised_ridge", "99.0")]
     cells = [cell(row=row, method=method, value=value) for row, method, value in rows]
     cells.append(cell(row="A", column="other", value="1.0"))
     table = table_of(NO_RUNS, finished, *cells)
@@ -271,11 +271,11 @@ def test_what_we_chose_stands_beside_the_number(finished, runs):
 
 
 def test_the_best_round_is_compared_where_it_was_measured(tmp_path):
-    trained = ("method=finetune", "method.on=features", "method.training.rounds=3", "method.training.epochs=1")
+    trained = ("method=fedavg", "method.on=features", "method.training.rounds=3", "method.training.epochs=1")
     run_in(tmp_path, *trained, "tasks=1", "clients=2", "evaluate_rounds=1")
     runs = used_runs(collect(tmp_path / "runs"))
     setting = " ".join([*trained[1:], "evaluate_rounds=1"])
-    said = {"method": "finetune", "tasks": "1", "backbone": "pixels", "setting": setting}
+    said = {"method": "fedavg", "tasks": "1", "backbone": "pixels", "setting": setting}
     best, last = (table_of(runs, tmp_path / "runs", cell(metric=name, **said)) for name in ("A_T_best", "A_T"))
     assert best.values[f"{OURS} mean"].tolist() == runs["A_T_best"].tolist()
     assert last.values[f"{OURS} mean"].tolist() == runs["A_T"].tolist()

@@ -126,7 +126,7 @@ def test_a_grouping_that_cannot_be_says_what_could(by, told):
 GRIDS = st.lists(
     st.fixed_dictionaries(
         {
-            "method": st.sampled_from(["stsa", "fedran", "joint"]),
+            "method": st.sampled_from(["stsa", "fedran", "centralised_ridge"]),
             "beta": st.sampled_from([0.1, 1.0, "null"]),
             "device": st.sampled_from(["cpu", "cuda"]),
             "clients": st.sampled_from([5, 20]),

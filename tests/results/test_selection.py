@@ -63,14 +63,19 @@ def test_of_many_each_family_keeps_its_most_run_then_most_accurate_and_each_meth
     runs = [{**one, "method_complement": way} for one in sizes for way in ("drop", "floor")]
     # Less accurate, but run in both settings.
     runs += [{"method_rank": 16, "method_complement": "drop", "A_avg": 20.0, "beta": 1.0}]
-    runs += [{"method": "afl", "A_avg": 1.0}, {"method": "joint", "A_avg": 99.0}]
+    runs += [{"method": "afl", "A_avg": 1.0}, {"method": "centralised_ridge", "A_avg": 99.0}]
     shown, _ = panels(summary_of(*runs))
     fewer, said = lines(shown, most=3)
-    assert labels(fewer[0]) == ["afl", "fedran rank=16 complement=drop", "fedran rank=64 complement=floor", "joint"]
+    assert labels(fewer[0]) == [
+        "afl",
+        "centralised_ridge",
+        "fedran rank=16 complement=drop",
+        "fedran rank=64 complement=floor",
+    ]
     assert labels(fewer[1]) == ["fedran rank=16 complement=drop"]
     assert said.startswith("Of 9 configurations 3 are drawn")
     # The best of each method comes before a method's second.
-    assert labels(lines(shown, most=2)[0][0]) == ["afl", "fedran rank=16 complement=drop", "joint"]
+    assert labels(lines(shown, most=2)[0][0]) == ["afl", "centralised_ridge", "fedran rank=16 complement=drop"]
 
 
 def test_names_have_only_the_knobs_that_vary_among_what_is_shown():
@@ -81,8 +86,8 @@ def test_names_have_only_the_knobs_that_vary_among_what_is_shown():
 
 
 def test_lines_of_one_method_share_its_colour_and_marker_and_differ_in_dashes_or_filling():
-    rows = summary_of({"method_rank": 8}, {"method_rank": 16}, {"method": "stsa"}, {"method": "joint"})
-    first, second, ceiling, other = styles(rows).values()
+    rows = summary_of({"method_rank": 8}, {"method_rank": 16}, {"method": "stsa"}, {"method": "centralised_ridge"})
+    ceiling, first, second, other = styles(rows).values()
     assert (first["color"], first["marker"]) == (second["color"], second["marker"])
     assert first["linestyle"] != second["linestyle"]
     assert "marker" not in ceiling

@@ -63,10 +63,10 @@ def test_methods_that_a_page_compares_have_different_colours(names):
 @pytest.mark.parametrize(
     "names",
     [
-        "fedran,stsa,stsa_e,afl,afcl,centred_sketch,fedncm,fedlda,finetune,fedprotip",
-        "finetune,fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf",
-        "finetune,fot,fedprotip,fedewc,fedicarl,target,lander,mfcl,glfc,lga",
-        "finetune,fedncm,coda_prompt,cprompt,dualprompt,l2p,pilora,lorm,regmean,fedcbc",
+        "fedran,stsa,stsa_e,afl,afcl,centred_sketch,fedncm,fedlda,fedavg,fedprotip",
+        "fedavg,fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf",
+        "fedavg,fot,fedprotip,fedewc,fedicarl,target,lander,mfcl,glfc,lga",
+        "fedavg,fedncm,coda_prompt,cprompt,dualprompt,l2p,pilora,lorm,regmean,fedcbc",
     ],
 )
 def test_ten_methods_of_one_kind_have_ten_colours(names):

@@ -159,17 +159,17 @@ def test_best_and_second_are_marked_in_each_setting_and_the_ceiling_aside():
     summary = summary_of(
         {"method": "afl", "A_avg": 71.0},
         {"method": "fedran", "A_avg": 70.001},
-        {"method": "joint", "A_avg": 99.0},
+        {"method": "centralised_ridge", "A_avg": 99.0},
         {"method": "stsa", "A_avg": 70.002},
         {"method": "stsa_e", "A_avg": 60.0},
         {"method": "afl", "A_avg": 50.0, "beta": 1.0},
     )
-    marks = ["bold", "underline", "", "underline", "", ""]
+    marks = ["bold", "", "underline", "underline", "", ""]
     assert [mark for _, mark in column(summary, "A_avg (%)")] == marks
     page = markdown(summary)
     assert "**71.00**" in page
     assert page.count("<u>70.00</u>") == 2
-    assert "(joint and joint_training, the ceilings, aside)" in page
+    assert "(centralised_ridge and centralised, the ceilings, aside)" in page
 
 
 def test_small_sizes_keep_three_digits():

@@ -39,13 +39,13 @@ def test_the_table_has_mean_deviation_and_best_of_each_setting():
 @pytest.mark.usefixtures("no_pictures")
 def test_a_ceiling_is_not_the_best(command, feature_file, tmp_path):
     small = ("data=features", f"data.path={feature_file}", f"out={tmp_path}", "tasks=2", "clients=2", "device=cpu")
-    out = command("-m", "method=joint,afl,fedncm", *small)[1]
-    assert re.search(r"^highest mean A_T \(joint aside\): method=(afl|fedncm)$", out, flags=re.MULTILINE)
-    methods = ("stsa", "afl", "joint")
+    out = command("-m", "method=centralised_ridge,afl,fedncm", *small)[1]
+    assert re.search(r"^highest mean A_T \(centralised_ridge aside\): method=(afl|fedncm)$", out, flags=re.MULTILINE)
+    methods = ("stsa", "afl", "centralised_ridge")
     reports = [report_of(n, f"method={method}", method=method) for n, method in enumerate(methods)]
-    assert results_table(reports, {"method"})[1] == "highest mean A_T (joint aside): method=afl"
+    assert results_table(reports, {"method"})[1] == "highest mean A_T (centralised_ridge aside): method=afl"
     assert results_table(reports[1:], {"method"})[1] == ""
-    ceilings = [report_of(n, f"beta={n}", method="joint") for n in range(2)]
+    ceilings = [report_of(n, f"beta={n}", method="centralised_ridge") for n in range(2)]
     assert results_table(ceilings, {"beta"})[1] == "highest mean A_T: beta=1"
 
 

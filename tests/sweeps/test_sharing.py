@@ -24,7 +24,7 @@ SMALL = ("tasks=2", "clients=3", "cache.enabled=false")
 SWEEPS = {
     "features": ("method=fedran,stsa", "method.M=512", "seed=0,1"),
     "images": (
-        *("method=finetune", "backbone=tiny", "backbone.width=2", "seed=0,1"),
+        *("method=fedavg", "backbone=tiny", "backbone.width=2", "seed=0,1"),
         *("method.training.rounds=1", "method.training.epochs=1"),
     ),
 }

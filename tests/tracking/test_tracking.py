@@ -149,7 +149,7 @@ def test_a_run_that_is_killed_between_telling_and_keeping_tells_again(tmp_path, 
 def test_rounds_within_a_task_are_not_told(tmp_path):
     notes = Notes()
     training = (
-        "method=finetune",
+        "method=fedavg",
         "backbone=tiny",
         "backbone.width=4",
         "data=digits",

@@ -87,7 +87,7 @@ ROUNDING = {(name, "adamw") for name in METHODS if class_of(name).keeps_teacher}
 
 def test_methods_refuse_only_by_saying_so():
     said = {name: refusal(name) for name in METHODS}
-    assert said["finetune"] == ""
+    assert said["fedavg"] == ""
     assert all(text.startswith("method.on=features") for text in said.values() if text), said
     others = {(name, setting, *rest): refusal(name, setting, *rest) for name, setting, rest in CASES if not said[name]}
     keys = {(case[0], text.partition("=")[0]) for case, text in others.items() if text}
@@ -107,7 +107,7 @@ def test_every_method_learns_what_it_learns_by_autograd(name, setting, over, fro
     assert ours.keys() == theirs.keys()
     for key, value in ours.items():
         torch.testing.assert_close(value, theirs[key], rtol=2e-4, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}")
-    if name == "finetune":
+    if name == "fedavg":
         assert passes == len(batches) > 20
 
 

@@ -134,7 +134,7 @@ def _network_of_run(state: dict[str, torch.Tensor], key: str) -> dict[str, torch
     if not body:
         raise UserError(
             f"{key} is the model of a run that trained no network",
-            "the model.safetensors of a run that trains images, as method=finetune or method=joint_training do",
+            "the model.safetensors of a run that trains images, as method=fedavg or method=centralised do",
         )
     return body
 

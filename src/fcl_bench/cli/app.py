@@ -14,6 +14,7 @@ from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_er
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.renamed import current
 from fcl_bench.sweeps.workers import spin_briefly
 from fcl_bench.tracking.lines import say
 
@@ -46,7 +47,7 @@ def _help(arguments: list[str]) -> int:
     from fcl_bench.cli.show import about
     from fcl_bench.composition import config_dir
 
-    typed = [argument.partition("=") for argument in arguments]
+    typed = [argument.partition("=") for argument in current(arguments)]
     chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
     if not chosen:
         print(usage(config_dir()), end="")

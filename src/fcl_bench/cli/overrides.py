@@ -14,6 +14,7 @@ from fcl_bench.cli.command import storage_error
 from fcl_bench.cli.knobs import choices_of, groups
 from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
+from fcl_bench.renamed import current
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -50,6 +51,7 @@ _VALUES = {
 
 def ordered(arguments: list[str]) -> list[str]:
     """Return the options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
+    arguments = current(arguments)
     options: list[str] = []
     overrides: list[str] = []
     skipped = -1
@@ -167,10 +169,10 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choice(*found.groups())
-    if isinstance(error, yaml.MarkedYAMLError) and error.context_mark is not None:
-        mark = error.context_mark
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
         return UserError(
-            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.context}",
+            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}",
             "a YAML file that can be read",
         )
     if isinstance(error, UserWarning):

@@ -10,6 +10,7 @@ from fcl_bench.cli.command import DONE
 from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, choices_of, groups, owners, read_choice, top_level
 from fcl_bench.cli.suggestions import meant
 from fcl_bench.errors import UserError, choices, require_choice
+from fcl_bench.renamed import current
 
 USAGE = """usage: fcl-bench show                 the groups
        fcl-bench show GROUP           its choices, one line each
@@ -41,7 +42,7 @@ def work(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(USAGE, end="")
         return DONE
-    print("\n\n".join(map(_shown, arguments)) if arguments else _groups())
+    print("\n\n".join(map(_shown, current(arguments))) if arguments else _groups())
     return DONE
 
 

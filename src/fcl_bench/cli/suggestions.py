@@ -36,8 +36,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "num_classes": ("data.classes",),
     "quick": ("profile",),
 }
-#: Names of papers and other tools -> our name for that choice of a group.
-_CHOICES = {("method", "fedavg"): "finetune"}
 #: The part of a method with the usual keys of training, which are suggested before other keys of the same name.
 _USUAL = "method.training."
 #: The largest number of suggestions in one line.
@@ -55,10 +53,7 @@ def meant(word: str) -> list[str]:
 
 def unknown_choice(group: str, choice: str, options: Collection[str]) -> UserError:
     """Return the error for a choice that a group does not have; `options` are those that it has."""
-    told, listed = f"{group}={choice} is not known", choices(options, choice)
-    if other := _CHOICES.get((group, choice.casefold().replace("-", "").replace("_", ""))):
-        return UserError(told, f"did you mean {other}? {listed.partition('? ')[2] or listed}")
-    return UserError(told, listed)
+    return UserError(f"{group}={choice} is not known", choices(options, choice))
 
 
 def unknown_key(

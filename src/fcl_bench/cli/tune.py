@@ -64,7 +64,7 @@ def work(arguments: list[str]) -> int:
         description="Search keys for the best result with Optuna. A RANGE is log(1e-4,1), uniform(0,1), int(1,8),"
         " int_log(8,512), choice(a,b) or a,b. With seed=0,1,2 every trial is run with each seed, and the mean counts."
         " The same command goes on where it stopped; with more --trials, further.",
-        epilog="example: fcl-bench tune method=finetune backbone=tiny profile=quick --trials 20"
+        epilog="example: fcl-bench tune method=fedavg backbone=tiny profile=quick --trials 20"
         " 'method.training.lr=log(1e-3,1)' method.training.epochs=1,2,5",
     )
     parser.add_argument("--trials", type=int, default=20, metavar="N", help="in all, earlier ones included (20)")

@@ -16,7 +16,7 @@ _LABEL = 4
 
 @dataclass(frozen=True)
 class RawSamples:
-    """The cost of sending samples as they are, as `joint` and `joint_training` do.
+    """The cost of sending samples as they are, as `centralised_ridge` and `centralised` do.
 
     Attributes:
         kind: "features", or "images" for methods that train the network.

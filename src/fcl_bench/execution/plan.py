@@ -209,7 +209,7 @@ def _check_tree(settings: Settings, context: Context) -> None:
         raise UserError(
             f"transport=tree: method={settings.method.name} with these knobs has uploads that cannot be combined on"
             " their way",
-            "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or finetune",
+            "transport=in_process, or method=stsa, afl, fedran, centred_sketch, fedlda, fedncm or fedavg",
         )
 
 

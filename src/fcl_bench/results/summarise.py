@@ -18,9 +18,9 @@ from fcl_bench.results.measures import MEASURES, by_task
 log = logging.getLogger(__name__)
 
 #: The method that sees all data at once: a ceiling, not a competitor.
-CEILING = "joint"
+CEILING = "centralised_ridge"
 #: All ceilings, including the method that trains the network on all data.
-CEILINGS = (CEILING, "joint_training")
+CEILINGS = (CEILING, "centralised")
 
 #: Columns of the setting that are shown wherever they vary; others are shown only if these do not determine them.
 _PRIMARY = (

@@ -81,7 +81,7 @@ ADDITIVE = {
     "stsa_e": STSAE(M=10, dummy_clients=3),
     "stsa_e, many groups": STSAE(M=3, dummy_clients=12),
     "stsa_e unbiased": STSAE(M=10, dummy_clients=3, estimator="unbiased"),
-    "joint": CentralisedRidge(M=10),
+    "centralised_ridge": CentralisedRidge(M=10),
     "centred_sketch": CentredSketch(M=10, rank=3),
     "fedran, all directions": FedRAN(M=10, rank=10),
     "fedncm": FedNCM(),

@@ -26,7 +26,7 @@ from tests.small_methods import ALIASES, NAMES, class_of
 
 #: What is declared, all of it: adding to this list is a claim about a method's uploads that this file has to try.
 STATISTICS = {"acil", "fed3r", "fedlda", "fedncm", "gacl", "ranpac", "stsa"}
-UPDATES = {"finetune", "fedprox", "fedntd", "moon"}
+UPDATES = {"fedavg", "fedprox", "fedntd", "moon"}
 METHODS = [STSA(M=None), STSA(M=12), RanPAC(M=None), AFL(upload="sums"), FedNCM(), FedLDA(), FedLDA(M=12)]
 CLIP, TASK = 0.7, Task(0, range(3), 3, (0, 1, 2))
 
@@ -63,7 +63,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert not AFL().summands, "a solution depends on one sample as nobody has bounded it"
     assert not FedLDA(centre="later_tasks").summands
     assert not RanPAC(ridge="folds").summands
-    assert not class_of("finetune")(replay_head="gaussian").sends_updates
+    assert not class_of("fedavg")(replay_head="gaussian").sends_updates
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")

@@ -64,8 +64,8 @@ CLOSED = {
     "regmean ridge": RegMean(local="ridge", on="features"),
 }
 ON_FEATURES = {
-    "finetune": FedAvg(on="features", training=SHORT),
-    "finetune uniform": FedAvg(on="features", training=ALIKE),
+    "fedavg": FedAvg(on="features", training=SHORT),
+    "fedavg uniform": FedAvg(on="features", training=ALIKE),
     "gaussian heads": FedAvg(on="features", training=SHORT, replay_head="gaussian"),
     "gaussian heads, variances": FedAvg(
         on="features", training=SHORT, replay_head="gaussian", gaussian=Gaussian(covariance="diagonal")
@@ -94,7 +94,7 @@ REFUSED = {
     "fedran": (FedRAN(M=8, rank=4), "fedran"),
     "centred_sketch": (CentredSketch(M=8, rank=4), "centred_sketch"),
     "stsa_e": (STSAE(M=8, dummy_clients=2), "groups"),
-    "joint": (CentralisedRidge(M=8), "joint"),
+    "centralised_ridge": (CentralisedRidge(M=8), "centralised_ridge"),
     "afl recursive": (AFL(aggregation="recursive"), "method.aggregation=sum"),
     "median": (FedAvg(training=Training(aggregate="median")), "method.training.aggregate=mean"),
     "feddyn by samples": (FedDyn(training=SHORT), "method.training.weighting=uniform"),
@@ -105,7 +105,7 @@ REFUSED = {
     "pilora": (PILoRA(training=SHORT), "method.reweighting=none"),
     "regmean": (RegMean(training=SHORT), "method.local=ridge"),
     "glfc": (GLFC(training=SHORT), "method.proxy=none"),
-    **{name: (made(name), name) for name in ("fedprotip", "joint_training", "fedcbc")},
+    **{name: (made(name), name) for name in ("fedprotip", "centralised", "fedcbc")},
     "lga": (made("lga"), "method.proxy=none"),
 }
 NAMED = {method.name for method in (*ADDED_UP.values(), *(method for method, _ in REFUSED.values()))}

@@ -131,7 +131,7 @@ def test_numbers_that_could_wrap_around_end_the_run():
 
 
 @pytest.mark.parametrize(
-    "method", [STSA(M=8, gamma=1.0), FedAvg(on="features", training=SHORT)], ids=["stsa", "finetune"]
+    "method", [STSA(M=8, gamma=1.0), FedAvg(on="features", training=SHORT)], ids=["stsa", "fedavg"]
 )
 def test_a_resumed_run_is_the_same(method):
     faults = RandomFaults(silent=0.2, late=0.1)

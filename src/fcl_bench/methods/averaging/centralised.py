@@ -99,17 +99,17 @@ class JointTrainingServer(GradientServer):
 
 @dataclass
 class Centralised(GradientMethod):
-    """Knobs of joint training.
+    """Knobs of centralised training.
 
     Args:
         training: `rounds` times `epochs` passes over all samples so far; no average is taken.
         restart: whether every task starts from the initial network, rather than from the last one.
     """
 
-    name: ClassVar[str] = "joint_training"
+    name: ClassVar[str] = "centralised"
     compiles: ClassVar[bool] = True
     only_mean: ClassVar[str] = "clients send no models"
-    apart = "the clients of joint_training send samples", "method=finetune"
+    apart = "the clients of centralised send samples", "method=fedavg"
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 

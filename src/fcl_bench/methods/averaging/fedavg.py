@@ -10,9 +10,9 @@ from fcl_bench.methods.gradient.base import GradientMethod
 
 @dataclass
 class FedAvg(GradientMethod):
-    """Knobs of finetune: those of any gradient method."""
+    """Knobs of fedavg: those of any gradient method."""
 
-    name: ClassVar[str] = "finetune"
+    name: ClassVar[str] = "fedavg"
     averages = True
     compiles: ClassVar[bool] = True
     only_updates: ClassVar[bool] = True

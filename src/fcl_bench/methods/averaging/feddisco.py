@@ -72,7 +72,7 @@ class FedDiscoServer(CountingServer):
                 "b",
                 f"feddisco: method.b={b:g} is {b * clients:g} times the mean share of the samples in a round of"
                 f" {clients} clients, and the weights lie between {float(weights.min()):.4f} and"
-                f" {float(weights.max()):.4f} (nearly uniform: compare with method=finetune"
+                f" {float(weights.max()):.4f} (nearly uniform: compare with method=fedavg"
                 " method.training.weighting=uniform)",
             )
 
@@ -86,7 +86,7 @@ class FedDisco(GradientMethod):
 
     Args:
         a: weight of the discrepancy.
-        b: added to every share. With a = b = 0 nothing is counted, and this is finetune.
+        b: added to every share. With a = b = 0 nothing is counted, and this is fedavg.
         discrepancy: from balanced classes: kl, cosine, l1, l2.
     """
 
@@ -110,7 +110,7 @@ class FedDisco(GradientMethod):
             return super().needs_each_upload()
         return (
             "feddisco weighs each client's model by its class counts",
-            "method.a=0 method.b=0, which is method=finetune",
+            "method.a=0 method.b=0, which is method=fedavg",
         )
 
     def stages(self, task: Task) -> list[str]:

@@ -207,14 +207,14 @@ class FedEWC(GradientMethod):
     """Knobs of FedEWC.
 
     Args:
-        strength: lambda, of the penalty; 0: finetune.
+        strength: lambda, of the penalty; 0: fedavg.
         gamma: share of F that stays when a task's is added.
         fisher: whose log probability is differentiated: empirical (the sample's own class), sampled (one drawn from the
             model's prediction), exact (the expectation over the prediction, one pass per class).
         fisher_samples: most samples of a client that F_t is made of; None: all.
         fisher_max: no entry of F is larger; None: no bound.
         variant: working (as above), published (what the public code computes: the penalty never reaches the model that
-            trains, so it is finetune with loss_over=task and uniform weights).
+            trains, so it is fedavg with loss_over=task and uniform weights).
     """
 
     name: ClassVar[str] = "fedewc"
@@ -242,7 +242,7 @@ class FedEWC(GradientMethod):
             if value != only:
                 typed = "null" if value is None else text(value)
                 raise UserError(
-                    f"{key}={typed} contradicts method.variant=published, which is finetune",
+                    f"{key}={typed} contradicts method.variant=published, which is fedavg",
                     "method.loss_over=task method.training.weighting=uniform, and no knob of the penalty"
                     if key in ("method.loss_over", "method.training.weighting")
                     else f"{key}={'null' if only is None else text(only)}, or method.variant=working",
@@ -256,7 +256,7 @@ class FedEWC(GradientMethod):
         super().check(context, classes_per_task)
         if self.variant == "published":
             log.warning(
-                "method.variant=published is finetune: in the public code the penalty never reaches the model that"
+                "method.variant=published is fedavg: in the public code the penalty never reaches the model that"
                 " trains (docs/fedewc.md)"
             )
 

@@ -61,7 +61,7 @@ class JointServer(RidgeServer):
 
 @dataclass
 class CentralisedRidge(ClosedFormMethod):
-    """Knobs of the joint reference.
+    """Knobs of the centralised reference.
 
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
@@ -70,7 +70,7 @@ class CentralisedRidge(ClosedFormMethod):
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
-    name: ClassVar[str] = "joint"
+    name: ClassVar[str] = "centralised_ridge"
     client_half = JointClient
     server_half = JointServer
 

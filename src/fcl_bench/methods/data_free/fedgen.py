@@ -313,7 +313,7 @@ class FedGen(GradientMethod):
             return super().needs_each_upload()
         return (
             "fedgen teaches its generator with each client's class weights",
-            "method.alpha=0 method.beta=0, which is method=finetune",
+            "method.alpha=0 method.beta=0, which is method=fedavg",
         )
 
     def stages(self, task: Task) -> list[str]:

@@ -165,7 +165,7 @@ class DataFreeMethod(GradientMethod):
 
     @property
     def replays(self) -> bool:
-        """Whether anything is made. If not, the method is finetune, bit for bit."""
+        """Whether anything is made. If not, the method is fedavg, bit for bit."""
         return True
 
     @property

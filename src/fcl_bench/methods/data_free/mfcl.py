@@ -223,7 +223,7 @@ class MFCL(DataFreeMethod):
         send: the generator; images are refused.
         synthetic: images that a client makes at each step.
         w_ft: weight of the heads' loss on real and synthetic samples; 0: without.
-        w_kd: weight of the distillation; 0: without. Without both, this is finetune, and nothing is generated.
+        w_kd: weight of the distillation; 0: without. Without both, this is fedavg, and nothing is generated.
         generator: G, and how it is trained.
         variant: working: as above; published: as the public code: T = 1000, and sg[phi] of a second forward pass.
     """

@@ -194,7 +194,7 @@ class TARGET(DataFreeMethod):
     """Knobs of TARGET.
 
     Args:
-        kd: weight of the distillation; 0: finetune, nothing is made.
+        kd: weight of the distillation; 0: fedavg, nothing is made.
         temperature: T, of the distillation.
         synthetic_batch: synthetic images in each step of a client; None: as many as `training.batch_size`, or 500
             with `variant=published`.

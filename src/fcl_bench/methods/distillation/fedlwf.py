@@ -42,7 +42,7 @@ class FedLwF(GradientMethod):
 
     Args:
         loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
-        strength: lambda, of the distillation; 0: finetune, without a teacher.
+        strength: lambda, of the distillation; 0: fedavg, without a teacher.
         temperature: T, by which both models' logits are divided.
     """
 

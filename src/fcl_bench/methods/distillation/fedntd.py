@@ -78,7 +78,7 @@ class FedNTD(GradientMethod):
     """Knobs of FedNTD.
 
     Args:
-        beta: weight of the distillation; 0: finetune.
+        beta: weight of the distillation; 0: fedavg.
         tau: its temperature.
     """
 

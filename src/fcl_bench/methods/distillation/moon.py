@@ -138,7 +138,7 @@ class MOON(GradientMethod):
     """Knobs of MOON.
 
     Args:
-        mu: weight of the contrast; 0: finetune.
+        mu: weight of the contrast; 0: fedavg.
         tau: its temperature.
         representation: r: feature (the body's output), logits (those that compete in the loss), projection (of two
             layers after the body, which train and travel with it, and on which the class weights then sit).

@@ -24,7 +24,7 @@ from fcl_bench.training.optimisers import average
 from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: The methods with `compiles`, for messages.
-_COMPILE = ("finetune", "fedprox", "scaffold", "feddyn", "feddisco", "joint_training")
+_COMPILE = ("fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "centralised")
 
 
 @dataclass

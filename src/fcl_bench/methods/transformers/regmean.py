@@ -1,13 +1,13 @@
 """RegMean: linear layers averaged by least squares on their inputs (Jin et al., ICLR 2023), round by round.
 
-Clients train as in finetune. Besides its model client k sends G_k = X_k'X_k of each linear layer that trained (the
+Clients train as in fedavg. Besides its model client k sends G_k = X_k'X_k of each linear layer that trained (the
 heads, and those of the body), where X_k (rows, i) are the layer's inputs under the client's own trained model, one row
 for each sample or token. The server takes the layer that comes closest to what all clients make of their inputs,
 
     W = argmin_W sum_k ||(W - W_k) X_k'||^2 = (sum_k W_k G_k)(sum_k G_k)^+,
 
 and where no client has an input, the clients' average. A bias that trains is the weight of one more input, which
-is always 1: W_k is then (o, i + 1), and G_k (i + 1, i + 1). All other parameters are averaged as in finetune. With
+is always 1: W_k is then (o, i + 1), and G_k (i + 1, i + 1). All other parameters are averaged as in fedavg. With
 `damping` alpha below 1, alpha G_k + (1 - alpha) diag(G_k) takes the place of G_k; with 0 only the diagonal travels.
 
 With `local=ridge` clients do not train: on features X_k and one-hot labels Y_k, and without a bias, client k's own
@@ -83,7 +83,7 @@ class Merged(NamedTuple):
 
 
 class RegMeanClient(GradientClient):
-    """Trains as in finetune, then computes the Gram matrices of the inputs of the linear layers that it trained."""
+    """Trains as in fedavg, then computes the Gram matrices of the inputs of the linear layers that it trained."""
 
     method: RegMean
 
@@ -318,7 +318,7 @@ class RegMean(GradientMethod):
             return super().needs_each_upload()
         return (
             "method.local=sgd multiplies each client's weights by its Gram matrices",
-            "method.local=ridge method.on=features, or method=finetune",
+            "method.local=ridge method.on=features, or method=fedavg",
         )
 
     def stages(self, task: Task) -> list[str]:

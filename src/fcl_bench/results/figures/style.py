@@ -34,7 +34,7 @@ METHODS: dict[str, tuple[str, Marker]] = {
     "afcl": (PURPLE, "v"),
     "centred_sketch": (BLACK, "P"),
     "fedprotip": (SKY, "X"),
-    "finetune": (BROWN, "<"),
+    "fedavg": (BROWN, "<"),
     "fot": (GREEN, ">"),
     "fedlwf": (BLUE, "p"),
     "fedewc": (VERMILLION, "h"),
@@ -76,8 +76,8 @@ DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
 _FILLS = ("none", "full", "left", "bottom")
 #: Looks of methods with all data in one place: they are ceilings, not competitors.
 CEILING_LOOKS: dict[str, Look] = {
-    "joint": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
-    "joint_training": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
+    "centralised_ridge": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
+    "centralised": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
 #: Its lightness rises evenly with the value, so that it also works in grey and for colour-blind readers.
 COLOUR_MAP = "cividis"

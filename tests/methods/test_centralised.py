@@ -29,7 +29,7 @@ def joint(restart: bool = True, **knobs) -> Centralised:
     return Centralised(training=Training(**{**FAST, "momentum": 0.9, "augment": "crop_flip", **knobs}), restart=restart)
 
 
-def test_joint_training_is_plain_sgd_over_all_samples_so_far_bit_for_bit():
+def test_centralised_is_plain_sgd_over_all_samples_so_far_bit_for_bit():
     """In the order in which they came; from the initial network at every task."""
     context, tasks = tiny_context(), made_tasks([[20, 7], [0, 25], [9, 9]])
     method = joint(rounds=2, epochs=2, schedule="cosine")
@@ -42,7 +42,7 @@ def test_joint_training_is_plain_sgd_over_all_samples_so_far_bit_for_bit():
             assert torch.equal(value, plain[name]), (done, name)
 
 
-def test_joint_training_does_not_care_who_held_a_sample():
+def test_centralised_does_not_care_who_held_a_sample():
     """The same samples in the same order, dealt to one client, to two, to four."""
     images, labels = made_tasks([[40]])[0][0]
     models = []
@@ -74,7 +74,7 @@ def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts(
 
 
 @pytest.mark.parametrize("restart", [True, False])
-def test_joint_training_goes_on_from_its_state_bit_for_bit(restart):
+def test_centralised_goes_on_from_its_state_bit_for_bit(restart):
     context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
     whole, saved = federation_of(joint(restart), context, tasks), []
     whole.run(lambda done: saved.append((json.dumps(done.save()[0]), cloned(done.save()[1]))))
@@ -86,7 +86,7 @@ def test_joint_training_goes_on_from_its_state_bit_for_bit(restart):
         np.testing.assert_array_equal(whole.state.answers["correct"], again.state.answers["correct"])
 
 
-def test_joint_training_uploads_bytes_and_labels_and_gets_nothing():
+def test_centralised_uploads_bytes_and_labels_and_gets_nothing():
     samples = [[12, 9, 0, 0], [9, 9, 0, 11], [8, 0, 9, 8]]
     ledger = federation_of(joint(), tiny_context(size=9), made_tasks(samples, size=9)).run(lambda _: None).ledger
     assert len(ledger.uploads) == 3 * 4
