@@ -15,7 +15,7 @@ tables: $(VENV)/.run
 	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
 		$(BIN)/fcl-tables --profile quick --paper all --html --if-changed; fi
 
-# Does the runs behind docs/results.md and writes their tables: about four hours on two cores. After an interruption the
+# Does the runs behind docs/results/index.md and writes their tables: about four hours on two cores. After an interruption the
 # same command does the rest.
 FEATURES ?= ../shared/data/cifar100-mobilenetv2.npz
 ONCE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=10
@@ -44,7 +44,7 @@ results: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 
-# Does the runs of docs/closed_form.md and writes its tables: about two hours on two cores. COMPACT is the shortest wire
+# Does the runs of docs/results/closed_form.md and writes its tables: about two hours on two cores. COMPACT is the shortest wire
 # for every method: sums in 16 bits, unit vectors in 8, triangles of symmetric matrices.
 COMPACT := wire.dtype=float16 wire.factors=int8 wire.gram=packed
 COMPARED := $(CIFAR) $(COMPACT)
@@ -104,7 +104,7 @@ closed-form: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
 	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
 
-# Does the runs of docs/training_study.md and writes their tables: about three hours on two cores.
+# Does the runs of docs/results/training_study.md and writes their tables: about three hours on two cores.
 CIFAR100 ?= ../shared/data/cifar100
 SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
 TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
@@ -148,7 +148,7 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=glfc,lga method.training.lr=0.5 method.memory=200 method.proxy=none
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
-# Does the runs of docs/on_features.md and writes their tables and figures: about an hour on two cores.
+# Does the runs of docs/results/heads.md and writes their tables and figures: about an hour on two cores.
 HEADS := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=1 clients=100 out=outputs/heads
 FEDAVG := method=fedavg,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.on=features evaluate_rounds=5 \
 	method.training.rounds=100 method.training.epochs=1 method.training.lr=0.1 method.training.weight_decay=0
@@ -165,7 +165,7 @@ heads: $(VENV)/.run
 	$(HEADS) $(SHARDS) method=centred_sketch method.rank=32
 	$(BIN)/fcl-tables --out outputs/heads --figures --name heads
 
-# Does the runs behind the figure of docs/noise.md, accuracy against epsilon, and draws it: a quarter of an hour on two
+# Does the runs behind the figure of docs/explanation/noise.md, accuracy against epsilon, and draws it: a quarter of an hour on two
 # cores.
 PRIVATE := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=5 clients=100 beta=0.5 out=outputs/privacy \
 	noise=gaussian noise.epsilon=1,2,4,8,16
@@ -212,7 +212,7 @@ vit-study: $(VIT) $(VENV)/.run
 	$(BIN)/fcl-tables --out $(VIT_OUT) --figures --name vit-study
 
 # Does every experiment in miniature and writes the papers' tables of these runs: 1,088 cells, an estimated hour and
-# more of one core (docs/experiments.md). After an interruption the same command does the rest.
+# more of one core (docs/reference/experiments.md). After an interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
 	$(BIN)/fcl-tables --profile quick --paper all --html --if-changed
@@ -222,7 +222,7 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	mkdir -p $(@D)
 	touch $@
 
-# What needs a GPU (docs/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
+# What needs a GPU (docs/how-to/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
 # on where it stopped when it is called again. make -k gpu does the second even if the first fails.
 MINUTES ?= 25
 GPU ?= --device cuda --minutes $(MINUTES)
@@ -258,16 +258,16 @@ bench-scaling: $(VENV)/.run
 	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
 
 # Measures a tree of aggregators (transport=tree) beside a flat server, and on paper for up to a million clients:
-# docs/scaling.md; minutes; BENCH=--quick takes one on a free core, BENCH=--paper seconds.
+# docs/results/scaling.md; minutes; BENCH=--quick takes one on a free core, BENCH=--paper seconds.
 bench-tree: $(VENV)/.run
 	$(BIN)/python benchmarks/tree.py --markdown outputs/bench/tree.md $(BENCH)
 
-# Measures runs over two ranks (transport=ranks) beside the same runs in one process: docs/ranks.md; five minutes on
+# Measures runs over two ranks (transport=ranks) beside the same runs in one process: docs/how-to/ranks.md; five minutes on
 # two cores that do nothing else.
 bench-ranks: $(VENV)/.run
 	$(BIN)/python benchmarks/ranks.py $(BENCH)
 
-# Measures what secure=sums costs a client and the server, in processor seconds: docs/secure_sums.md; minutes on one
+# Measures what secure=sums costs a client and the server, in processor seconds: docs/explanation/secure_sums.md; minutes on one
 # core; BENCH=--quick takes seconds.
 bench-secure: $(VENV)/.dev
 	$(BIN)/python benchmarks/secure_sums.py $(BENCH)
@@ -287,7 +287,7 @@ bench-sweep: $(VENV)/.run
 bench-small: $(VENV)/.run
 	$(BIN)/python benchmarks/small_clients.py $(BENCH)
 
-# Times public code beside ours, from a folder of your checkouts (docs/peers.md): make bench-peers PEERS=FOLDER
+# Times public code beside ours, from a folder of your checkouts (docs/results/peers.md): make bench-peers PEERS=FOLDER
 bench-peers: $(VENV)/.run
 	$(BIN)/python -m benchmarks.peers --peers $(PEERS) $(BENCH)
 
@@ -302,7 +302,7 @@ bench-heads: $(VENV)/.run
 bench-generators: $(VENV)/.run
 	$(BIN)/python benchmarks/generators.py $(BENCH)
 
-# Tries what must not lose or falsify anything (docs/campaign.md): writes that fail, kills, commands side by side, wrong
+# Tries what must not lose or falsify anything (docs/explanation/campaign.md): writes that fail, kills, commands side by side, wrong
 # configurations, damaged files, hostile uploads. About 20 minutes on two cores; FAULTS=--quick takes two, and
 # FAULTS="writes --seed 1" is one part with other draws.
 FAULTS ?=

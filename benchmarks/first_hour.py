@@ -97,7 +97,7 @@ TASKS = (
         ("PYTHONPATH=.:$PYTHONPATH fcl-bench --config-dir conf method=my_method data=digits",),
         "run folder: outputs/runs/my_method-",
         writes={
-            "my_method.py": block("docs/adding.md", "class MyClient("),
+            "my_method.py": block("docs/how-to/adding.md", "class MyClient("),
             "conf/method/my_method.yaml": "# My method\n_target_: my_method.MyMethod\nM: 2048\nridge: 1.0\n",
         },
     ),

@@ -2,7 +2,7 @@
 
 Clients train `backbone=tiny` on random images. Whole rounds as the engine runs them, one client after the other and
 with each number of `--together` (`parallel_clients`), alternate in one process. All sides take the same steps: their
-models are compared, and the largest difference is printed. ReLUs make it jump: see docs/side_by_side.md.
+models are compared, and the largest difference is printed. ReLUs make it jump: see docs/explanation/side_by_side.md.
 """
 
 from __future__ import annotations

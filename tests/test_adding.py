@@ -1,4 +1,4 @@
-"""The methods that docs/adding.md writes out are ones that run as they stand there."""
+"""The methods that docs/how-to/adding.md writes out are ones that run as they stand there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import REPOSITORY
 from tests.own_methods import own_method
 
-PAGE = (REPOSITORY / "docs" / "adding.md").read_text()
+PAGE = (REPOSITORY / "docs" / "how-to" / "adding.md").read_text()
 #: Runs of indented lines, blank ones among them.
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n(?:[ \t]*\n)*)+", PAGE, flags=re.M)]
 FEDAVG = (REPOSITORY / "conf" / "method" / "fedavg.yaml").read_text()
@@ -60,7 +60,7 @@ LACKING = {
     "no name": (
         '    name: ClassVar[str] = "my_method"\n',
         "",
-        " has no name (what docs/adding.md says of such a class)",
+        " has no name (what docs/how-to/adding.md says of such a class)",
     ),
     "no client half": ("    client_half = MyClient\n", "", " has no client_half ("),
     "no update": ("def update(", "def updates(", " has the client_half MyClient, which has no update ("),

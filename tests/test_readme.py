@@ -11,7 +11,8 @@ from fcl_bench.flower.node import parsed
 from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
 
-PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+METHODS = REPOSITORY / "docs" / "methods"
+PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 #: Pages without their fenced blocks: those show what is printed, or commands with other people's programs.
 TEXTS = [re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S) for page in PAGES]
 LINES = [line.split(" #")[0].strip() for text in TEXTS for line in text.splitlines() if line[:4] == " " * 4]
@@ -69,13 +70,13 @@ def test_every_link_and_picture_is_there():
 
 
 def test_every_method_has_its_page_and_row():
-    table = (REPOSITORY / "docs" / "methods.md").read_text()
+    table = (METHODS / "index.md").read_text()
     for name in NAMES:
         assert f"| `{name}` |" in table
-        assert (REPOSITORY / "docs" / f"{name}.md").exists()
+        assert (METHODS / f"{name}.md").exists()
 
 
 @pytest.mark.parametrize(("alias", "method"), ALIASES.items())
 def test_every_other_name_of_a_method_is_in_the_table_and_on_its_page(alias, method):
-    assert f"`{alias}`" in (REPOSITORY / "docs" / "methods.md").read_text()
-    assert f"`method={alias}`" in (REPOSITORY / "docs" / f"{method}.md").read_text()
+    assert f"`{alias}`" in (METHODS / "index.md").read_text()
+    assert f"`method={alias}`" in (METHODS / f"{method}.md").read_text()

@@ -27,7 +27,7 @@ VERSION = fcl_bench.__version__
 #: Files whose text may tell a user to install something.
 TOLD = [
     *REPOSITORY.glob("*.md"),
-    *(REPOSITORY / "docs").glob("*.md"),
+    *(REPOSITORY / "docs").rglob("*.md"),
     *(
         file
         for folder in ("src", "conf")
@@ -111,4 +111,10 @@ def test_both_packages_pass_what_an_index_checks(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     with tarfile.open(packages[1]) as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"CITATION.cff", "CONTRIBUTING.md", "docs/adding.md", "conf/config.yaml", "tests/test_release.py"} <= inside
+    assert {
+        "CITATION.cff",
+        "CONTRIBUTING.md",
+        "docs/how-to/adding.md",
+        "conf/config.yaml",
+        "tests/test_release.py",
+    } <= inside

@@ -8,12 +8,14 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPOSITORY
 
 DOCS = REPOSITORY / "docs"
+PAGES = sorted((*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")))
 #: What builds the site.
 NEEDED = ("sphinx", "furo", "myst_nb")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -21,7 +23,7 @@ MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 def test_the_tutorial_runs_as_it_stands(tmp_path):
     """Its cells, one after the other in one process, as a notebook runs them; the last one compares a prediction."""
-    notebook = json.loads((DOCS / "tutorial.ipynb").read_text())
+    notebook = json.loads((DOCS / "tutorials" / "tutorial.ipynb").read_text())
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert all(not cell["outputs"] for cell in cells), "clear the outputs before a commit"
     script = tmp_path / "tutorial.py"
@@ -32,18 +34,37 @@ def test_the_tutorial_runs_as_it_stands(tmp_path):
     assert float(done.stdout.split()[-1]) > 90
 
 
-def test_every_page_is_in_the_sites_tree():
-    listed = set(re.findall(r"^([a-z0-9_]+)$", (DOCS / "index.md").read_text(), flags=re.M))
-    pages = {page.stem for page in (*DOCS.glob("*.md"), *DOCS.glob("*.ipynb"))}
-    assert listed == pages - {"index"}
+def links(page: Path) -> set[Path]:
+    """Files of the repository that a page links to."""
+    targets = re.findall(r"\]\(([^)#]+)", page.read_text())
+    return {(page.parent / target).resolve() for target in targets if "://" not in target}
+
+
+def tree(index: Path) -> set[str]:
+    """What the toctree of an index lists, without suffixes."""
+    [found] = re.findall(r"```\{toctree\}\n:hidden:\n\n(.*?)```", index.read_text(), flags=re.S)
+    return set(found.split())
+
+
+def test_every_page_is_in_its_rooms_tree_and_every_room_in_the_sites():
+    rooms = {index.parent for index in DOCS.glob("*/index.md")}
+    assert tree(DOCS / "index.md") == {f"{room.name}/index" for room in rooms}
+    for room in rooms:
+        assert tree(room / "index.md") == {page.stem for page in PAGES if page.parent == room} - {"index"}
+    assert {page.parent for page in PAGES} == {DOCS, *rooms}
+
+
+def test_every_page_is_two_clicks_from_the_readme():
+    once = links(REPOSITORY / "README.md") & {*PAGES}
+    twice = set().union(*map(links, once - {page for page in once if page.suffix == ".ipynb"}))
+    assert {*PAGES} - once - twice == set()
 
 
 def test_no_page_links_to_a_file_that_the_site_does_not_have():
-    """A link out of docs/ is a warning of the build, which only the long test below sees."""
-    links = {(page.name, to) for page in DOCS.glob("*.md") for to in re.findall(r"\]\(([^)#]+)", page.read_text())}
-    outside = {(name, to) for name, to in links if "://" not in to and not (DOCS / to).resolve().is_relative_to(DOCS)}
-    assert links
-    assert outside == set()
+    """A link out of docs/ is a warning of the build, which only the slow test below sees."""
+    found = {(page.name, to) for page in PAGES if page.suffix == ".md" for to in links(page)}
+    assert found
+    assert {(name, to) for name, to in found if not to.is_relative_to(DOCS)} == set()
 
 
 @pytest.mark.slow
@@ -66,5 +87,5 @@ def test_the_site_builds_without_a_warning(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")])},
     )
     assert done.returncode == 0, done.stderr
-    for page in DOCS.glob("*.md"):
-        assert (tmp_path / "site" / f"{page.stem}.html").exists()
+    for page in PAGES:
+        assert (tmp_path / "site" / page.relative_to(DOCS)).with_suffix(".html").exists()

@@ -2,7 +2,8 @@
 
 Requirements: with `on_bad_upload=fail` the run ends with one line that names the client, and with `drop` it ends, the
 client is left out of that round, the ledger says so, and the model is finite; or the upload is, once decoded, the one
-that an honest client sends. Lies that some data would give are listed in docs/hostile_uploads.md, and not tried.
+that an honest client sends. Lies that some data would give are listed in docs/explanation/hostile_uploads.md, and not
+tried.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu check|papers`: see docs/gpu.md."""
+"""`python -m benchmarks.gpu check|papers`: see docs/how-to/gpu.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables.
 
-In Python, `run` does a run, `sweep` many, `runs` lists those that are done, and `load` opens one (docs/python.md).
+In Python, `run` does a run, `sweep` many, `runs` lists those that are done, and `load` opens one:
+docs/reference/python.md.
 """
 
 from __future__ import annotations

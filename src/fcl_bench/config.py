@@ -299,7 +299,7 @@ def target_class(group: str, path: Any) -> type:
             f"a class of the group {group} that lacks nothing",
         )
     if lack := _lacks(found):
-        raise UserError(f"{group}._target_={path} {lack}", "what docs/adding.md says of such a class")
+        raise UserError(f"{group}._target_={path} {lack}", "what docs/how-to/adding.md says of such a class")
     return found
 
 

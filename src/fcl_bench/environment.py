@@ -132,7 +132,7 @@ def reuse_freed_memory() -> None:
 
     glibc itself raises the two thresholds to this only once a block of that size has been freed. Until then matrices of
     some MiB go back to the system with every message and are zeroed page by page when the next one comes: up to a third
-    of STSA's processor time at M 1,024 (docs/benchmarks.md). No result depends on it.
+    of STSA's processor time at M 1,024 (docs/results/benchmarks.md). No result depends on it.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

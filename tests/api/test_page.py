@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs, from top to bottom, and gives what the page says."""
+"""The code of docs/reference/python.md runs, from top to bottom, and gives what the page says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "python.md").read_text(), flags=re.S)
+BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "reference" / "python.md").read_text(), flags=re.S)
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -18,7 +18,7 @@ def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     known: dict[str, object] = {}
     with matplotlib.rc_context({"backend": "agg"}):
         for block in BLOCKS:
-            exec(compile(block, "docs/python.md", "exec"), known)
+            exec(compile(block, "docs/reference/python.md", "exec"), known)
     out = capsys.readouterr().out
     assert "unknown key bta (did you mean beta" in out
     assert (known["predicted"] == known["test"].labels).sum() == known["right"]  # type: ignore[attr-defined]

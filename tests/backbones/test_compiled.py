@@ -219,7 +219,7 @@ def test_what_cannot_be_compiled_as_a_whole_ends_with_a_line(ran):
 @pytest.mark.slow
 @NEEDS_CXX
 def test_compiled_features_agree_to_rounding():
-    """docs/gpu.md: within 1e-5 of the largest; batch norms have statistics, as of a network that was trained."""
+    """docs/how-to/gpu.md: within 1e-5 of the largest; batch norms have statistics, as of a network that was trained."""
     digits, draws = Digits().load(), torch.Generator().manual_seed(0)
     start = Tiny(4, 16).trainable(digits, 0)
     body = start.build()
@@ -237,7 +237,7 @@ def test_compiled_features_agree_to_rounding():
 @pytest.mark.slow
 @NEEDS_CXX
 def test_compiled_models_agree_to_rounding_and_resume_with_the_same_bits():
-    """docs/gpu.md: after two tasks within 1e-4 of each tensor's largest number."""
+    """docs/how-to/gpu.md: after two tasks within 1e-4 of each tensor's largest number."""
     method = FedAvg(training=TRAINING)
     whole, _ = assert_resumes(lambda: federation_of(method, compiled_context(), TASKS))
     found, expected = model_of(whole), model_of(learnt(method, tiny_context(), TASKS))

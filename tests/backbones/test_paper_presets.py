@@ -36,7 +36,7 @@ PRESETS = {
     "vit_b16_stsa": (VIT_21K, 768, [Resize(256, Mode.BICUBIC), CenterCrop(224), ToTensor()]),
     "vit_b16_fedprotip": (VIT_21K, 768, [Resize(224), ToTensor(), IMAGENET]),
 }
-PAGE = (REPOSITORY / "docs" / "backbones.md").read_text()
+PAGE = (REPOSITORY / "docs" / "reference" / "backbones.md").read_text()
 
 
 def preset(choice: str) -> Timm:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PAGES = "\n".join((REPOSITORY / page).read_text() for page in ("README.md", "docs/quickstart.md"))
+PAGES = "\n".join((REPOSITORY / page).read_text() for page in ("README.md", "docs/tutorials/quickstart.md"))
 
 
 @pytest.mark.parametrize("task", first_hour.TASKS, ids=lambda task: task.name)
@@ -22,7 +22,7 @@ def test_the_commands_are_those_of_the_pages(task):
     for command in task.commands:
         told = command.replace("{run}", "RUN").partition(" > ")[0].removeprefix("PYTHONPATH=.:$PYTHONPATH ")
         if task.code == 0 and not told.startswith("python "):
-            assert told in PAGES or told in (REPOSITORY / "docs" / "adding.md").read_text()
+            assert told in PAGES or told in (REPOSITORY / "docs" / "how-to" / "adding.md").read_text()
 
 
 @pytest.mark.parametrize(

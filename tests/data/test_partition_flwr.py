@@ -118,7 +118,7 @@ def test_the_comparison_tells_partitions_apart(theirs):
 
 
 def test_the_cap_makes_sizes_more_even_than_without(theirs):
-    """A difference that docs/partitions.md tells of: ours always has the cap, theirs with `self_balancing`."""
+    """As docs/reference/partitions.md says: ours always has the cap, theirs with `self_balancing`."""
     spread = ours(Dirichlet(0.5, min_size=0), TEN).sum(axis=1).std(axis=1).mean()
     assert spread < 0.8 * theirs["not balanced, ten classes"].sum(axis=1).std(axis=1).mean()
 

@@ -1,4 +1,4 @@
-"""A slip in a method of one's own: the method of docs/adding.md with one thing wrong is one line, exit 2, no folder."""
+"""A slip in a method of one's own: docs/how-to/adding.md with one thing wrong is one line, exit 2, no folder."""
 
 from __future__ import annotations
 

@@ -146,7 +146,8 @@ def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
 
 
 #: Most waits for one more client in one task: its checks are of the upload's own kind. Most are numbers whose extremes,
-#: traces and smallest eigenvalues the server looks at before it takes an upload in (docs/hostile_uploads.md).
+#: traces and smallest eigenvalues the server looks at before it takes an upload in:
+#: docs/explanation/hostile_uploads.md.
 MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
 
 

@@ -230,7 +230,7 @@ def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_n
 def test_methods_whose_uploads_nobody_bounded_are_refused(tmp_path, method):
     with pytest.raises(UserError, match=f"one sample changes of the uploads of method={method}") as refused:
         run_in(tmp_path, f"method={method}", *SMALL, *NOISE)
-    assert "docs/noise.md" in str(refused.value)
+    assert "docs/explanation/noise.md" in str(refused.value)
 
 
 def test_batch_norm_and_wrong_units_are_refused_of_models(tmp_path):

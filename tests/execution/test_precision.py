@@ -42,7 +42,7 @@ def test_a_cpu_tells_whether_it_multiplies_bfloat16(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["conv", "vit"])
 def test_features_in_bfloat16_are_those_in_float32_to_two_digits(architecture):
-    """docs/backbones.md: each image's features differ by at most 2 % of their length."""
+    """docs/reference/backbones.md: each image's features differ by at most 2 % of their length."""
     digits = Digits().load()
     both = [
         torch.cat(list(Tiny(8, architecture=architecture, precision=kind).open(digits, CPU).batches(digits.test)))
@@ -54,7 +54,7 @@ def test_features_in_bfloat16_are_those_in_float32_to_two_digits(architecture):
 
 
 def test_accuracy_in_bfloat16_is_that_in_float32_to_a_few_points(tmp_path):
-    """docs/training.md: within five points on digits; and the record says which was which."""
+    """docs/how-to/training.md: within five points on digits; and the record says which was which."""
     found = {}
     for kind in ("auto", "float32", "bfloat16"):
         record = run_in(tmp_path, *TRAINED, *ROUNDS, f"method.training.precision={kind}").record

@@ -1,4 +1,4 @@
-"""A federation with TLS and node keys, set up by the very commands of docs/federation.md.
+"""A federation with TLS and node keys, set up by the very commands of docs/how-to/federation.md.
 
 A minute: pytest -m slow tests/flower/test_keys.py, where Flower is installed (pip install '.[flower]').
 """
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="no openssl, or no ssh-keygen"),
 ]
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "federation.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "federation.md"
 SMALL = ("data=digits", "tasks=1")
 #: Whether a node joins: one with a registered key, one with another, one without TLS.
 NODES = {"known": True, "unknown": False, "plain": False}

@@ -1,4 +1,4 @@
-"""Every room stays within its budget of lines, which docs/architecture.md states."""
+"""Every room stays within its budget of lines, which docs/explanation/architecture.md states."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ ON_TOP = ("methods", "papers", "flower")
 
 def budgets() -> dict[tuple[str, ...], int]:
     """Rooms -> the most lines that they may have together."""
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    page = (REPOSITORY / "docs" / "explanation" / "architecture.md").read_text()
     rows = {tuple(re.findall(r"`([\w./]+)`", rooms)): int(most.replace(",", "")) for rooms, most in _ROW.findall(page)}
-    assert len(rows) > 8, "docs/architecture.md has no table of rooms"
+    assert len(rows) > 8, "docs/explanation/architecture.md has no table of rooms"
     return rows
 
 
@@ -48,7 +48,7 @@ def test_each_module_is_in_one_room() -> None:
 
 
 def test_the_core_and_the_whole_are_within_theirs() -> None:
-    page = (REPOSITORY / "docs" / "architecture.md").read_text()
+    page = (REPOSITORY / "docs" / "explanation" / "architecture.md").read_text()
     most = {what: int(number.replace(",", "")) for what, number in _TOTAL.findall(page)}
     sizes = {path: len(path.read_text().splitlines()) for path in PACKAGE.rglob("*.py")}
     core = sum(size for path, size in sizes.items() if path.relative_to(PACKAGE).parts[0] not in ON_TOP)

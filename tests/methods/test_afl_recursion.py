@@ -153,7 +153,7 @@ def test_the_sum_keeps_its_id_and_an_unknown_aggregation_is_refused(tmp_path):
 
 
 def test_on_digits_fifty_clients_are_enough_to_see_the_collapse(tmp_path):
-    """docs/afl.md: the command there."""
+    """docs/methods/afl.md: the command there."""
     words = ("method=afl", "data=digits", "tasks=1", "method.gamma=0", "method.ri=false", "clients=50")
     accuracies = [
         run_in(tmp_path, *words, f"method.aggregation={name}").record["metrics"]["A_T"] for name in ("sum", "recursive")

@@ -11,7 +11,7 @@ from tests.small_runs import run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
-#: As docs/fedewc.md and docs/fedlwf.md report it.
+#: As docs/methods/fedewc.md and docs/methods/fedlwf.md report it.
 SCALE = (
     *("data=digits", "profile=quick", "backbone.width=8", "beta=1"),
     *("method.training.rounds=10", "method.training.epochs=2"),
@@ -31,7 +31,7 @@ def test_fedlwf_leaves_more_of_the_earlier_tasks_than_finetuning(tmp_path):
 
 
 def test_fedewc_leaves_as_much_of_them_as_finetuning(tmp_path):
-    """The default penalty acts, but is weak: means differ by less than the seeds do, up or down (docs/fedewc.md)."""
+    """The default penalty acts, but is weak: means differ by less than the seeds do (docs/methods/fedewc.md)."""
     plain = task_given(tmp_path, "method=fedavg", "method.loss_over=seen")
     gains = task_given(tmp_path, "method=fedewc") - plain
     assert gains.any()

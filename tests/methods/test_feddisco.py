@@ -226,7 +226,7 @@ def after_a_round(came: list[int], **knobs) -> tuple[dict, list[dict]]:
 
 @pytest.mark.parametrize("came", [[0, 1, 2], [0, 2], [1, 2], [2]])
 def test_without_a_dropped_client_the_others_keep_their_proportions(came):
-    """The discrepancies stay those among all that were asked (docs/hostile_uploads.md)."""
+    """The discrepancies stay those among all that were asked (docs/explanation/hostile_uploads.md)."""
     found, models = after_a_round(came)
     weights = by_hand(TABLE)
     assert (weights > 0).all()

@@ -356,7 +356,7 @@ def test_kept_eigenvalues_that_float32_can_not_resolve_are_told_and_not_divided_
 
 @pytest.mark.parametrize("times", [0.5, 2.0, 9.0, 11.0])
 def test_a_warning_comes_at_ten_times_the_noise(times):
-    """As from the other solvers (docs/wire.md): noise is then a tenth of an eigenvalue that is divided by."""
+    """As from the other solvers (docs/reference/wire.md): noise is then a tenth of an eigenvalue that is divided by."""
     context = dataclasses.replace(context_of(4), dtype=torch.float32)
     server = FedRAN(M=None, rank=4, ridge=1e-30).server(context)
     noise = torch.finfo(torch.float32).eps

@@ -243,7 +243,7 @@ def upload_of(method: CentredSketch, samples: int, classes: int, **wire):
 @pytest.mark.parametrize(("rank", "input_rank"), [(6, 3), (0, 3), (6, 0), (40, 8)])
 @pytest.mark.parametrize("samples", [30, 5])
 def test_the_upload_has_the_documented_size(rank, input_rank, samples):
-    """docs/centred_sketch.md, in float32, in bfloat16, and with 8-bit factors."""
+    """docs/methods/centred_sketch.md, in float32, in bfloat16, and with 8-bit factors."""
     M, d, c = 40, 8, 5
     r, k = min(rank, samples - c), min(input_rank, samples - c)
     method = knobs(M=M, rank=rank, input_rank=input_rank)

@@ -11,7 +11,7 @@ from tests.small_runs import run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
-#: As docs/glfc.md reports it: 5 tasks of 2 classes, 5 clients.
+#: As docs/methods/glfc.md reports it: 5 tasks of 2 classes, 5 clients.
 SCALE = (
     *("data=digits", "profile=quick", "backbone.width=8", "beta=0.5"),
     *("method.training.rounds=12", "method.training.epochs=2", "method.training.lr=0.5"),

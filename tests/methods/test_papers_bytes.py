@@ -1,4 +1,4 @@
-"""What FedProTIP's tables count, to the printed digit, recomputed from the network itself (docs/errata.md, 8)."""
+"""What FedProTIP's tables count, to the printed digit, from the network itself (docs/errata/fedprotip.md)."""
 
 from __future__ import annotations
 

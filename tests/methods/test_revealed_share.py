@@ -1,4 +1,4 @@
-"""How many of a data set's samples STSA-E's groups send alone: the figures of docs/privacy.md."""
+"""How many of a data set's samples STSA-E's groups send alone: the figures of docs/explanation/privacy.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_page_has_the_expected_shares_of_lone_samples(samples):
     for found, printed in zip(shares, PRINTED[samples].values(), strict=True):
         assert abs(float(found) - float(printed)) <= 0.15
     row = " | ".join(f"{share} %" for share in PRINTED[samples].values())
-    assert f"| {row} |" in (REPOSITORY / "docs" / "privacy.md").read_text()
+    assert f"| {row} |" in (REPOSITORY / "docs" / "explanation" / "privacy.md").read_text()
 
 
 @pytest.mark.parametrize("beta", [0.1, 1.0])

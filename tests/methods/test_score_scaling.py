@@ -1,4 +1,4 @@
-"""Score scaling: every identity and limit of docs/score_scaling.md."""
+"""Score scaling: every identity and limit of docs/explanation/score_scaling.md."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_length_leaves_a_class_without_weights():
 
 
 def test_length_on_the_shared_features():
-    """The figures of docs/errata.md: A_T of all of CIFAR-100's classes, M 1250."""
+    """The figures of docs/errata/stsa.md: A_T of all of CIFAR-100's classes, M 1250."""
     with np.load(shared("data/cifar100-mobilenetv2.npz")) as file:
         Z, labels, test, truth = (torch.from_numpy(file[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
     P = torch.randn(512, 1250, generator=torch.Generator().manual_seed(0))

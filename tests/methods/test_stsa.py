@@ -185,7 +185,7 @@ def test_a_class_in_one_group_keeps_its_mean_and_is_told_once(caplog):
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), estimator=st.sampled_from(["paper", "unbiased"]), dummy_clients=st.integers(1, 30))
 def test_the_estimate_is_positive_semidefinite(seed, estimator, dummy_clients):
-    """By Cauchy-Schwarz sum_j C_j C_j'/n_j >= S S'/n, whatever the sums are (docs/errata.md)."""
+    """By Cauchy-Schwarz sum_j C_j C_j'/n_j >= S S'/n, whatever the sums are (docs/errata/stsa.md, 2)."""
     tasks = random_tasks(seed, 12)
     method = STSAE(M=25, dummy_clients=dummy_clients, estimator=estimator)
     server, _ = learn(method, context_of(8), tasks)

@@ -11,7 +11,7 @@ from tests.small_runs import run_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
-#: As docs/target.md reports it.
+#: As docs/methods/target.md reports it.
 SCALE = (
     *("data=digits", "profile=quick", "backbone.width=8", "beta=1"),
     *("method.training.rounds=12", "method.training.epochs=2", "method.training.augment=none"),

@@ -195,7 +195,7 @@ def impossible(numbers: dict[int, float], first: int) -> int:
 
 
 def test_no_running_mean_takes_the_steps_of_f4(frame):
-    """docs/errata.md: Eq. 52 and 53 are means over all rounds so far; the tables are of single rounds."""
+    """docs/errata/afcl.md: Eq. 52 and 53 are means over all rounds so far; the tables are of single rounds."""
     found = [
         impossible(series(frame, characteristic, dataset, row), tasks[0])
         for (characteristic, dataset), tasks in TASKS.items()
@@ -213,7 +213,7 @@ def test_no_running_mean_takes_the_steps_of_f4(frame):
 
 
 def test_read_per_round_the_last_stability_and_plasticity_make_the_accuracy(frame):
-    """docs/errata.md: A_10 = (9 S_10 + P_10) / 10 on CIFAR-100; on the others S_10 is not printed, and would go on."""
+    """docs/errata/afcl.md: A_10 = (9 S_10 + P_10) / 10 on CIFAR-100; on the others S_10 is not printed."""
     stability, plasticity = (series(frame, name, "CIFAR-100", "AFCL")[10] for name in ("Stability", "Plasticity"))
     assert f"{(9 * stability + plasticity) / 10:.2f}" == "58.57"
     for dataset, accuracy, shifted, left in (
@@ -238,7 +238,7 @@ def test_shifted_rows_begin_with_the_first_plasticity(frame):
 
 
 def test_the_gains_up_to_are_means_of_three(text):
-    """docs/errata.md: "up to 90.92 %" and "97.43 %" are the means of what F.5 says of the three data sets."""
+    """docs/errata/afcl.md: "up to 90.92 %" and "97.43 %" are the means of what F.5 says of the three data sets."""
     [most] = re.findall(r"reducing the total runtime by up to ([\d.]+)% .*? and by ([\d.]+)%", text)
     per_set = [
         re.search(pattern, text).groups()

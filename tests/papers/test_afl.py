@@ -144,7 +144,7 @@ def test_a_command_line_takes_every_setting(frame):
 
 
 def test_where_text_and_tables_disagree(frame, text):
-    """docs/errata.md: alpha and s of 4.1 against Table 1, an alpha of 4.2 against Table 2."""
+    """docs/errata/afl.md: alpha and s of 4.1 against Table 1, an alpha of 4.2 against Table 2."""
     assert "$\\alpha = 0.1, 0.01$ and $s = 10, 4$ for CIFAR-100 and Tiny-ImageNet" in text
     assert "For CIFAR-10, α is set to 0.1 and 0.01, and s is set to 4 and 2" in text
     headings = {data: set() for data in DATA}
@@ -159,7 +159,7 @@ def test_where_text_and_tables_disagree(frame, text):
 
 
 def test_what_the_baselines_columns_look_like_beside_fedavgs(frame):
-    """docs/errata.md: MOON's is FedAvg's again; FedDisco's falls where the clients' numbers of samples differ most."""
+    """docs/errata/afl.md: MOON's is FedAvg's again; FedDisco's falls where clients' sizes differ most."""
     table = frame[frame["table"] == "Table 1"].pivot(index="column", columns="row", values="number")
     less = table.sub(table["FedAvg"], axis=0)
     assert less["MOON"].abs().max() < 0.43
@@ -182,7 +182,7 @@ def test_numbers_that_the_text_repeats(frame, text):
 
 
 def test_the_speedup_is_wider_than_the_text_says(text):
-    """docs/errata.md: "150 to 200 times" from its own seconds of the baselines and of AFL."""
+    """docs/errata/afl.md: "150 to 200 times" from its own seconds of the baselines and of AFL."""
     assert "leading to a total training time of 30,000s to 50,000 (50,000s to 80,000s)" in text
     assert "AFL, however, spends 236.61s on CIFAR-100 and 349.50s on Tiny-ImageNet" in text
     assert "achieving approximately 150 \\times -200 \\times speedups" in text
@@ -191,7 +191,7 @@ def test_the_speedup_is_wider_than_the_text_says(text):
 
 
 def test_what_algorithm_1_begins_with_has_no_inverse(text):
-    """docs/errata.md: C_agg = 0 at the start, and Eq. 10 inverts it; "(1)" is the embedding, (7) and (8) are meant."""
+    """docs/errata/afl.md: C_agg = 0 at the start, and Eq. 10 inverts it; (1) is the embedding, (7), (8) are meant."""
     assert "\\mathbf{C}_{\\text{agg},0}^r = \\mathbf{0}" in text
     assert "\\mathbf{I} - \\mathbf{C}_{\\text{agg},k-1}^{-1} \\mathbf{C}_k" in text
     assert "\\mathbf{x}_{k,j} = f_{\\text{backbone}}(\\mathcal{X}_{k,j}, \\Theta) \\quad (1)" in text

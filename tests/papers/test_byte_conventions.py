@@ -90,7 +90,7 @@ def test_stsa_e_in_stsas_table_5(M, dummy_clients, number):
 def test_target_in_fedrans_table_4(classes, rank, cifar_stem, ratio, like_for_like):
     """100 rounds of a ResNet-18's float32 state with its batch-norm buffers; a 3 x 3 stem on CIFAR-100.
 
-    docs/errata.md: FedRAN's own is of float64 there; of float32 too, the ratio is twice as large.
+    docs/errata/fedran.md, 2: FedRAN's own is of float64 there; of float32 too, the ratio is twice as large.
     """
     import timm
 

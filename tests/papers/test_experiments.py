@@ -18,7 +18,7 @@ from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
 from tests.small_methods import trains
 
-LIST = Path(__file__).parents[2] / "docs" / "experiments.md"
+LIST = Path(__file__).parents[2] / "docs" / "reference" / "experiments.md"
 #: Tables by other names than their number.
 NAMED = {
     ("afcl", "Table 4.2"): "afcl_accuracy",
@@ -230,7 +230,7 @@ def test_a_cell_in_miniature_runs(experiment, index, tmp_path):
 
 
 def test_the_list_names_every_experiment_with_its_number_of_runs():
-    """docs/experiments.md: `| ... | `experiment` | cells x seeds | ...`."""
+    """docs/reference/experiments.md: `| ... | `experiment` | cells x seeds | ...`."""
     listed = dict(re.findall(r"`(\w+)` \| (\d+ x \d+) \|", LIST.read_text()))
     counted = {}
     for name in experiments():
@@ -243,7 +243,7 @@ def test_every_preset_is_used_by_an_experiment_or_a_command_of_the_docs():
     chosen = re.compile(r"experiment/preset=\[([\w,]+)\]")
     told = {
         name
-        for page in LIST.parent.glob("*.md")
+        for page in LIST.parents[1].rglob("*.md")
         for names in chosen.findall(page.read_text())
         for name in names.split(",")
     }

@@ -1,4 +1,4 @@
-"""What is wrong in FedProTIP's text, by algebra on small matrices and by its own numbers (docs/errata.md, 8)."""
+"""What is wrong in FedProTIP's text, by algebra on small matrices and by its own numbers (docs/errata/fedprotip.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What printed columns tell of the public code behind them, and what that code computes (docs/errata.md)."""
+"""What printed columns tell of the public code behind them, and what that code computes (docs/errata/others.md)."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ def test_the_best_round_is_compared_where_it_was_measured(tmp_path):
 
 
 def test_fedprotips_model_activations_and_sketches_are_counted_beside_what_is_printed(everything):
-    """Tables 9 and 19, without a run and with every printed digit (erratum 8)."""
+    """Tables 9 and 19, without a run and with every printed digit (docs/errata/fedprotip.md)."""
     counted = {"fedprotip, Table 9": {"Model": 10, "Act": 10}, "fedprotip, Table 19": {"s_l = d_l": 1, "s_l = 128": 1}}
     for title, rows in counted.items():
         [table] = [table for table in everything if table.sheet.title == title]
@@ -397,4 +397,4 @@ def test_one_accounting_for_all_stands_beside_the_papers(everything):
 def test_errata_are_named_below_the_tables_they_are_about(everything):
     notes = {table.name: " ".join(table.sheet.notes) for table in everything}
     assert "interchanged against Tables 1, 8 and 16" in notes["fedprotip-table-11"]
-    assert all(text in notes["fedran-table-4"] for text in ("docs/errata.md", "not in the copy"))
+    assert all(text in notes["fedran-table-4"] for text in ("docs/errata/fedran.md", "not in the copy"))

@@ -48,7 +48,7 @@ def test_markers_alone_tell_methods_apart_in_grey():
     assert len(set(markers)) == len(markers)
 
 
-PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")), REPOSITORY / "Makefile")
+PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")), REPOSITORY / "Makefile")
 SWEEPS = sorted(
     {found for page in PAGES for found in re.findall(r"method=([a-z0-9_]+(?:,[a-z0-9_]+)+)", page.read_text())}
 )

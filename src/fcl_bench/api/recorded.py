@@ -72,7 +72,7 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """`metrics` of run.json: A_avg, A_T, forgetting, accuracy (A_1 to A_T) and others (docs/metrics.md)."""
+        """`metrics` of run.json: A_avg, A_T, forgetting, accuracy (A_1 to A_T), others: docs/reference/metrics.md."""
         return self.record["metrics"]
 
     @property

@@ -67,8 +67,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     figures = (
-        "figures (pdf, svg, png, captions beside them): comparison, or any of docs/figures.md; without a LIST every"
-        " one for which there are runs"
+        "figures (pdf, svg, png, captions beside them): comparison, or any of docs/how-to/figures.md; without a LIST"
+        " every one for which there are runs"
     )
     parser.add_argument("--figures", nargs="?", const="", metavar="LIST", type=_figures, help=figures)
     difference = "draw curves over tasks as the difference to this method, or label of the tables"
@@ -268,7 +268,9 @@ def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_ref
 
     missing = [name for name in wanted if name not in figures]
     if missing and wanted != list(FIGURES):
-        there = f"there are runs for {', '.join(figures)}" if figures else "docs/figures.md says what each one needs"
+        there = (
+            f"there are runs for {', '.join(figures)}" if figures else "docs/how-to/figures.md says what each one needs"
+        )
         without = " (reference results have no curves and no seconds)" if with_reference else ""
         raise UserError(f"--figures {missing[0]}: too few runs for it{without}", there)
 

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 #: `parallel_clients=auto`.
 AUTO = "auto"
-#: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time: docs/training_speed.md.
+#: Clients that train together under `auto` on the CPU, where 8 to 32 take about the same time:
+#: docs/results/training_speed.md.
 _ON_CPU = 16
 #: The most numbers in the features of clients that train together, which stay until their turns: 32 MiB in float64.
 MOST_NUMBERS = 2**22

@@ -35,7 +35,7 @@ class BestRounds(TypedDict):
 
 
 class Raw(TypedDict):
-    """What the samples would cost if clients sent them as they are, with their labels, once (docs/privacy.md).
+    """What the samples would cost if clients sent them as they are, with labels, once (docs/explanation/privacy.md).
 
     They are those that clients learnt from: labelled ones, and unlabelled ones that they gave a label.
     """
@@ -49,7 +49,7 @@ class Raw(TypedDict):
 
 
 class Told(TypedDict):
-    """Single samples that left their clients within what they sent (docs/privacy.md)."""
+    """Single samples that left their clients within what they sent (docs/explanation/privacy.md)."""
 
     one_sample_sums: int  # class sums, means and other sums that were of one sample only
     one_sample_moments: int  # Gram matrices, covariances, their diagonals and subspaces that were
@@ -112,7 +112,7 @@ class Absences(TypedDict):
 
 
 class Guarantee(TypedDict):
-    """What the noise in uploads promises (docs/noise.md): (epsilon, delta)-differential privacy."""
+    """What the noise in uploads promises (docs/explanation/noise.md): (epsilon, delta)-differential privacy."""
 
     epsilon: float | None  # null: none, the multiplier is 0
     delta: float

@@ -1,4 +1,7 @@
-"""Samples that leave their clients as single samples: a sum over one sample is that sample (docs/privacy.md)."""
+"""Samples that leave their clients as single samples: a sum over one sample is that sample.
+
+docs/explanation/privacy.md says what follows from it.
+"""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ class Federated(Connection):
             if not self._line.is_open:
                 self._line.open()
         except LinkLost as lost:
-            remedy = "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/federation.md)"
+            remedy = (
+                "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/how-to/federation.md)"
+            )
             raise UserError(str(lost), remedy) from lost
         run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
         here = ProcessInfo.of("the server", clients, [])

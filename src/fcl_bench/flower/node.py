@@ -27,7 +27,7 @@ from fcl_bench.files import user_path, writable
 # The name is written out, since a module that is run as a program has another `__name__`.
 log = logging.getLogger("fcl_bench.flower.node")
 
-USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/federation.md)
+USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/how-to/federation.md)
 
   link=HOST:PORT   the SuperLink (localhost:8000)
   clients=K        who lives here, from 0: 3, or 0,3,6

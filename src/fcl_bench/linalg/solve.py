@@ -151,7 +151,7 @@ def relative_rounding(*dtypes: torch.dtype) -> float:
 def _factored(A: torch.Tensor) -> torch.Tensor | None:
     """L (M, M), lower triangular, with A = L L', read from A's lower triangle; None: A is not positive definite.
 
-    SciPy's LAPACK takes half the time of the one that torch comes with (docs/benchmarks.md).
+    SciPy's LAPACK takes half the time of the one that torch comes with (docs/results/benchmarks.md).
     """
     if not large(A, len(A)):
         factor, failed = torch.linalg.cholesky_ex(A)

@@ -12,7 +12,7 @@ from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 
 #: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. The share of one sample is
-#: bounded for nothing else (`Method.summands`, docs/noise.md).
+#: bounded for nothing else (`Method.summands`, docs/explanation/noise.md).
 SQUARE, COLUMN, COUNT = "square", "column", "count"
 #: Noise practically never exceeds this many standard deviations: once in 10^15 draws.
 _NEVER = 8.0

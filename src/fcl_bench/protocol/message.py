@@ -36,7 +36,7 @@ class Message(Mapping[str, torch.Tensor]):
         task, round: of the exchange, from 0.
         sums_of: for an upload, which of its tensors are sums over samples (or means, extremes, the samples themselves),
             and which sum each of the client's labelled samples is in: whole numbers (n,), -1 for none; None: all are in
-            one sum. A sum of one sample is that sample: the engine counts these (docs/privacy.md). This information
+            one sum. A sum of one sample is that sample: the engine counts these (docs/explanation/privacy.md). It
             never leaves the client. Entries beyond the shard's n samples belong to samples that the client keeps.
         moments_of: like `sums_of`, for second moments: Gram matrices, covariances, their diagonals, bases of these.
     """

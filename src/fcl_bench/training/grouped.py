@@ -18,7 +18,7 @@ from fcl_bench.training.network import Network
 #: Layers without weights that treat each channel by itself, or leave the channels of a client beside each other.
 _CHANNELWISE = (nn.ReLU, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity, nn.Flatten)
 #: Channels of the first convolution times the side of the images in pixels, up to which a CPU is faster with the
-#: clients side by side: docs/training_speed.md.
+#: clients side by side: docs/results/training_speed.md.
 _NARROW = 128
 
 #: Weights and running statistics of all clients by their names in the network.

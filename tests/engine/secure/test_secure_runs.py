@@ -90,7 +90,7 @@ def test_a_late_upload_is_lost():
 @pytest.mark.parametrize("neighbours", [None, 4])
 @pytest.mark.parametrize("gram", ["full", "packed"])
 def test_bytes_are_those_of_the_formula(bits, neighbours, gram):
-    """docs/secure_sums.md: per client, k peers, E numbers, s survivors among its k + 1 holders."""
+    """docs/explanation/secure_sums.md: per client, k peers, E numbers, s survivors among its k + 1 holders."""
     d, classes, n = 6, 2, 10
     secure = SecureSums(bits=bits, fraction_bits=8, neighbours=neighbours, threshold=0.4)
     run = learnt(AFL(), secure, ListedFaults(silent=["1@0", "4@0"], late=["9@0"]), gram=gram)

@@ -54,7 +54,7 @@ class Vtab(ImageSource):
     """Fifty classes, labels 0 to 49: the first ten of RESISC45, then of DTD, Pets, EuroSAT and Flowers-102.
 
     Each data set is a domain. Training and test images are all those of the hub's splits "train" and "test"; the papers
-    train on fewer, which only their folder says (docs/data.md).
+    train on fewer, which only their folder says (docs/reference/data.md).
 
     Args:
         name: what tables call it.

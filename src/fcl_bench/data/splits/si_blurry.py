@@ -37,7 +37,7 @@ class SiBlurry(TaskSplit):
     AFCL says that data of a blurry class are "reassigned to other blurry classes". Samples keep their labels here: they
     are reassigned to the other tasks' blurry parts, as in the paper of GACL, which describes the same setting ("to
     assign to other blurry tasks"). Test samples are divided by the same rule and the same shares of the tasks. The
-    differences from the public code are listed in docs/splits.md.
+    differences from the public code are listed in docs/reference/splits.md.
 
     Args:
         disjoint: share of the classes that are disjoint, rounded to the nearest number of classes.

@@ -257,7 +257,7 @@ class FedEWC(GradientMethod):
         if self.variant == "published":
             log.warning(
                 "method.variant=published is fedavg: in the public code the penalty never reaches the model that"
-                " trains (docs/fedewc.md)"
+                " trains (docs/methods/fedewc.md)"
             )
 
     def stages(self, task: Task) -> list[str]:

@@ -6,7 +6,7 @@ takes the regularisers out again. In a task stream the clients of later tasks ar
 
 The paper aggregates pairwise, with one inverse per client. With its weights of Eq. 8 in the right signs,
 (C_u + C_v)^-1 C_u and (C_u + C_v)^-1 C_v, the law says C_agg W_agg = sum_k C_k W_k, so the server here keeps two sums
-and solves once (see docs/errata.md). The pairwise form is there as `aggregation=recursive`: it needs clients whose
+and solves once (docs/errata/afl.md). The pairwise form is there as `aggregation=recursive`: it needs clients whose
 matrices can be inverted, and shows what happens where they cannot be (Table 3, gamma 0).
 """
 
@@ -168,7 +168,7 @@ class AFL(ClosedFormMethod):
         aggregation: "sum": running sums, solved once; "recursive": pair by pair as printed (Eq. 9-11), in `dtype`,
             which needs clients whose matrices can be inverted.
         upload: "solution": C_k and W_k (the paper); "sums": C_k and C_k W_k, all that the server makes of them, so that
-            clients need not solve, and uploads can be added up on the way or have noise (docs/noise.md).
+            clients need not solve, and uploads can be added up on the way or have noise (docs/explanation/noise.md).
         ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
         scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """

@@ -180,7 +180,7 @@ class GLFC(ExemplarMethod):
         proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
             none (the last model of the last task; no gradients are sent).
         inversion: knobs of the former.
-        variant: working: as above; published: as the public code has it, with its errors (docs/glfc.md).
+        variant: working: as above; published: as the public code has it, with its errors (docs/methods/glfc.md).
     """
 
     name: ClassVar[str] = "glfc"

@@ -63,7 +63,7 @@ class ProjectedMethod(GradientMethod):
         columns: m_s, activation columns per client and layer.
         augmented_bases: whether they are of augmented images, as in training.
         variant: working; published: ranks as the public code counts them, one less than the threshold needs where it
-            says so (docs/fedprotip.md, docs/fot.md). In the YAML other knobs' defaults follow from it.
+            says so (docs/methods/fedprotip.md, docs/methods/fot.md). In the YAML other knobs' defaults follow from it.
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
     """
 

@@ -71,7 +71,7 @@ class Gaussian:
         if not method.summands and not method.sends_updates:
             raise UserError(
                 f"noise=gaussian: nobody has bounded what one sample changes of the uploads of method={method.name}",
-                "noise=none, or one of the methods and knobs that docs/noise.md lists, such as method=stsa",
+                "noise=none, or one of the methods and knobs that docs/explanation/noise.md lists, such as method=stsa",
             )
         right = SAMPLE if method.summands else CLIENT
         if self.unit != right:

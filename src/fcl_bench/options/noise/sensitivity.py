@@ -1,4 +1,4 @@
-"""How far replacing one sample moves a client's statistics, all fields together (derived in docs/noise.md)."""
+"""How far replacing one sample moves a client's statistics, all fields together (docs/explanation/noise.md)."""
 
 from __future__ import annotations
 

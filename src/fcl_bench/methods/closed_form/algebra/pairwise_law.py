@@ -6,7 +6,7 @@ import torch
 
 
 class PairwiseLaw:
-    """W_agg of the clients so far by Eq. 9-11 of AFL, with the sign that holds (docs/errata.md, 3).
+    """W_agg of the clients so far by Eq. 9-11 of AFL, with the sign that holds (docs/errata/afl.md, 1).
 
     With C = C_agg + C_k, the weight of W_agg is I - C_agg^-1 C_k (I - C^-1 C_k), and that of W_k the same with C_agg
     and C_k interchanged. In exact arithmetic and for invertible matrices these are C^-1 C_agg and C^-1 C_k, so that
