@@ -38,7 +38,7 @@ from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.batched_heads import Heads, Steps, Turn, train_side_by_side
+from fcl_bench.training.batched_heads import Heads, Steps, Turn, train_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
@@ -113,7 +113,7 @@ class Setting:
             weight, bias = (torch.zeros_like(value, dtype=torch.float64) for value in (model.weight, model.bias))
             for first in range(0, len(turns), self.together):
                 group = turns[first : first + self.together]
-                heads = train_side_by_side(model, group, Steps(Objective(), knobs, knobs.lr))
+                heads = train_heads(model, group, Steps(Objective(), knobs, knobs.lr))
                 for client, turn in enumerate(group):
                     weight.add_(heads.weight[client], alpha=len(turn.labels))
                     bias.add_(heads.bias[client], alpha=len(turn.labels))

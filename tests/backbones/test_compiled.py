@@ -32,7 +32,6 @@ from fcl_bench.methods.averaging.fedprox import FedProx
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.gradient import base
 from fcl_bench.training.knobs import Training
-from tests.engine.test_abreast import beside
 from tests.methods.plain_training import made_tasks
 from tests.methods.training_harness import federation_of, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
@@ -118,14 +117,6 @@ def test_neither_clients_nor_rounds_nor_tasks_compile_again(ran):
     for _ in range(2):
         learnt(FedAvg(training=TRAINING), compiled_context(), TASKS)
     assert 1 < ran["graphs"] <= 5
-
-
-def test_clients_of_a_compiled_network_train_one_after_the_other(ran):
-    """Those that train side by side do so in a pass of its own, which is not compiled."""
-    found = learnt(FedAvg(training=TRAINING), compiled_context(), TASKS, transport=beside("3"))
-    assert ran["runs"] > 20
-    assert found.state.side_by_side["turns_together"] == 0
-    assert found.state.side_by_side["alone_since"] == ["the network runs compiled"]
 
 
 def test_a_copy_runs_as_written(ran):

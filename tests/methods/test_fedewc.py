@@ -84,7 +84,7 @@ def test_its_gradient_is_a_finite_difference_of_the_penalty():
     network = two_heads()
     before = {name: value.clone() for name, value in network.state_dict().items()}
     own, pairs, objective = anchored(network, strength=7.0, moved=0.5)
-    objective.direction(network)
+    objective.modify_gradients(network)
     assert same(network.state_dict(), before)  # running statistics and weights alike
 
     def penalty(name, place, step):
@@ -110,7 +110,7 @@ def test_where_nothing_has_moved_the_gradient_is_as_it_was():
     for value in own.values():
         value.grad.normal_(generator=torch.Generator().manual_seed(1))
     before = {name: value.grad.clone() for name, value in own.items()}
-    objective.direction(network)
+    objective.modify_gradients(network)
     assert all(torch.equal(value.grad, before[name]) for name, value in own.items())
 
 

@@ -108,7 +108,7 @@ def gradients_only(self: ProjectedDescent, network: Network) -> None:
 
 def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
     """Erratum 3: the same set-up as above must tell a wrong implementation."""
-    monkeypatch.setattr(ProjectedDescent, "direction", gradients_only)
+    monkeypatch.setattr(ProjectedDescent, "modify_gradients", gradients_only)
     monkeypatch.setattr(ProjectedDescent, "finish", Objective.finish)
     result = observed(fedprotip_of(), tiny_context(), three_tasks())
     by_weight = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.max()
@@ -239,7 +239,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
     for name in names:
         own[name].grad = torch.randn_like(own[name])
     gradients = {name: own[name].grad.clone() for name in names}
-    objective.direction(network)
+    objective.modify_gradients(network)
     assert all(torch.equal(own[name].grad, gradients[name]) for name in names)
     with torch.no_grad():
         for name in names:

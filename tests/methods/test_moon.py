@@ -273,7 +273,7 @@ def test_clients_with_a_projection_on_features_train_one_after_the_other(width):
     alone = learnt(method, feature_context(), tasks)
     asked = learnt(method, feature_context(), tasks, transport=lambda *parts: InProcess.of(*parts, parallel=2))
     assert same(model_of(alone), model_of(asked))
-    assert asked.state.side_by_side["alone_since"] == ["Linear has no form for several clients at once"]
+    assert asked.state.batched_turns["single_because"] == ["more than linear heads trains"]
 
 
 def test_the_projection_is_two_layers_before_the_class_weights():

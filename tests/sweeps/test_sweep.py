@@ -279,7 +279,7 @@ def test_a_reason_stands_once_above_the_commands_of_its_failures():
     ]
 
 
-@pytest.mark.parametrize(("side_by_side", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
+@pytest.mark.parametrize(("batched_turns", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
 def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side_by_side, status, code):
     write_report(tmp_path, JobReport(0, ["seed=0"]))
     sweep = Sweep()

@@ -251,7 +251,7 @@ def test_small_heads_are_trained_by_one_thread_and_others_by_all_of_them():
     found, before = [], torch.get_num_threads()
 
     class Counting(Objective):
-        def direction(self, network):
+        def modify_gradients(self, network):
             found.append(torch.get_num_threads())
             if len(found) == 3:
                 raise KeyboardInterrupt
@@ -297,7 +297,7 @@ def test_direction_sees_gradients_with_decay_and_frozen_heads_have_none():
     seen = []
 
     class Looking(Objective):
-        def direction(self, network):
+        def modify_gradients(self, network):
             seen.append({name: value.grad for name, value in network.named_parameters()})
             network.heads[1].weight.grad.zero_()
 

@@ -83,7 +83,7 @@ def test_a_rate_of_the_heads_own_is_taken(monkeypatch):
 
 
 class Turned(Objective):
-    def direction(self, network):
+    def modify_gradients(self, network):
         for parameter in network.parameters():
             parameter.grad *= 2
 

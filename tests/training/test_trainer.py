@@ -269,7 +269,7 @@ def test_a_method_sees_each_gradient_with_weight_decay_in_it_and_may_change_it()
     log = []
 
     class Nothing(Objective):
-        def direction(self, network):
+        def modify_gradients(self, network):
             log.append(network.heads[0].weight.grad.abs().sum())
             for weight in network.parameters():
                 weight.grad.zero_()

@@ -45,11 +45,10 @@ class BatchedClients:
         node: of all clients.
         size: the most clients of a group.
         device: of the node.
-        if_faster: whether clients whose joint training would take longer train one after the other.
     """
 
-    def __init__(self, node: Node, size: int, device: torch.device, if_faster: bool = False) -> None:
-        self._node, self._size, self._device, self._if_faster = node, size, device, if_faster
+    def __init__(self, node: Node, size: int, device: torch.device) -> None:
+        self._node, self._size, self._device = node, size, device
         self._notices = Notices(log)
 
     def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
@@ -74,7 +73,7 @@ class BatchedClients:
         """The seconds of each client in the joint training, and why there was none; None: nothing trains."""
         watch = Stopwatch(self._device)
         with watch.running():
-            alone = self._node.train_ahead(list(shards.values()), broadcast, self._if_faster)
+            alone = self._node.train_batched(list(shards.values()), broadcast)
         sizes = {client: max(len(client_data.labels), 1) for client, client_data in shards.items()}
         whole = sum(sizes.values())
         return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone

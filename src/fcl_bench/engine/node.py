@@ -242,13 +242,13 @@ class Node:
         """Called when all uploads so far have been absorbed or refused."""
         self._before.clear()
 
-    def train_ahead(self, shards: Sequence[ClientData], broadcast: Message, if_faster: bool) -> str | None:
+    def train_batched(self, shards: Sequence[ClientData], broadcast: Message) -> str | None:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
         with self._computing():
             # A broadcast is the same for all clients.
             received = self._middleware.receive(broadcast, shards[0].client)
             states = [self.keeps(client_data.client) for client_data in shards]
-            return self._client.train_ahead(shards, received, states, if_faster)
+            return self._client.train_batched(shards, received, states)
 
     def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.

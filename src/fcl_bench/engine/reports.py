@@ -91,12 +91,12 @@ class LabelCounts(TypedDict):
     right: int | None  # of those labels, the true ones; None where nobody knows the truth
 
 
-class SideBySide(TypedDict):
+class BatchedTurns(TypedDict):
     """How often clients trained side by side (`parallel_clients`)."""
 
-    turns_together: int  # trained in one group with other clients
-    turns_alone: int  # all others, those that train nothing included
-    alone_since: list[str]  # why clients did not train together although it was asked for
+    turns_batched: int  # trained in one group with other clients
+    turns_single: int  # all others, those that train nothing included
+    single_because: list[str]  # why clients did not train together although it was asked for
 
 
 class Absences(TypedDict):

@@ -11,14 +11,14 @@ from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.reports import Absences, SideBySide
+from fcl_bench.engine.reports import Absences, BatchedTurns
 
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
-    *("absences", "missing", "side_by_side"),
+    *("absences", "missing", "batched_turns"),
 )
 
 
@@ -26,8 +26,8 @@ def _none_absent() -> Absences:
     return {"silent": 0, "gone": 0, "lost": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
 
 
-def _none_together() -> SideBySide:
-    return {"turns_together": 0, "turns_alone": 0, "alone_since": []}
+def _none_batched() -> BatchedTurns:
+    return {"turns_batched": 0, "turns_single": 0, "single_because": []}
 
 
 @dataclass
@@ -46,7 +46,7 @@ class FederationState:
         absences: counts of turns without an upload in time, and of late uploads.
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
-        side_by_side: counts of turns whose training was done together with other clients' (`parallel_clients`).
+        batched_turns: counts of turns whose training was done together with other clients' (`parallel_clients`).
     """
 
     tasks_done: int
@@ -59,7 +59,7 @@ class FederationState:
     client_samples_kept: int = 0
     absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
-    side_by_side: SideBySide = field(default_factory=_none_together)
+    batched_turns: BatchedTurns = field(default_factory=_none_batched)
 
     def note_stored(self, reply: Reply) -> None:
         """Record how much a client keeps after a turn."""
@@ -70,10 +70,10 @@ class FederationState:
 
     def note_turn(self, reply: Reply) -> None:
         """Count whether a client trained beside others."""
-        counts = self.side_by_side
-        counts["turns_together" if reply.together > 1 else "turns_alone"] += 1
-        if reply.alone and reply.alone not in counts["alone_since"]:
-            counts["alone_since"].append(reply.alone)
+        counts = self.batched_turns
+        counts["turns_batched" if reply.together > 1 else "turns_single"] += 1
+        if reply.alone and reply.alone not in counts["single_because"]:
+            counts["single_because"].append(reply.alone)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
@@ -87,7 +87,7 @@ class FederationState:
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
-            if name in saved:  # checkpoints of older versions lack `side_by_side`
+            if name in saved:  # checkpoints of older versions lack `batched_turns`
                 setattr(self, name, saved[name])
         self.absences = {**_none_absent(), **self.absences}
         self.answers.restore(saved["answers"], tensors[_ANSWERS])

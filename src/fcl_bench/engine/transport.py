@@ -8,7 +8,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from fcl_bench.engine.batched_clients import AUTO, BatchedClients, group_size
+from fcl_bench.engine.batched_clients import BatchedClients, group_size
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.middleware import Middleware
@@ -145,7 +145,7 @@ class InProcess:
         """The transport for `clients`, as many of them side by side as they are to be."""
         node, device = clients.node(inputs), clients.context.device
         size = group_size(clients.parallel, device)
-        return cls(node, kept, BatchedClients(node, size, device, clients.parallel == AUTO) if size > 1 else None)
+        return cls(node, kept, BatchedClients(node, size, device) if size > 1 else None)
 
     @property
     def everything(self) -> NodeData:

@@ -169,7 +169,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage; the method, and settings that only the method uses, are left out."""
     whole = plan.settings.identity()
     kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
-    kept += [key for key in ("on_bad_upload", "transport", "cudnn", "parallel_clients") if key in whole]
+    kept += [key for key in ("on_bad_upload", "transport", "cudnn") if key in whole]
     wire = plan.context.wire
     # Only where it changes bytes, so that all other stages that were made before keep their names.
     columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
@@ -270,7 +270,6 @@ def first_stage_clients(plan: Plan) -> Clients:
         *(_stage(plan).method(), _context(plan), dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
         run=identity_hash(_SCHEMA, adaptation_identity(plan)),
         stage="adapt",
-        parallel=plan.settings.scalars.parallel_clients,
     )
 
 

@@ -88,7 +88,7 @@ def run_record(
         "client_storage_max_bytes": state.client_storage_max_bytes,
         "client_samples_kept": state.client_samples_kept,
         "absences": state.absences,
-        "side_by_side": state.side_by_side,
+        "batched_turns": state.batched_turns,
         "privacy": _privacy(plan, federation),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),

@@ -30,7 +30,7 @@ _ALWAYS = {
     "Drift": ("last", "mean"),
     "BestRounds": ("every", "best", "best_round"),
     "Absences": ("silent", "gone", "late"),
-    "SideBySide": ("turns_together", "turns_alone"),
+    "BatchedTurns": ("turns_batched", "turns_single"),
     "ClientAccuracy": ("clients", "mean", "std", "least", "most"),
     "Guarantee": ("epsilon", "delta", "unit", "clip", "multiplier", "releases", "of_sums", "accountant"),
     "Transport": ("name", "processes"),

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from fcl_bench.engine.reports import (
     Absences,
+    BatchedTurns,
     BestRounds,
     Dropped,
     Exchanged,
@@ -17,7 +18,6 @@ from fcl_bench.engine.reports import (
     LabelCounts,
     Metrics,
     Seconds,
-    SideBySide,
     StagesExchanged,
     Told,
     TreeLevel,
@@ -175,7 +175,7 @@ class Result(TypedDict):
     client_storage_max_bytes: int  # the same of all kinds together
     client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
     absences: Absences
-    side_by_side: SideBySide
+    batched_turns: BatchedTurns
     privacy: Privacy
     runtime: Runtime
     environment: Environment

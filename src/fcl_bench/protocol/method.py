@@ -48,9 +48,7 @@ class Client(ABC):
         """
         return None
 
-    def train_ahead(
-        self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
-    ) -> str | None:
+    def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
         """Do the costly part of several clients' updates together; their updates follow, and take over what was done.
 
         The engine calls it with `parallel_clients` above 1, and counts its time as these clients'.
@@ -58,13 +56,12 @@ class Client(ABC):
         Args:
             shards, states: of each client, as of `update`.
             broadcast: of the round, the same for all.
-            if_faster: whether clients that are faster one after the other compute so (`parallel_clients=auto`).
 
         Returns:
             "", or in a few words why nothing was done; the clients then compute one after the other. None: in this
             stage there is nothing to do ahead.
         """
-        return "the method trains no heads or networks by SGD"
+        return "the method trains no linear heads by SGD"
 
     @abstractmethod
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:

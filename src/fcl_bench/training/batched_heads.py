@@ -24,12 +24,12 @@ CLIPPED = 1e-6
 
 
 @dataclass(frozen=True)
-class Pull:
+class ProximalTerm:
     """What one client adds to its gradient, after weight decay: strength (w - centre), then clipping of the whole.
 
     Attributes:
         weight, bias: (L, d) and (L,) the centre.
-        strength: of the pull.
+        strength: of the term.
         max_norm: of the whole gradient; None: no clipping.
     """
 
@@ -47,13 +47,13 @@ class Turn:
         inputs: (n, d) features in float32.
         labels: (n,) int64.
         seed: of the order of the samples.
-        pull: None: nothing is added to the gradient.
+        proximal: None: nothing is added to the gradient.
     """
 
     inputs: torch.Tensor
     labels: torch.Tensor
     seed: int
-    pull: Pull | None = None
+    proximal: ProximalTerm | None = None
 
     def batches(self, knobs: Training) -> list[torch.Tensor]:
         """The samples (b,) of each step, in the order of a client that trains alone."""
@@ -115,11 +115,11 @@ class Steps:
         """Whether a client takes all its steps on one and the same batch (see `repeated_batch`)."""
         knobs = self.knobs
         one_batch = 0 < len(turn.labels) <= knobs.batch_size and knobs.epochs > 1
-        return one_batch and not knobs.momentum and turn.pull is None and self.still is None
+        return one_batch and not knobs.momentum and turn.proximal is None and self.still is None
 
 
 @torch.no_grad()
-def train_side_by_side(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
+def train_heads(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
     """The heads (m, ...) of each client after its round of SGD, in the order of `turns`. They may not be finite.
 
     Args:
@@ -180,19 +180,19 @@ class _Descent:
 
     Args:
         heads: (m, ...), of all clients.
-        turns: whose pulls.
+        turns: whose proximal terms.
         steps: rate, decay, momentum, what stays still.
     """
 
     def __init__(self, heads: Heads, turns: Sequence[Turn], steps: Steps) -> None:
         self._heads, self._steps = heads, steps
         self._velocity: Heads | None = None
-        pulls = [turn.pull for turn in turns if turn.pull is not None]
-        self._pull = None
-        if pulls:
-            column = heads.bias.new_tensor([pull.strength for pull in pulls]).unsqueeze(1)
-            centre = Heads(torch.stack([pull.weight for pull in pulls]), torch.stack([pull.bias for pull in pulls]))
-            self._pull = (centre, column, pulls[0].max_norm)
+        terms = [turn.proximal for turn in turns if turn.proximal is not None]
+        self._proximal = None
+        if terms:
+            column = heads.bias.new_tensor([term.strength for term in terms]).unsqueeze(1)
+            centre = Heads(torch.stack([term.weight for term in terms]), torch.stack([term.bias for term in terms]))
+            self._proximal = (centre, column, terms[0].max_norm)
 
     def step(self, gradient: torch.Tensor, batch: torch.Tensor) -> None:
         """One step of the first clients.
@@ -203,7 +203,7 @@ class _Descent:
         """
         steps, m = self._steps, len(gradient)
         now, rate, decay = self._heads[:m], steps.rate, steps.knobs.weight_decay
-        if self._pull is None and steps.still is None and not steps.knobs.momentum:
+        if self._proximal is None and steps.still is None and not steps.knobs.momentum:
             now.weight.baddbmm_(gradient.transpose(1, 2), batch, beta=1 - rate * decay, alpha=-rate)
             now.bias.mul_(1 - rate * decay).sub_(gradient.sum(dim=1), alpha=rate)
             return
@@ -211,7 +211,7 @@ class _Descent:
         weight.add_(now.weight, alpha=decay)
         bias.add_(now.bias, alpha=decay)
         along = Heads(weight, bias)
-        self._pulled(along, now, m)
+        self._constrain(along, now, m)
         for values, held, velocity in zip(
             (along.weight, along.bias), (now.weight, now.bias), self._velocities(along), strict=True
         ):
@@ -219,11 +219,11 @@ class _Descent:
                 values = velocity[:m].mul_(steps.knobs.momentum).add_(values)
             held.sub_(values, alpha=rate)
 
-    def _pulled(self, along: Heads, now: Heads, m: int) -> None:
-        """Add the pull, let what is still stay, and clip."""
+    def _constrain(self, along: Heads, now: Heads, m: int) -> None:
+        """Add the proximal term, let what is still stay, and clip."""
         still, max_norm = self._steps.still, None
-        if self._pull is not None:
-            centre, strength, max_norm = self._pull
+        if self._proximal is not None:
+            centre, strength, max_norm = self._proximal
             along.weight.addcmul_(now.weight - centre.weight[:m], strength[:m].unsqueeze(2))
             along.bias.addcmul_(now.bias - centre.bias[:m], strength[:m])
         if still is not None:

@@ -67,14 +67,14 @@ class Objective:
             self._logits, self._position = self._logits.to(device), self._position.to(device)
         return self._logits, self._position
 
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""
         for head, rows in self.resting.items():
             for parameter in network.heads[head].parameters():
                 if parameter.grad is not None:
                     parameter.grad[rows] = 0
 
-    def held(self, network: Network) -> list[tuple[torch.nn.Parameter, list[int], torch.Tensor]]:
+    def frozen_rows(self, network: Network) -> list[tuple[torch.nn.Parameter, list[int], torch.Tensor]]:
         """The rows that rest, with their values: for an optimiser that moves weights without a gradient (AdamW)."""
         return [
             (parameter, rows, parameter.detach()[rows].clone())
@@ -83,10 +83,10 @@ class Objective:
             if parameter.requires_grad and rows
         ]
 
-    def pull(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
-        """What `direction` adds to the gradients if it is strength (w - centre), then clipping: for `side_by_side`.
+    def proximal_term(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
+        """strength (w - centre) and clipping, if `modify_gradients` adds just that: for `batched_heads`.
 
-        A class that overrides `direction` in another way leaves this out; its clients then train one after the other.
+        A class that overrides `modify_gradients` in another way leaves this out, and its clients are not batched.
 
         Returns:
             The centre by names of parameters that train, the strength, and the norm to which the whole gradient is

@@ -30,7 +30,7 @@ def repeats_one_batch(linear: LinearHeads, objective: Objective, samples: Sample
         and not optimiser.momentum
         and len(optimiser.param_groups) == 1
         and len(optimiser.param_groups[0]["params"]) == 2 * len(linear.heads)
-        and defined_last(objective, "direction") is Objective
+        and defined_last(objective, "modify_gradients") is Objective
         and not objective.resting
     )
 

@@ -107,7 +107,7 @@ class Trainer:
         knobs, loss = self.training, torch.zeros((), device=self._device)
         weights = [weight for group in optimiser.param_groups for weight in group["params"]]
         # AdamW decays weights by itself, whatever their gradients are.
-        decay, held = (0.0, objective.held(network)) if knobs.optimizer == "adamw" else (knobs.weight_decay, [])
+        decay, held = (0.0, objective.frozen_rows(network)) if knobs.optimizer == "adamw" else (knobs.weight_decay, [])
         for _ in range(knobs.epochs):
             for inputs, labels in samples.batches(knobs.batch_size, self.augment, generator):
                 batch = self.standardise(inputs)
@@ -120,7 +120,7 @@ class Trainer:
                     loss.backward()
                     loss = loss.detach()
                 add_weight_decay(weights, decay)
-                objective.direction(network)
+                objective.modify_gradients(network)
                 optimiser.step()
                 for parameter, rows, values in held:
                     parameter.data[rows] = values

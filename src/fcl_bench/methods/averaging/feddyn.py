@@ -52,12 +52,12 @@ class Dynamic(Proximal):
         super().__init__(heads, over, rest, centre, strength)
         self._max_norm = max_norm
 
-    def direction(self, network: Network) -> None:
-        super().direction(network)
+    def modify_gradients(self, network: Network) -> None:
+        super().modify_gradients(network)
         if self._max_norm is not None:
             torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
 
-    def pull(self) -> tuple[Weights, float, float | None]:
+    def proximal_term(self) -> tuple[Weights, float, float | None]:
         return self._centre, self._strength, self._max_norm
 
 

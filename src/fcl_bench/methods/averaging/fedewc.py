@@ -69,11 +69,11 @@ class Anchored(Objective):
         super().__init__(heads, over, rest)
         self._pairs, self._strength = pairs, strength
 
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         for weight, F, anchor in self._pairs:
             if weight.grad is not None:
                 weight.grad.addcmul_(F, weight.data - anchor, value=self._strength)
-        super().direction(network)
+        super().modify_gradients(network)
 
 
 class FedEWCClient(GradientClient):

@@ -42,7 +42,7 @@ class Proximal(Objective):
         super().__init__(heads, over, rest)
         self._centre, self._strength = centre, strength
 
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         pulled = [
             (own.grad, own.data, self._centre[name])
             for name, own in network.training_parameters().items()
@@ -50,9 +50,9 @@ class Proximal(Objective):
         ]
         gradients, weights, centres = (list(column) for column in zip(*pulled, strict=True))
         torch._foreach_add_(gradients, torch._foreach_sub(weights, centres), alpha=self._strength)
-        super().direction(network)
+        super().modify_gradients(network)
 
-    def pull(self) -> tuple[Weights, float, float | None]:
+    def proximal_term(self) -> tuple[Weights, float, float | None]:
         return self._centre, self._strength, None
 
 

@@ -53,13 +53,13 @@ class Corrected(Objective):
         self._correction, self._momentum = correction, momentum
         self._weight = self.length = 0.0
 
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         self._weight = 1 + self._momentum * self._weight
         self.length += self._weight
         for name, own in network.training_parameters().items():
             if name in self._correction and own.grad is not None:
                 own.grad += self._correction[name]
-        super().direction(network)
+        super().modify_gradients(network)
 
 
 class ScaffoldClient(GradientClient):

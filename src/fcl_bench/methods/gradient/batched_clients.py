@@ -10,9 +10,7 @@ import torch
 from fcl_bench.linalg.finite import all_finite
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training import networks_side_by_side
-from fcl_bench.training.batched_heads import Heads, Pull, Steps, Turn, train_side_by_side
-from fcl_bench.training.grouped import pays, unsuited
+from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -34,16 +32,15 @@ class _Own(NamedTuple):
     seed: int
 
 
-def trained_ahead(
-    client: GradientClient, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
+def train_batched_clients(
+    client: GradientClient, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]
 ) -> dict[int, Trained] | str:
     """The trained models of these clients by their numbers, or why they can't train side by side.
 
     The network ends as the broadcast says, without any client's training.
 
     Args:
-        client, shards, broadcast, states: as of `GradientClient.train_ahead`, in a stage in which models travel.
-        if_faster: whether networks that would take longer train one after the other.
+        client, shards, broadcast, states: as of `GradientClient.train_batched`, in a stage in which models travel.
 
     Raises:
         UserError: a model is not finite.
@@ -53,14 +50,8 @@ def trained_ahead(
     client.take_over(shards[0], broadcast)
     network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
     # On features, too, there may be layers before the heads that train (MOON's projection).
-    only_heads = type(network.body) is torch.nn.Identity
-    if not only_heads:
-        if client.start.compiled:
-            return "the network runs compiled"
-        if reason := unsuited(network):
-            return reason
-        if if_faster and not pays(network, client.start.size):
-            return "a network as wide as this trains faster alone"
+    if type(network.body) is not torch.nn.Identity:
+        return "more than linear heads trains"
     each: list[_Own] = []
     for client_data, state in zip(shards, states, strict=True):
         samples, objective = (
@@ -76,7 +67,7 @@ def trained_ahead(
     # A rate of their own that all parameters share counts too.
     rate = optimiser.param_groups[0]["lr"]
     with client.trainer.reproducible(each[0].seed):
-        trained = (_heads if only_heads else _networks)(client, each, rate)
+        trained = _heads(client, each, rate)
     if not all_finite(*(value for model in trained for value in model.values())):
         raise client.trainer.diverged()
     return {client_data.client: model for client_data, model in zip(shards, trained, strict=True)}
@@ -86,26 +77,16 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
     """Why a client can't train beside others; "" where it can."""
     if type(samples) is not Samples:
         return "clients train on more than their own samples"
-    if type(network.body) is torch.nn.Identity:
-        if not LinearHeads.fits(network, objective):
-            return "the loss looks at more than the logits of linear heads"
-        if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
-            return "a head trains in part"
-    elif defined_last(objective, "loss") is not Objective or defined_last(network, "forward", "logits") is not Network:
-        return "the loss looks at more than the network's logits"
+    if not LinearHeads.fits(network, objective):
+        return "the loss looks at more than the logits of linear heads"
+    if any(head.weight.requires_grad != head.bias.requires_grad for head in LinearHeads(network, objective).heads):
+        return "a head trains in part"
     if defined_last(objective, "score_loss", "score_gradient") is not Objective:
         return "the gradient of the loss in the logits has no closed form"
-    last = defined_last(objective, "direction", "pull")
-    if "pull" not in vars(last) or defined_last(objective, "finish") is not Objective:
+    last = defined_last(objective, "modify_gradients", "proximal_term")
+    if "proximal_term" not in vars(last) or defined_last(objective, "finish") is not Objective:
         return "the method changes gradients in a way of its own"
     return ""
-
-
-def _networks(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
-    """What training changes of each client's network."""
-    turns = [networks_side_by_side.Turn(own.samples, own.seed, own.objective.pull()) for own in each]
-    steps = Steps(each[0].objective, client.method.training, rate)
-    return networks_side_by_side.train_networks(client.network, turns, steps, client.trainer)
 
 
 def _heads(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
@@ -116,26 +97,26 @@ def _heads(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Tr
             client.trainer.standardise(own.samples.inputs),
             own.samples.labels,
             own.seed,
-            _pull(own.objective, network),
+            _proximal(own.objective, network),
         )
         for own in each
     ]
     objective = each[0].objective
     steps = Steps(objective, client.method.training, rate, _still(network, objective))
-    heads = train_side_by_side(Heads(*network.classifier()), turns, steps)
+    heads = train_heads(Heads(*network.classifier()), turns, steps)
     return [_named(heads, k, network) for k in range(len(turns))]
 
 
-def _pull(objective: Objective, network: Network) -> Pull | None:
-    """What `direction` adds to the gradient, with the start's values for heads that don't train."""
-    found = objective.pull()
+def _proximal(objective: Objective, network: Network) -> ProximalTerm | None:
+    """What `modify_gradients` adds to the gradient, with the start's values for heads that don't train."""
+    found = objective.proximal_term()
     if found is None:
         return None
     centre, strength, max_norm = found
     values = {**network.state(), **centre}
     count = range(len(network.heads))
     weight, bias = (torch.cat([values[f"heads.{head}.{kind}"] for head in count]) for kind in ("weight", "bias"))
-    return Pull(weight, bias, strength, max_norm)
+    return ProximalTerm(weight, bias, strength, max_norm)
 
 
 def _still(network: Network, objective: Objective) -> torch.Tensor | None:

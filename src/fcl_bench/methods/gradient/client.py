@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fcl_bench.linalg.flat import Flat
-from fcl_bench.methods.gradient.batched_clients import Trained, trained_ahead
+from fcl_bench.methods.gradient.batched_clients import Trained, train_batched_clients
 from fcl_bench.methods.gradient.ccvr import MOMENTS, moments_message
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, teacher_prefix
 from fcl_bench.protocol.context import ClientData, State
@@ -28,8 +28,8 @@ class GradientClient(ModelHolder, Client):
 
     #: A task and its teacher, the same for all clients.
     _teacher: tuple[int, Network] | None = None
-    #: A task, a round, and by client the models that `train_ahead` trained for turns that are still to come.
-    _ahead: tuple[int, int, dict[int, Trained]] = (-1, -1, {})
+    #: A task, a round, and by client the models that `train_batched` trained for turns that are still to come.
+    _batched: tuple[int, int, dict[int, Trained]] = (-1, -1, {})
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
@@ -41,7 +41,7 @@ class GradientClient(ModelHolder, Client):
             return moments_message(features, client_data.labels, columns, self.method.gaussian, dense), state
         if broadcast.stage != MODEL:
             return self.answer(client_data, broadcast, state)
-        task, round_, ahead = self._ahead
+        task, round_, ahead = self._batched
         # Copies: the network is the next client's before a transport has to pass this on.
         trained: Mapping[str, torch.Tensor]
         if (task, round_) == (broadcast.task, broadcast.round) and client_data.client in ahead:
@@ -62,20 +62,18 @@ class GradientClient(ModelHolder, Client):
             trained = {name: value.double() * samples for name, value in trained.items()}
         return Message(trained, samples=samples, summed=trained if self.context.sums else ()), kept
 
-    def train_ahead(
-        self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State], if_faster: bool
-    ) -> str | None:
-        """See `Client`: linear heads on features, and small convolutional networks, train side by side."""
+    def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
+        """See `Client`: linear heads on features train side by side."""
         if broadcast.stage != MODEL:
             return None
         own, here = type(self), GradientClient
         changed = own.update is not here.update or own.take_over is not here.take_over
         if changed or own.pseudo_labels is not here.pseudo_labels:
             return f"clients of method={self.method.name} do more than train"
-        found = trained_ahead(self, shards, broadcast, states, if_faster)
+        found = train_batched_clients(self, shards, broadcast, states)
         if isinstance(found, str):
             return found
-        self._ahead = broadcast.task, broadcast.round, found
+        self._batched = broadcast.task, broadcast.round, found
         return ""
 
     def batch_seed(self, client_data: ClientData, broadcast: Message) -> int:

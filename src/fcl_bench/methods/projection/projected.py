@@ -120,7 +120,7 @@ class ProjectedMethod(GradientMethod):
 
     @property
     def decay(self) -> float:
-        """The weight decay that is in the gradients of `Objective.direction`."""
+        """The weight decay that is in the gradients of `Objective.modify_gradients`."""
         return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
@@ -196,11 +196,11 @@ class ProjectedObjective(Objective):
         self._decaying = [value for name, value in network.named_parameters() if name in names and value.requires_grad]
 
     @torch.no_grad()
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         for value in self._decaying:
             if value.grad is not None:
                 torch.mul(value, self._decay, out=value.grad)
-        super().direction(network)  # last: rows at rest do not decay either
+        super().modify_gradients(network)  # last: rows at rest do not decay either
 
 
 def basis_name(task: int, layer: str) -> str:

@@ -38,7 +38,7 @@ class ProjectedDescent(ProjectedObjective):
         self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
 
     @torch.no_grad()
-    def direction(self, network: Network) -> None:
+    def modify_gradients(self, network: Network) -> None:
         for weight, project, _ in self._projected:
             if weight.grad is not None:
                 if self._outside:
@@ -46,7 +46,7 @@ class ProjectedDescent(ProjectedObjective):
                 project(weight.grad)
                 if self._outside:
                     weight.grad.add_(weight, alpha=self._outside)
-        super().direction(network)  # last: rows at rest have no weight decay that could be left out above
+        super().modify_gradients(network)  # last: rows at rest have no weight decay that could be left out above
 
     @torch.no_grad()
     def finish(self, network: Network) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fcl_bench.engine import batched_clients as abreast
+from fcl_bench.engine import batched_clients
 from fcl_bench.engine.batched_clients import group_size
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
@@ -21,7 +21,7 @@ from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded
 from fcl_bench.options.secure.transport import SummingTransport
-from fcl_bench.training import batched_heads as side_by_side
+from fcl_bench.training import batched_heads
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of
@@ -80,16 +80,16 @@ def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):
     method = on_features(name, knobs_of(momentum=momentum))
     single, several = ended(method), ended(method, "3")
     assert_same_model(several, single)
-    found = several.state.side_by_side
-    reasons = found["alone_since"]
-    assert bool(found["turns_together"]) == (name in ALWAYS | AT_FIRST), found
+    found = several.state.batched_turns
+    reasons = found["single_because"]
+    assert bool(found["turns_batched"]) == (name in ALWAYS | AT_FIRST), found
     assert bool(reasons) == (name not in ALWAYS), found
     if name in ALWAYS:
         # Groups of 3 and 2 in the first task, and of 3 and 1 in the second, in which one client has no samples.
-        assert found["turns_together"] == 3 * (5 + 3)
+        assert found["turns_batched"] == 3 * (5 + 3)
     elif name not in AT_FIRST:
         assert all(torch.equal(value, model_of(single)[key]) for key, value in model_of(several).items())
-    assert single.state.side_by_side["turns_together"] == 0
+    assert single.state.batched_turns["turns_batched"] == 0
     assert sum(row.up_bytes for row in single.state.ledger.uploads) == sum(
         row.up_bytes for row in several.state.ledger.uploads
     )
@@ -102,52 +102,52 @@ def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):
 def test_knobs_without_a_batched_form_say_so(knobs, reason):
     method = FedAvg(training=knobs_of(**knobs), on="features")
     several = ended(method, "3")
-    found = several.state.side_by_side
+    found = several.state.batched_turns
     if "rates" in knobs:  # the first task has one head, and so one rate
-        assert found["turns_together"] == 15
-    assert [reason in told for told in found["alone_since"]] == [True]
+        assert found["turns_batched"] == 15
+    assert [reason in told for told in found["single_because"]] == [True]
     assert_same_model(several, ended(method))
 
 
 def test_bfloat16_trains_one_after_the_other():
     several = ended(FedAvg(training=knobs_of(precision="bfloat16"), on="features"), "3")
-    assert several.state.side_by_side["alone_since"] == ["precision is bfloat16"]
+    assert several.state.batched_turns["single_because"] == ["precision is bfloat16"]
 
 
 def test_frozen_heads_and_a_loss_over_the_task():
     method = FedAvg(training=knobs_of(), on="features", frozen_heads=True, loss_over="task")
     several = ended(method, "4")
-    assert several.state.side_by_side["alone_since"] == []
+    assert several.state.batched_turns["single_because"] == []
     assert_same_model(several, ended(method))
 
 
 def test_a_rate_of_all_heads_counts():
     method = FedAvg(training=knobs_of(rates={"heads": 0.3}), on="features")
     several = ended(method, "4")
-    assert several.state.side_by_side["alone_since"] == []
+    assert several.state.batched_turns["single_because"] == []
     assert_same_model(several, ended(method))
 
 
 def test_closed_form_methods_are_the_same_bits():
     single, several = ended(AFL()), ended(AFL(), "3")
     assert torch.equal(single.server.model()["W"], several.server.model()["W"])
-    assert several.state.side_by_side["alone_since"] == ["the method trains no heads or networks by SGD"]
+    assert several.state.batched_turns["single_because"] == ["the method trains no linear heads by SGD"]
 
 
 def test_groups_end_at_the_size_and_where_features_would_not_fit(monkeypatch):
     groups = []
-    train = side_by_side.train_side_by_side
+    train = batched_heads.train_heads
 
     def counted(start, turns, steps):
         groups.append([len(turn.labels) for turn in turns])
         return train(start, turns, steps)
 
-    monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_side_by_side", counted)
+    monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_heads", counted)
     method = FedAvg(training=knobs_of(rounds=1), on="features")
     ended(method, "3")
     assert groups == [[20, 13, 9], [40, 11], [17, 30, 1]]
     groups.clear()
-    monkeypatch.setattr(abreast, "MOST_NUMBERS", 45 * D)
+    monkeypatch.setattr(batched_clients, "MOST_NUMBERS", 45 * D)
     # Of the others each is a group of its own, or the last of one that is full.
     ended(method, "9")
     assert groups == [[20, 13, 9], [30, 1, 8]]
@@ -165,7 +165,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
         def running(self):
             return torch.no_grad()
 
-    monkeypatch.setattr(abreast, "Stopwatch", Clock)
+    monkeypatch.setattr(batched_clients, "Stopwatch", Clock)
     run = ended(FedAvg(training=knobs_of(rounds=1), on="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
     seconds = [row.client_seconds for row in run.state.ledger.uploads]
     shares = [8 * n / 93 for n in (20, 13, 9, 40, 11)]
@@ -184,7 +184,7 @@ def test_clients_that_fail_do_the_same_beside_others():
     assert_same_model(several, single)
     assert several.state.absences == single.state.absences
     assert several.state.absences["silent"] == several.state.absences["late"] == 3
-    assert several.state.side_by_side["turns_together"] > 0
+    assert several.state.batched_turns["turns_batched"] > 0
 
 
 def test_secure_sums_add_up_the_same():
@@ -199,7 +199,7 @@ def test_secure_sums_add_up_the_same():
     method = FedAvg(training=knobs_of(), on="features")
     single, several = (learnt(method, context, tasks_of([[20, 13, 9, 40, 11]]), transport=summing(s)) for s in "14")
     assert_same_model(several, single)
-    assert several.state.side_by_side == {"turns_together": 12, "turns_alone": 3, "alone_since": []}
+    assert several.state.batched_turns == {"turns_batched": 12, "turns_single": 3, "single_because": []}
 
 
 @pytest.mark.parametrize("name", ["fedavg", "feddyn"])
@@ -208,7 +208,7 @@ def test_a_run_resumes_from_every_round_bit_for_bit(name):
     whole, _ = assert_resumes(
         lambda: federation_of(method, feature_context(D), tasks_of(), transport=beside("3")), step=2
     )
-    assert whole.state.side_by_side["turns_together"] > 0
+    assert whole.state.batched_turns["turns_batched"] > 0
 
 
 def test_a_refused_upload_is_taken_back():
@@ -262,15 +262,15 @@ def test_clients_elsewhere_are_one_line(tmp_path):
 def test_a_run_says_who_trained_together_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     single = run_in(tmp_path / "single", *FINETUNE)
     whole = run_in(tmp_path / "whole", *FINETUNE, "parallel_clients=auto")
-    assert single.record["side_by_side"] == {"turns_together": 0, "turns_alone": 18, "alone_since": []}
-    assert whole.record["side_by_side"] == {"turns_together": 18, "turns_alone": 0, "alone_since": []}
+    assert single.record["batched_turns"] == {"turns_batched": 0, "turns_single": 18, "single_because": []}
+    assert whole.record["batched_turns"] == {"turns_batched": 18, "turns_single": 0, "single_because": []}
     assert single.record["run_id"] != whole.record["run_id"]
     assert single.record["run_id"] == make_plan(settings_for(tmp_path, *FINETUNE, "parallel_clients=1")).id
     assert whole.record["metrics"]["accuracy"] == pytest.approx(single.record["metrics"]["accuracy"], abs=1.0)
     with interrupted_in(2, monkeypatch):
         run_in(tmp_path / "again", *FINETUNE, "parallel_clients=auto")
     again = run_in(tmp_path / "again", *FINETUNE, "parallel_clients=auto")
-    for key in ("metrics", "communication", "side_by_side", "privacy"):
+    for key in ("metrics", "communication", "batched_turns", "privacy"):
         assert again.record[key] == whole.record[key], key
     trained = load_file(whole.folder / "model.safetensors")
     assert all(torch.equal(value, trained[key]) for key, value in load_file(again.folder / "model.safetensors").items())

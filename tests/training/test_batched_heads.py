@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from fcl_bench.methods.averaging.feddyn import Dynamic
 from fcl_bench.methods.averaging.fedprox import Proximal
-from fcl_bench.training.batched_heads import Heads, Pull, Steps, Turn, train_side_by_side
+from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.training.heads import Heads as GrowingHeads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
@@ -63,7 +64,7 @@ def alone(turn: Turn, knobs: Training, objective=Objective, frozen=()) -> tuple[
 
 def together(turns: list[Turn], knobs: Training, **steps) -> Heads:
     start = Heads(*network().classifier())
-    return train_side_by_side(start, turns, Steps(steps.pop("objective", Objective()), knobs, knobs.lr, **steps))
+    return train_heads(start, turns, Steps(steps.pop("objective", Objective()), knobs, knobs.lr, **steps))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -111,7 +112,7 @@ def test_a_pull_of_each_clients_own(momentum, max_norm):
         centre = {name: value + 0.1 * client for name, value in start.items()}
         columns = [torch.cat([centre[f"heads.{head}.{kind}"] for head in (0, 1)]) for kind in ("weight", "bias")]
         strength = 0.1 * (client + 1)
-        turns.append(Turn(turn.inputs, turn.labels, turn.seed, Pull(*columns, strength, max_norm)))
+        turns.append(Turn(turn.inputs, turn.labels, turn.seed, ProximalTerm(*columns, strength, max_norm)))
         objectives.append(Dynamic(None, "seen", False, centre, strength, max_norm))
     found = together(turns, knobs)
     for client, turn in enumerate(turns):
@@ -120,16 +121,16 @@ def test_a_pull_of_each_clients_own(momentum, max_norm):
         torch.testing.assert_close(found.bias[client], bias, **CLOSE)
     if max_norm == 0.05:
         unclipped = together(
-            [Turn(t.inputs, t.labels, t.seed, Pull(t.pull.weight, t.pull.bias, t.pull.strength)) for t in turns], knobs
+            [dataclasses.replace(t, proximal=dataclasses.replace(t.proximal, max_norm=None)) for t in turns], knobs
         )
         assert (unclipped.weight - found.weight).abs().max() > 0.01
 
 
 def test_objectives_say_what_they_pull_to():
     centre = {"heads.0.bias": torch.zeros(3)}
-    assert Objective().pull() is None
-    assert Proximal(None, "seen", False, centre, 0.5).pull() == (centre, 0.5, None)
-    assert Dynamic(None, "seen", False, centre, 0.5, 3.0).pull() == (centre, 0.5, 3.0)
+    assert Objective().proximal_term() is None
+    assert Proximal(None, "seen", False, centre, 0.5).proximal_term() == (centre, 0.5, None)
+    assert Dynamic(None, "seen", False, centre, 0.5, 3.0).proximal_term() == (centre, 0.5, 3.0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
