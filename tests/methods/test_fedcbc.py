@@ -309,8 +309,8 @@ def test_a_class_without_a_labelled_sample_is_never_named():
     server = federation.server
     scores = server.predict(torch.cat([Z for Z, _ in tasks[1]]))
     assert server.bank.columns.tolist() == [3, 4, 5, 6]
-    assert federation.stream.tasks[1] in server.asked
-    assert federation.stream.tasks[2] not in server.asked
+    assert federation.stream.tasks[1] in server.range_tasks
+    assert federation.stream.tasks[2] not in server.range_tasks
     assert bool(torch.isfinite(scores).all())
     assert int(scores.argmax(dim=1).min()) >= 3
     assert bool((scores[:, :3] < -1e30).all())

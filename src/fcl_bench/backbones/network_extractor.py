@@ -71,15 +71,15 @@ class FrozenNetwork(Extractor):
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         # A GPU is asked for the next batch before the host waits for the last one's features.
-        ahead, asked = int(self._device.type == "cuda"), deque[Returning]()
+        ahead, pending = int(self._device.type == "cuda"), deque[Returning]()
         for images in self._images(split, start):
             with torch.no_grad(), exact_kernels(), self._autocast():
                 features = self.body(images)
-            asked.append(Returning(features))
-            if len(asked) > ahead:
-                yield asked.popleft().values()
-        while asked:
-            yield asked.popleft().values()
+            pending.append(Returning(features))
+            if len(pending) > ahead:
+                yield pending.popleft().values()
+        while pending:
+            yield pending.popleft().values()
 
     @abstractmethod
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:

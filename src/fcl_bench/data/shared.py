@@ -41,15 +41,15 @@ class Shared:
         """The value of `key`: the kept one, or a new one from `make`; see `shared`."""
         if key in self._kept:
             self._kept.move_to_end(key)
-            value, _, said = self._kept[key]
-            for record in said:
+            value, _, records = self._kept[key]
+            for record in records:
                 logging.getLogger(record.name).log(record.levelno, record.msg, *(record.args or ()))
             return value
-        with _listening() as said:
+        with _listening() as records:
             value = make()
         count = size(value)
         if count <= self.limit:
-            self._kept[key] = value, count, said if of_value else []
+            self._kept[key] = value, count, records if of_value else []
             self.bytes += count
             while self.bytes > self.limit:
                 self.bytes -= self._kept.popitem(last=False)[1][1]

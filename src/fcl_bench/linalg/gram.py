@@ -50,27 +50,27 @@ def add_grams(
         whole: false: the caller needs only the upper triangle.
         new: what G holds before is not read, and counts as zero.
     """
-    half, kept = False, 0.0 if new else 1.0
+    half, beta = False, 0.0 if new else 1.0
     for A in blocks:
         A = A.to(G.dtype)
         if large(A, A.shape[1]) and G.is_contiguous() and (half or not whole or len(A) >= _ROWS):
-            _add_upper_half(G, A, weight, kept)
+            _add_upper_half(G, A, weight, beta)
             half = True
         else:
-            G.addmm_(A.T, A, beta=kept, alpha=weight)
-        kept = 1.0
-    if not kept:
+            G.addmm_(A.T, A, beta=beta, alpha=weight)
+        beta = 1.0
+    if not beta:
         G.zero_()
     return mirror(G) if half and whole else G
 
 
-def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float, kept: float) -> None:
-    """BLAS's syrk: the upper triangle of G = kept G + weight A'A."""
+def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float, beta: float) -> None:
+    """BLAS's syrk: the upper triangle of G = beta G + weight A'A."""
     syrk = blas.dsyrk if G.dtype == torch.float64 else blas.ssyrk
     # Read by columns, G is its own transpose.
     target = G.numpy().T
     a, turned = by_columns(A.T)
-    result = syrk(weight, a, beta=kept, c=target, trans=turned, lower=1, overwrite_c=1)
+    result = syrk(weight, a, beta=beta, c=target, trans=turned, lower=1, overwrite_c=1)
     if result.ctypes.data != target.ctypes.data:
         raise ValueError("syrk copied the matrix it was to add to")
 

@@ -82,9 +82,9 @@ def _pseudo_inverse(A: torch.Tensor, B: torch.Tensor, noise: _Noise, unit: float
     below = int((values < -noise.solver(largest)).sum())
     if below:
         floors = torch.full_like(floors, -1.5 * float(values[0]))
-    kept = values > floors
-    rank = int(kept.sum())
-    condition = largest / float(values[kept].min()) if rank else 1.0
+    significant = values > floors
+    rank = int(significant.sum())
+    condition = largest / float(values[significant].min()) if rank else 1.0
     if below:
         smallest = unit * float(values[0])
         trouble = (
@@ -99,8 +99,8 @@ def _pseudo_inverse(A: torch.Tensor, B: torch.Tensor, noise: _Noise, unit: float
         )
     else:
         trouble = ill_conditioned(condition, largest / float(floors.min()))
-    V = V[:, kept]
-    return Solution((V @ ((V.T @ B) / values[kept].unsqueeze(1))).to(dtype), condition, trouble)
+    V = V[:, significant]
+    return Solution((V @ ((V.T @ B) / values[significant].unsqueeze(1))).to(dtype), condition, trouble)
 
 
 class _Noise:

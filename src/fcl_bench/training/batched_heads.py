@@ -247,7 +247,7 @@ class _Descent:
 def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
     """All steps of clients that have one batch: their logits are followed, as in `repeated_batch`."""
     rate, epochs = steps.rate, steps.knobs.epochs
-    kept = 1 - rate * steps.knobs.weight_decay
+    decayed = 1 - rate * steps.knobs.weight_decay
     samples = _Samples(turns)
     inputs, labels, share = samples.batch([torch.arange(*ends) for ends in pairwise(samples.begins)])
     scores = torch.nn.functional.linear(inputs, start.weight, start.bias)
@@ -255,9 +255,9 @@ def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
     total = torch.zeros_like(scores)
     for _ in range(epochs):
         gradient = steps.gradient(scores, labels, inputs, share)
-        total.mul_(kept).add_(gradient)
-        scores = torch.baddbmm(scores, gram, gradient, beta=kept, alpha=-rate)
-    # A tensor overflows to infinity, which is then told as divergence; a number would be an error of Python's.
-    in_all = float(torch.tensor(kept, dtype=torch.float64) ** epochs)
+        total.mul_(decayed).add_(gradient)
+        scores = torch.baddbmm(scores, gram, gradient, beta=decayed, alpha=-rate)
+    # A tensor overflows to infinity, which is then reported as divergence; a number would be an error of Python's.
+    in_all = float(torch.tensor(decayed, dtype=torch.float64) ** epochs)
     weight = torch.baddbmm(start.weight.unsqueeze(0), total.transpose(1, 2), inputs, beta=in_all, alpha=-rate)
     return Heads(weight, start.bias * in_all - rate * total.sum(dim=1))

@@ -53,19 +53,19 @@ def train_repeatedly(
         knobs: epochs and weight decay.
         rate: step size.
     """
-    kept = 1 - rate * knobs.weight_decay
+    decayed = 1 - rate * knobs.weight_decay
     scores = last = linear.scores(inputs)
-    # A tensor overflows to infinity, which is then told as divergence; a number would be an error of Python's.
-    kept_in_all = scores.new_ones(())
+    # A tensor overflows to infinity, which is then reported as divergence; a number would be an error of Python's.
+    decayed_in_all = scores.new_ones(())
     gram = torch.addmm(inputs.new_ones(1, 1), inputs, inputs.T)
     total = torch.zeros_like(scores)
     for _ in range(knobs.epochs):
         last = scores
         gradient = objective.score_gradient(scores, labels, inputs)
-        total.mul_(kept).add_(gradient)
-        kept_in_all = kept_in_all * kept
-        scores = torch.addmm(scores, gram, gradient, beta=kept, alpha=-rate)
+        total.mul_(decayed).add_(gradient)
+        decayed_in_all = decayed_in_all * decayed
+        scores = torch.addmm(scores, gram, gradient, beta=decayed, alpha=-rate)
     for head, own in linear.parts(total):
-        head.weight.mul_(kept_in_all).addmm_(own.T, inputs, alpha=-rate)
-        head.bias.mul_(kept_in_all).sub_(own.sum(dim=0), alpha=rate)
+        head.weight.mul_(decayed_in_all).addmm_(own.T, inputs, alpha=-rate)
+        head.bias.mul_(decayed_in_all).sub_(own.sum(dim=0), alpha=rate)
     return objective.score_loss(last, labels, inputs)

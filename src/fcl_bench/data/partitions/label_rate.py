@@ -29,6 +29,6 @@ def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np
     first = np.unique(members, return_index=True)[1]
     by_remainder = np.lexsort((first, -(rate * sizes - quota)))
     quota[by_remainder[: max(missing, 0)]] += 1
-    kept = np.zeros(len(labels), dtype=bool)
-    kept[order] = rank_in_group(members) < quota[members]
-    return kept
+    labelled = np.zeros(len(labels), dtype=bool)
+    labelled[order] = rank_in_group(members) < quota[members]
+    return labelled

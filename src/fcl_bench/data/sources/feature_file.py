@@ -58,8 +58,8 @@ class FeatureFile(Source):
         except ValueError as error:
             if "Object arrays" not in str(error):
                 raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
-            told = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
-            raise UserError(f"data.path={path} holds Python objects, which are never unpickled", told) from error
+            remedy = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
+            raise UserError(f"data.path={path} holds Python objects, which are never unpickled", remedy) from error
         except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
             raise UserError(f"data.path={path} is not a readable .npz file", remedy) from error
 

@@ -31,10 +31,10 @@ class ImageFolder(ImageSource):
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
         names = {side: self._classes(root / side) for side in ("train", "test")}
-        kept = self._chosen_classes(np.arange(len(names["train"])))
-        numbers = {name: number for number, name in enumerate(names["train"]) if kept is None or number in kept}
+        chosen = self._chosen_classes(np.arange(len(names["train"])))
+        numbers = {name: number for number, name in enumerate(names["train"]) if chosen is None or number in chosen}
         # Classes without training samples come last; a stream leaves them out and says so.
-        unseen = [name for name in names["test"] if name not in names["train"]] if kept is None else []
+        unseen = [name for name in names["test"] if name not in names["train"]] if chosen is None else []
         behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
         known["test"] |= behind

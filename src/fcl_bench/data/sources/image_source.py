@@ -40,13 +40,13 @@ class Side(ABC):
     domains: np.ndarray | None = field(default=None, kw_only=True)
     rows: np.ndarray | None = field(default=None, kw_only=True)
 
-    def taken(self, kept: np.ndarray | None) -> Self:
+    def taken(self, indices: np.ndarray | None) -> Self:
         """The samples `kept` (ascending) of these; None: all."""
-        if kept is None:
+        if indices is None:
             return self
-        rows = kept if self.rows is None else self.rows[kept]
-        domains = None if self.domains is None else self.domains[kept]
-        return replace(self, labels=self.labels[kept], domains=domains, rows=rows)
+        rows = indices if self.rows is None else self.rows[indices]
+        domains = None if self.domains is None else self.domains[indices]
+        return replace(self, labels=self.labels[indices], domains=domains, rows=rows)
 
     @abstractmethod
     def images(self, name: str) -> Images:

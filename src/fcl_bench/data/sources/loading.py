@@ -43,8 +43,8 @@ def _sound(source: Source) -> Dataset:
                 raise UserError(f"{own} has {len(split.labels)} labels and {size} {name}", "as many of each")
     shapes = [side.inputs.shape[1:] for side in (dataset.train, dataset.test) if isinstance(side.inputs, np.ndarray)]
     if len(shapes) == 2 and shapes[0] != shapes[1]:
-        told = f"{shapes[0][0]} features in train and {shapes[1][0]} in test"
-        raise UserError(f"{where} gave {told}", "the same number in both")
+        found = f"{shapes[0][0]} features in train and {shapes[1][0]} in test"
+        raise UserError(f"{where} gave {found}", "the same number in both")
     return dataset
 
 

@@ -96,10 +96,10 @@ def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float,
     classes, which, sizes = np.unique(labels[indices], return_inverse=True, return_counts=True)
     shares = np.empty(len(classes))
     shares[rng.permutation(len(classes))] = np.geomspace(1, imbalance, len(classes))
-    kept = np.maximum(1, np.rint(shares * sizes))
+    quota = np.maximum(1, np.rint(shares * sizes))
     # Random keys belong to samples, not to tasks: the same samples stay under every split.
     keys = rng.random(len(labels))[indices]
-    stays = rank_in_group(which, keys) < kept[which]
+    stays = rank_in_group(which, keys) < quota[which]
     ends = np.cumsum([len(task) for task in members])[:-1]
     return [task[stay] for task, stay in zip(members, np.split(stays, ends), strict=True)]
 

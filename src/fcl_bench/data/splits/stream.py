@@ -76,8 +76,8 @@ def stream_of_samples(
         new = tuple(seen[before:].tolist())
         tasks.append(Task(index, range(before, len(seen)), len(seen), tuple(columns.tolist()), new))
     test_columns = columns_of(dataset.test.labels, seen)
-    kept = tuple(indices[test_columns[indices] >= 0] for indices in test)
-    return Stream(tuple(tasks), seen, columns_of(labels, seen), test_columns, tuple(train), kept)
+    tests = tuple(indices[test_columns[indices] >= 0] for indices in test)
+    return Stream(tuple(tasks), seen, columns_of(labels, seen), test_columns, tuple(train), tests)
 
 
 def columns_of(labels: np.ndarray, order: np.ndarray) -> np.ndarray:

@@ -184,10 +184,10 @@ class FedCBCClient(_Half, Client):
             )
         weights = self.checked(weights)
         upload = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
-        kept = own.updated(columns, weights)
+        updated = own.updated(columns, weights)
         return (
             Message({"classes": columns.to(torch.int32), **upload}),
-            {**state, "vaes.columns": kept.columns, "vaes.weights": kept.weights},
+            {**state, "vaes.columns": updated.columns, "vaes.weights": updated.weights},
         )
 
     def _start(
@@ -248,7 +248,7 @@ class FedCBCServer(_Half, Server):
         bank: the autoencoders.
         versions: (k,) how often each of them has changed.
         low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
-        asked: the tasks that begin with the stage that asks for them.
+        range_tasks: the tasks that begin with the stage that collects ranges.
     """
 
     def __init__(self, method: FedCBC, context: Context) -> None:
@@ -257,7 +257,7 @@ class FedCBCServer(_Half, Server):
         self.versions = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
-        self.asked = AskedTasks()
+        self.range_tasks = AskedTasks()
         self._columns: tuple[int, ...] = ()
         self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
@@ -266,10 +266,10 @@ class FedCBCServer(_Half, Server):
     def start_task(self, task: Task) -> None:
         self._task, self._columns, self._seen = task.index, task.columns, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
-            self.asked.add(task)
+            self.range_tasks.add(task)
 
     def _stages(self, task: Task) -> list[str]:
-        asks = self.method.scaling == "range" and task in self.asked
+        asks = self.method.scaling == "range" and task in self.range_tasks
         return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:
@@ -310,8 +310,8 @@ class FedCBCServer(_Half, Server):
     def objection(self, upload: Message) -> str:
         if self._stage == RANGE:
             return "its smallest values are above its largest" if bool((upload["low"] > upload["high"]).any()) else ""
-        told = upload["classes"].tolist()
-        if not told or told != sorted({*told} & {*self._columns}):
+        reported = upload["classes"].tolist()
+        if not reported or reported != sorted({*reported} & {*self._columns}):
             return "its classes are not some of the task's, ascending"
         return ""
 
@@ -393,10 +393,10 @@ class FedCBCServer(_Half, Server):
         return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**self.model(), "versions": self.versions, "asked": self.asked.tensor()}
+        return {**self.model(), "versions": self.versions, "asked": self.range_tasks.tensor()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         here = {name: value.to(self.context.device) for name, value in state.items()}
         self.bank, self.versions = Bank(here["columns"], here["vaes"]), here["versions"]
         self.low, self.high = here.get("low"), here.get("high")
-        self.asked.restore(state["asked"])
+        self.range_tasks.restore(state["asked"])

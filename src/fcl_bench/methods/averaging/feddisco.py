@@ -56,8 +56,8 @@ class FedDiscoServer(CountingServer):
             table = torch.stack([self.counts[client] for client in present])
             found = self.method.weights(table)
             if found is not None:
-                told = torch.where(found > 0, found, _ALONE * self.method.shares(table))
-                self._weights = dict(zip(present, told.tolist(), strict=True))
+                weights = torch.where(found > 0, found, _ALONE * self.method.shares(table))
+                self._weights = dict(zip(present, weights.tolist(), strict=True))
             self._tell(found, len(present))
         return present
 

@@ -112,8 +112,8 @@ class FedDynServer(ClientSumServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         samples, clients = self.sizes
-        told = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
-        return super().extra_broadcast() | told
+        mean = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
+        return super().extra_broadcast() | mean
 
     def objection(self, upload: Message) -> str:
         if self.stage != SIZES:

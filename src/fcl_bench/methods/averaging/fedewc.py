@@ -193,8 +193,8 @@ class FedEWCServer(GradientServer):
         return {"fisher": {"mean": float(together.mean()), "largest": self._largest(), "at_maximum": clipped}}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        kept = zip(_KEPT, (self.fisher, self.anchor), strict=True)
-        return {**super().state_dict(), **{prefix + name: v for prefix, own in kept for name, v in own.items()}}
+        stored = zip(_KEPT, (self.fisher, self.anchor), strict=True)
+        return {**super().state_dict(), **{prefix + name: v for prefix, own in stored for name, v in own.items()}}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)

@@ -71,14 +71,14 @@ class ScaffoldClient(GradientClient):
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The trained model, and the change of c_k."""
-        upload, kept = super().update(client_data, broadcast, state)
-        before, after = self._variate(client_data, state), self._variate(client_data, kept)
+        upload, new_state = super().update(client_data, broadcast, state)
+        before, after = self._variate(client_data, state), self._variate(client_data, new_state)
         changes = {
             VARIATE + name: value - before[name] if name in before else value
             for name, value in after.items()
             if name in upload
         }
-        return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), kept
+        return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), new_state
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         correction = self._common(broadcast)

@@ -52,7 +52,7 @@ class AFCLClient(LocalRidge):
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
         return Message(
             upload,
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             symmetric=["G"],
             per_class=["W_known", "W_unknown"],
             # G and both parts of W together give the class sums G W, each class once.
@@ -67,7 +67,7 @@ class AFCLClient(LocalRidge):
         upload = {"G": G, "B": G @ W}
         return Message(
             upload,
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             symmetric=["G"],
             per_class=["B"],
             summed=upload,

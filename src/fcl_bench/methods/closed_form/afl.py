@@ -62,7 +62,7 @@ class AFLClient(LocalRidge):
         upload = {"C": C, "B": class_sums(X, which, len(columns))}
         return Message(
             upload,
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             symmetric=["C"],
             per_class=["B"],
             summed=upload,
@@ -82,7 +82,7 @@ class AFLClient(LocalRidge):
         C, W = self.solve(X, one_hot(client_data, columns), self.method.gamma)
         return Message(
             {"C": C, "W": W},
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             symmetric=["C"],
             per_class=["W"],
             sums_of={"W": positions(client_data, columns)},

@@ -39,7 +39,7 @@ class AIRClient(STSAClient):
 
     method: AIR
 
-    def told(self, client_data: ClientData) -> int | None:
+    def reported_samples(self, client_data: ClientData) -> int | None:
         """None: the class counts say it."""
         return None
 

@@ -111,7 +111,7 @@ class ClosedFormClient(Client):
         self.dimension = method.dimension(context)
         self._features: tuple[int, RandomFeatures] | None = None
 
-    def told(self, client_data: ClientData) -> int | None:
+    def reported_samples(self, client_data: ClientData) -> int | None:
         """`Message.samples`: the number of samples if the server needs it for its ridge, else None: it is not sent."""
         return len(client_data.labels) if self.method.penalty == GCV else None
 

@@ -76,7 +76,7 @@ class CentredSketchClient(ClosedFormClient):
         if self.method.centre:
             upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
         upload |= self.of_inputs(client_data, which, len(columns))
-        samples = None if self.method.centre else self.told(client_data)
+        samples = None if self.method.centre else self.reported_samples(client_data)
         return Message(
             upload,
             samples=samples,
@@ -110,11 +110,11 @@ class GaussianRemainderClient(CentredSketchClient):
         sums = class_sums(Z, which, classes)
         A = deviations(Z, which, sums)
         U, omega = leading(A, self.method.input_rank)
-        told = {"S_z": sums, "U": U, "omega": omega}
+        fields = {"S_z": sums, "U": U, "omega": omega}
         if self.method.input_remainder == "diagonal":
             # A matrix, which a 16-bit wire sends in 16 bits.
-            return {**told, "D_z": A.square().sum(dim=0).unsqueeze(1)}
-        return {**told, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
+            return {**fields, "D_z": A.square().sum(dim=0).unsqueeze(1)}
+        return {**fields, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
 
 
 def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torch.Tensor, float]:
@@ -189,10 +189,10 @@ class CentredSketchServer(RidgeServer):
         return {"tau": real(1, least=0), MERGES: real(1, least=0, optional=True)}
 
     def objection(self, upload: Message) -> str:
-        said = super().objection(upload)
+        problem = super().objection(upload)
         if (MERGES in upload) != (upload.clients > 1):
-            said = f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
-        return said or (sums_without_samples(upload["S"], upload["n"]) if self.method.centre else "")
+            problem = f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
+        return problem or (sums_without_samples(upload["S"], upload["n"]) if self.method.centre else "")
 
     def absorb(self, client: int, upload: Message) -> None:
         factors = [weighted(upload), *([between(upload)] if self.method.centre else [])]
@@ -207,8 +207,11 @@ class CentredSketchServer(RidgeServer):
         return self.delta
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        told = {"delta": self.delta, **({"merge_error": self.merge_error} if self.merge_error else {})}
-        return {**super().statistics(), **{name: torch.tensor(own, dtype=torch.float64) for name, own in told.items()}}
+        fields = {"delta": self.delta, **({"merge_error": self.merge_error} if self.merge_error else {})}
+        return {
+            **super().statistics(),
+            **{name: torch.tensor(own, dtype=torch.float64) for name, own in fields.items()},
+        }
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         super().load_statistics(state)

@@ -123,7 +123,7 @@ class FedFeCAMServer(ClosedFormServer):
         self._T = torch.nn.functional.pad(self._T, (0, new))
         if self.method.covariance != "shared" and new:
             self.moments, self._factors = (
-                torch.cat([kept, self._kept_zeros(new)]) for kept in (self.moments, self._factors)
+                torch.cat([saved, self._kept_zeros(new)]) for saved in (self.moments, self._factors)
             )
 
     def expects(self, task: Task, round_: int) -> Schema:
@@ -256,8 +256,8 @@ class FedFeCAMServer(ClosedFormServer):
         self.n, self._factors, self._tasks = model["n"], model.get("whitening", self._factors), len(tasks)
 
     def statistics(self) -> dict[str, torch.Tensor]:
-        kept = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}
-        return kept if self.method.tukey == 1 else {**kept, "T": self._T}
+        saved = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}
+        return saved if self.method.tukey == 1 else {**saved, "T": self._T}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
         self.n, self._tasks = state["n"], int(state["tasks"])

@@ -119,8 +119,10 @@ class FedKLDAServer(FedLDAServer):
     def objection(self, upload: Message) -> str:
         if upload.stage != BANDWIDTH:
             return super().objection(upload)
-        said = sums_trouble(upload["total"].unsqueeze(1), float(upload["squares"]), upload["samples"], 1e-2, "squares")
-        return f"total {said}" if said else ""
+        problem = sums_trouble(
+            upload["total"].unsqueeze(1), float(upload["squares"]), upload["samples"], 1e-2, "squares"
+        )
+        return f"total {problem}" if problem else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage != BANDWIDTH:

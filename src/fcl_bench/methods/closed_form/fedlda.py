@@ -169,8 +169,8 @@ class FedLDAServer(DiscriminantServer):
         if self.method.centre == "later_tasks" and self.offset is None and int(self.n.sum()):
             self._centre()
         if (lacking := self.lacking()) and int(self.n.sum()):
-            told = "nobody had answered before the first statistics came, so there is"
-            self.notices.tell("asked", f"{self.method.name}: {told} {lacking}")
+            reason = "nobody had answered before the first statistics came, so there is"
+            self.notices.tell("asked", f"{self.method.name}: {reason} {lacking}")
         super().finish_task()
 
     def _centre(self) -> None:

@@ -94,7 +94,7 @@ class FedRANClient(ClosedFormClient):
         B = class_sums(H, which, len(columns))
         return Message(
             {"V": V, "sigma": sigma, "B": B},
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             factors=["V"],
             per_class=["B"],
             summed=["B"],
@@ -167,8 +167,8 @@ class FedRANServer(RegularisedServer):
 
     def objection(self, upload: Message) -> str:
         rank, limit = len(upload["sigma"]), self._limit(upload)
-        if said := super().objection(upload):
-            return said
+        if problem := super().objection(upload):
+            return problem
         if (MERGES in upload) != (upload.clients > 1):
             return f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
         return "" if rank <= limit else f"sigma has {rank} directions, and at most {limit} were asked for"
@@ -329,8 +329,8 @@ class FedRAN(ClosedFormMethod):
 
     def full_upload(self, context: Context, rank: int, classes: int) -> int:
         """Bytes of an upload of a client that holds all the task's classes, with what `gcv` needs to be told."""
-        told = SAMPLES_BYTES if self.penalty == GCV else 0
-        return upload_bytes(self.dimension(context), rank, classes, context.wire) + told
+        extra = SAMPLES_BYTES if self.penalty == GCV else 0
+        return upload_bytes(self.dimension(context), rank, classes, context.wire) + extra
 
     def feasible_rank(self, context: Context, classes: int) -> int:
         """r for an upload with `classes` class sums: `rank`, M, and what the byte budget allows (Eq. 12)."""

@@ -178,9 +178,11 @@ class RanPACServer(STSAServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         choices = torch.tensor([self.chosen, self.errors], dtype=torch.float64)
-        kept = [] if self.method.scope == "task" else self.parts
-        sums = {f"{name}_{p}": value for p, part in enumerate(kept) for name, value in (("G", part.G), ("S", part.S))}
-        n = torch.tensor([part.samples for part in kept], dtype=torch.int64)
+        earlier = [] if self.method.scope == "task" else self.parts
+        sums = {
+            f"{name}_{p}": value for p, part in enumerate(earlier) for name, value in (("G", part.G), ("S", part.S))
+        }
+        n = torch.tensor([part.samples for part in earlier], dtype=torch.int64)
         return {**super().statistics(), "choices": choices, **sums, "n": n}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:

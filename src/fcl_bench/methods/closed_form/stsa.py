@@ -39,7 +39,7 @@ class STSAClient(ClosedFormClient):
         upload = {"G": grams(summed(), like, M), "C": sums.T}
         return Message(
             upload,
-            samples=self.told(client_data),
+            samples=self.reported_samples(client_data),
             symmetric=["G"],
             per_class=["C"],
             summed=upload,

@@ -80,29 +80,29 @@ def read_anchors(path: str, key: str) -> torch.Tensor:
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    told, wanted = (
+    where, wanted = (
         f"{key}={path}",
         "random, or a .npz or .safetensors file with a matrix `anchors`, or a vector per class",
     )
     file = user_path(key, path)
     if file.suffix not in _SUFFIXES:
-        raise UserError(f"{told} is no file of anchors", wanted)
+        raise UserError(f"{where} is no file of anchors", wanted)
     if not file.is_file():
         found = special(file)
-        raise UserError(f"{told} {f'is {found}' if found else 'does not exist'}", wanted)
+        raise UserError(f"{where} {f'is {found}' if found else 'does not exist'}", wanted)
     try:
         held = _tensors(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
-        raise UserError(f"{told} can't be read: {first_line(error)}", wanted) from error
+        raise UserError(f"{where} can't be read: {first_line(error)}", wanted) from error
     if _ROWS in held:
         rows = held[_ROWS]
     else:
         shapes = {tuple(vector.shape) for vector in held.values()}
         if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-            raise UserError(f"{told} holds {_described(held)}", wanted)
+            raise UserError(f"{where} holds {_described(held)}", wanted)
         rows = torch.stack([held[name] for name in _ordered(held)])
     if rows.ndim != 2 or not rows.numel() or not rows.is_floating_point() or not bool(torch.isfinite(rows).all()):
-        raise UserError(f"{told} holds no matrix of finite numbers: {_described(held)}", wanted)
+        raise UserError(f"{where} holds no matrix of finite numbers: {_described(held)}", wanted)
     return rows.float()
 
 

@@ -97,8 +97,8 @@ class Generated(Objective):
         if self._beta:
             with torch.no_grad():
                 wanted = self._competing(network.logits(self._made(labels))).float().softmax(dim=1)
-            said = self._competing(scores).float().log_softmax(dim=1)
-            loss = loss + self._beta * kl_div(said, wanted, reduction="batchmean")
+            predicted = self._competing(scores).float().log_softmax(dim=1)
+            loss = loss + self._beta * kl_div(predicted, wanted, reduction="batchmean")
         if self._alpha:
             chosen = torch.randint(len(self._available), (self._count,), generator=self._draws)
             drawn = self._available[chosen.to(self._available.device)]

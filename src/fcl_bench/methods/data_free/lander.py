@@ -65,14 +65,14 @@ class LANDERClient(DataFreeClient):
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of any gradient method, and the total loss of the first epoch, 4 bytes."""
-        upload, kept = super().update(client_data, broadcast, state)
+        upload, new_state = super().update(client_data, broadcast, state)
         if broadcast.stage == MODEL and self.method.returns:
             assert self._objective is not None
             loss = {_LOSS: self._objective.first_pass(self.method.training.epochs)}
             summed = {*upload.summed, *loss} if self.context.sums else ()
             upload = replace(upload, tensors={**upload, **loss}, summed=summed)
         self._objective = None
-        return upload, kept
+        return upload, new_state
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         method, heads = self.method, Heads.from_message(broadcast)

@@ -110,9 +110,9 @@ class Replaying(Objective):
         features = network.body(together)
         loss = self.score_loss(network.logits(features[:own]), labels, inputs)
         if knobs.w_ft:
-            told = self._columns.to(labels.device)[self._teacher.logits(wanted[own:]).argmax(dim=1)]
+            predicted = self._columns.to(labels.device)[self._teacher.logits(wanted[own:]).argmax(dim=1)]
             scores = network.logits(self._constant(network, features, together))
-            loss = loss + knobs.w_ft * cross_entropy(*self._all.competing(scores, torch.cat([labels, told])))
+            loss = loss + knobs.w_ft * cross_entropy(*self._all.competing(scores, torch.cat([labels, predicted])))
         if knobs.w_kd:
             apart = linear(features - wanted, self._old)
             loss = loss + knobs.w_kd * apart.square().mean()

@@ -82,14 +82,14 @@ class FediCaRLClient(ExemplarClient):
     method: FediCaRL
 
     def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
-        kept = recalled(state)
-        if kept is not None and self.method.published:
+        stored = recalled(state)
+        if stored is not None and self.method.published:
             seed = derived_seed(
                 self.context.seed, "recall", client_data.task, int(broadcast["round"]), client_data.client
             )
-            chosen = random_order(self.method.memory, len(kept[1]), seed).to(kept[1].device)
-            kept = kept[0][chosen], kept[1][chosen]
-        return with_memory(super().samples(client_data, broadcast, state), kept)
+            chosen = random_order(self.method.memory, len(stored[1]), seed).to(stored[1].device)
+            stored = stored[0][chosen], stored[1][chosen]
+        return with_memory(super().samples(client_data, broadcast, state), stored)
 
     def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The client's samples and exemplars together."""
@@ -122,17 +122,20 @@ class FediCaRLClient(ExemplarClient):
 
     def sums(self, state: State, client_data: ClientData) -> Message:
         """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
-        lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
-        sums = [self.directions(kept).sum(dim=0) for kept in lists.values()]
-        width, sizes = self.network.dimension, torch.tensor([len(kept) for kept in lists.values()], dtype=torch.int32)
+        lists = {column: stored for column, stored in lists_in(state).items() if len(stored)}
+        sums = [self.directions(stored).sum(dim=0) for stored in lists.values()]
+        width, sizes = (
+            self.network.dimension,
+            torch.tensor([len(stored) for stored in lists.values()], dtype=torch.int32),
+        )
         now, before = torch.full((len(client_data.labels),), -1), []
-        for number, (column, kept) in enumerate(lists.items()):
+        for number, (column, stored) in enumerate(lists.items()):
             own = torch.nonzero(client_data.labels == column).squeeze(1)
             # The engine knows a lone exemplar by its place in the shard, if it is of this task.
-            if len(kept) == 1 and len(own):
-                own = own[(storable(client_data.inputs[own]) == kept).flatten(1).all(dim=1)][:1]
+            if len(stored) == 1 and len(own):
+                own = own[(storable(client_data.inputs[own]) == stored).flatten(1).all(dim=1)][:1]
                 now[own.cpu()] = number
-            before += [number] * (len(kept) - int((now == number).sum()))
+            before += [number] * (len(stored) - int((now == number).sum()))
         return Message(
             {
                 "classes": torch.tensor(list(lists), dtype=torch.int32),

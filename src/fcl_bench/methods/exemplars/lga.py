@@ -184,8 +184,8 @@ class LGAServer(ProxyServer):
         return {**super().report(), "radius": self.radius}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        told = {"asked": self.asked.tensor(), "measured": torch.tensor(self._measured)}
-        return {**super().state_dict(), **told, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
+        own = {"asked": self.asked.tensor(), "measured": torch.tensor(self._measured)}
+        return {**super().state_dict(), **own, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)

@@ -106,15 +106,15 @@ def remembered(
         new = storable(inputs[labels == column])
         lists[column] = torch.cat([lists[column], new]) if column in lists else new
     share = None if budget is None else budget // max(len(lists), 1)
-    kept = {}
+    stored = {}
     for column, candidates in lists.items():
         most = len(candidates) if share is None else share
         if ranking is not None and column in came:
             chosen = candidates[ranking(candidates, column, most).to(candidates.device)]
         else:
             chosen = candidates[:most]
-        kept[f"{_IMAGES if chosen.dtype == torch.uint8 else _FEATURES}{column}"] = chosen
-    return {**state, **kept}
+        stored[f"{_IMAGES if chosen.dtype == torch.uint8 else _FEATURES}{column}"] = chosen
+    return {**state, **stored}
 
 
 def storable(inputs: torch.Tensor) -> torch.Tensor:
@@ -124,10 +124,10 @@ def storable(inputs: torch.Tensor) -> torch.Tensor:
 
 def recalled(state: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
     """All of the memory with its labels, by ascending class, each list in its order; None if it is empty."""
-    lists = {column: kept for column, kept in lists_in(state).items() if len(kept)}
+    lists = {column: stored for column, stored in lists_in(state).items() if len(stored)}
     if not lists:
         return None
-    labels = [torch.full((len(kept),), column, device=kept.device) for column, kept in lists.items()]
+    labels = [torch.full((len(stored),), column, device=stored.device) for column, stored in lists.items()]
     return torch.cat(list(lists.values())), torch.cat(labels)
 
 

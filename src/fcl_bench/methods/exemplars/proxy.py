@@ -248,8 +248,8 @@ class ProxyServer(ExemplarServer):
 
     def privacy(self) -> dict[str, int]:
         """Each gradient is that of one (perturbed) sample, and an image of it is reconstructed."""
-        told = {"sample_gradients": self.received, "reconstructed_images": self.received}
-        return {**super().privacy(), **told}
+        counts = {"sample_gradients": self.received, "reconstructed_images": self.received}
+        return {**super().privacy(), **counts}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         own = {_BEST + name: value for name, value in self.best.state_dict().items()}

@@ -70,15 +70,15 @@ def moments_message(
     """
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
-    told = found >= knobs.least
-    sums_of = torch.where(told[which], which, -1)
-    features, which = features[told[which]], which[told[which]]
-    fields = {"counts": (found * told).to(torch.int32), "sums": class_sums(features, which, len(columns))}
+    reported = found >= knobs.least
+    sums_of = torch.where(reported[which], which, -1)
+    features, which = features[reported[which]], which[reported[which]]
+    fields = {"counts": (found * reported).to(torch.int32), "sums": class_sums(features, which, len(columns))}
     matrices = {}
     if knobs.covariance == "diagonal":
         fields["squares"] = class_sums(features.square(), which, len(columns))
     else:
-        held = list(range(len(columns))) if dense else told.nonzero().squeeze(1).tolist()
+        held = list(range(len(columns))) if dense else reported.nonzero().squeeze(1).tolist()
         matrices = {f"second.{columns[place]}": gram(features[which == place]) for place in held}
     per_class = fields.keys() & {"sums", "squares"}
     return Message(

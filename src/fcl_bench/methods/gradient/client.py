@@ -55,12 +55,12 @@ class GradientClient(ModelHolder, Client):
                 self.batch_seed(client_data, broadcast),
                 self.objective(client_data, broadcast, state),
             )
-        kept = self.remember(client_data, broadcast, state)
-        samples = self.speaks_for(client_data, kept)
+        new_state = self.remember(client_data, broadcast, state)
+        samples = self.speaks_for(client_data, new_state)
         if self.context.sums and self.method.training.weighting == "samples":
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
-        return Message(trained, samples=samples, summed=trained if self.context.sums else ()), kept
+        return Message(trained, samples=samples, summed=trained if self.context.sums else ()), new_state
 
     def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
         """See `Client`: linear heads on features train side by side."""

@@ -125,8 +125,8 @@ class GradientServer(ModelHolder, Server):
         self.sent = {name: state[name] for name in changing}
         rate = torch.tensor(self.method.training.rate(self._round), dtype=torch.float64)
         control = {"round": torch.tensor(self._round), "rate": rate}
-        kept = {*(state.keys() - self.sent.keys()), *extra}
-        return Message({**state, **control, **heads, **extra}, self.stage, kept=kept)
+        once = {*(state.keys() - self.sent.keys()), *extra}
+        return Message({**state, **control, **heads, **extra}, self.stage, kept=once)
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
@@ -201,10 +201,10 @@ class GradientServer(ModelHolder, Server):
 
     def _at_rest(self, new: dict[str, torch.Tensor], still: dict[str, list[int]]) -> dict[str, torch.Tensor]:
         """The new model with the rows `still` as they were sent: noise, 16-bit wires and optimisers move them."""
-        kept = {name: new[name].clone() for name in still}
+        once = {name: new[name].clone() for name in still}
         for name, rows in still.items():
-            kept[name][rows] = self.sent[name][rows].to(kept[name])
-        return {**new, **kept} if kept else new
+            once[name][rows] = self.sent[name][rows].to(once[name])
+        return {**new, **once} if once else new
 
     def still(self) -> dict[str, list[int]]:
         """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
@@ -319,8 +319,10 @@ class GradientServer(ModelHolder, Server):
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         sizes = state["classes"].tolist()
         self.columns = parts(state["head_columns"].tolist() if "head_columns" in state else range(sum(sizes)), sizes)
-        told = "task_sizes" in state
-        self.tasks = parts(state["task_columns"].tolist(), state["task_sizes"].tolist()) if told else list(self.columns)
+        given = "task_sizes" in state
+        self.tasks = (
+            parts(state["task_columns"].tolist(), state["task_sizes"].tolist()) if given else list(self.columns)
+        )
         self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(state)
         on_device = {name: value.to(self.context.device) for name, value in state.items()}

@@ -88,20 +88,20 @@ class FedProTIPClient(ProjectedClient):
         if broadcast.stage == REFERENCES:
             return self._references(client_data, broadcast, state), state
         found: dict[str, torch.Tensor] = {}
-        told: dict[str, None] = {}
+        moments: dict[str, None] = {}
         for layer, columns in self.columns_of(client_data).items():
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{client_data.task}": columns.T.float()}
             U, sigma = self._core(client_data.task, layer, columns, broadcast)
             if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
-                told[layer] = None
+                moments[layer] = None
             if self.method.sketch is None:
                 found[layer] = U
             else:
                 seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
                 width = self.method.sketch_width(len(U))
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
-        return Message(found, summed=found if self.method.sketch is not None else (), moments_of=told), state
+        return Message(found, summed=found if self.method.sketch is not None else (), moments_of=moments), state
 
     def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
         """The directions that a layer's columns (d, m) add, outside of what the server has."""
@@ -125,8 +125,8 @@ class FedProTIPClient(ProjectedClient):
             features = self.trainer.features(self.network, client_data.inputs)
             reference = relevance(features, head_bases(broadcast, client_data.task, features)).mean(dim=0)
             return Message({"reference": reference}, sums_of={"reference": None})
-        kept = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
-        own = dict(sorted(kept.items()))
+        stored = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
+        own = dict(sorted(stored.items()))
         bases, tip = head_bases(broadcast, client_data.task, own[client_data.task]), self.method.tip
         omegas = [relevance(inputs, bases) for inputs in own.values()]
         if tip is not None and tip.rule == "batches":

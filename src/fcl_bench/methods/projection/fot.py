@@ -47,12 +47,12 @@ class FOTClient(ProjectedClient):
             G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=X.dtype)
             found[layer] = X @ G.to(X.device)
             outside.append(_new_share(gram, bases_in(broadcast, layer)))
-        told = dict.fromkeys(found)
+        moments = dict.fromkeys(found)
         if self.method.share_of == "rest":
-            return Message(found, summed=found, moments_of=told), state
+            return Message(found, summed=found, moments_of=moments), state
         samples = len(client_data.labels)
         found[OUTSIDE] = samples * torch.tensor(outside, dtype=torch.float64)
-        return Message(found, samples=samples, summed=found, moments_of=told), state
+        return Message(found, samples=samples, summed=found, moments_of=moments), state
 
     def _inputs(self, client_data: ClientData) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
         """Return, per layer, X (d_l, m) and X X'.

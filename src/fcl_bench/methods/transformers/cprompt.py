@@ -79,7 +79,7 @@ class FeatureContrast(Contrast):
         """(b, d) phi_g and, after the first task, phi_o, in one forward pass with the queries already known."""
         body, mixed = prompted(network), self.prompts.mixed
         mixtures = {
-            layer: torch.cat([mixed(body.asked, model[layer]) for model in self._models])
+            layer: torch.cat([mixed(body.last_queries, model[layer]) for model in self._models])
             for layer in self.prompts.layers
         }
         features = body.under(mixtures, torch.cat([inputs] * len(self._models)))

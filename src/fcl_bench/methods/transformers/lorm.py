@@ -151,9 +151,11 @@ class LoRMServer(GradientServer):
         self.prepare(self.heads, resting)
         message = super().broadcast(task, round_)
         of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
-        told = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
-        kept = {told[name] for name in message.kept if name not in resting}
-        return dataclasses.replace(message, tensors={told[name]: value for name, value in message.items()}, kept=kept)
+        renamed = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
+        once = {renamed[name] for name in message.kept if name not in resting}
+        return dataclasses.replace(
+            message, tensors={renamed[name]: value for name, value in message.items()}, kept=once
+        )
 
     def expects(self, task: Task, round_: int) -> Schema:
         expected = super().expects(task, round_)

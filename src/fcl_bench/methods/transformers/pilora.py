@@ -144,12 +144,14 @@ class PILoRAClient(GradientClient):
         return self._objective
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, kept = super().update(client_data, broadcast, state)
+        upload, new_state = super().update(client_data, broadcast, state)
         if broadcast.stage != MODEL or self.method.reweighting == "none":
-            return upload, kept
-        told = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
+            return upload, new_state
+        reported = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
         sums_of = {MEANS: client_data.labels}
-        return replace(upload, tensors={**upload, **told}, per_class=[*upload.per_class, MEANS], sums_of=sums_of), kept
+        return replace(
+            upload, tensors={**upload, **reported}, per_class=[*upload.per_class, MEANS], sums_of=sums_of
+        ), new_state
 
 
 class PILoRAServer(GradientServer):

@@ -113,13 +113,13 @@ def fitted(
     counts, first, keys = samples.counts[order], samples.first[order], keys[order]
     weights = weights[order].clone()
     alpha = None if wanted is None else wanted.weight[order]
-    size, told = fit.batch_size, counts.tolist()
+    size, sizes = fit.batch_size, counts.tolist()
     adam = _Adam(weights, fit)
     for epoch in range(fit.epochs):
         of_epoch = further(keys, epoch)
         shuffled = (first.unsqueeze(1) + orders(of_epoch, counts)).clamp(max=len(samples.inputs) - 1)
-        for step, begin in enumerate(range(0, told[0], size)):
-            active = sum(count > begin for count in told)
+        for step, begin in enumerate(range(0, sizes[0], size)):
+            active = sum(count > begin for count in sizes)
             rows = shuffled[:active, begin : begin + size]
             there = torch.arange(begin, begin + rows.shape[1], device=rows.device) < counts[:active].unsqueeze(1)
             share = there / there.sum(dim=1, keepdim=True)

@@ -36,12 +36,12 @@ class Estimate:
 
     def add(self, G: torch.Tensor) -> None:
         """G += another one (M, M), where the matrix itself is kept."""
-        kept = self.matrix
-        if kept.device.type == "cpu" and (G.dtype, kept.dtype) == (torch.float32, torch.float64):
+        total = self.matrix
+        if total.device.type == "cpu" and (G.dtype, total.dtype) == (torch.float32, torch.float64):
             # NumPy converts in pieces that stay in the cache, where torch makes a copy of the whole.
-            np.add(kept.numpy(), G.numpy(), out=kept.numpy())
+            np.add(total.numpy(), G.numpy(), out=total.numpy())
         else:
-            kept.add_(G)
+            total.add_(G)
 
     def add_factor(self, F: torch.Tensor) -> None:
         """G += F F' for F (M, m)."""

@@ -85,8 +85,8 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     """
     S = S.double()
     if S.ndim == 1:
-        kept = torch.gt(S, max(noise, EPS * float(S.max())))
-        return Whitening(torch.where(kept, S, 1.0).rsqrt() * kept, *_spread(S[kept]))
+        significant = torch.gt(S, max(noise, EPS * float(S.max())))
+        return Whitening(torch.where(significant, S, 1.0).rsqrt() * significant, *_spread(S[significant]))
     L, failed = torch.linalg.cholesky_ex(S)
     if not bool(failed):
         smallest, largest, _ = extremes(S, L)
@@ -97,12 +97,12 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     floor = max(noise, len(S) * EPS * float(values.abs().max()))
     indefinite = bool(values[0] < -floor)
     # An eigenvalue below zero is noise, and one not half again as large may be noise too; see `solve_symmetric`.
-    kept = values > max(floor, -1.5 * float(values[0]))
-    F = V[:, kept] / values[kept].sqrt()
+    significant = values > max(floor, -1.5 * float(values[0]))
+    F = V[:, significant] / values[significant].sqrt()
     # F = T Q' with T upper triangular: the QR factorisation of F' in reversed order.
     R = torch.linalg.qr(F.flip(0).T).R
     T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
-    return Whitening(T, *_spread(values[kept]), indefinite)
+    return Whitening(T, *_spread(values[significant]), indefinite)
 
 
 def _spread(values: torch.Tensor) -> tuple[float, int]:

@@ -71,8 +71,8 @@ def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, m
         for sketch, own in zip(group, QV.split([len(sketch.sigma) for sketch in group], dim=1), strict=True):
             share, level, inner = _shares(sketch, own, trace, mix)
             # Except for rounding on the wire, a kept eigenvalue is at least the mean of the dropped ones.
-            kept = (sketch.sigma.square() - level).clamp_min(0)
-            rest.append(share * own - sketch.V @ (share * inner + kept.diag()) / 2)
+            eigenvalues = (sketch.sigma.square() - level).clamp_min(0)
+            rest.append(share * own - sketch.V @ (share * inner + eigenvalues.diag()) / 2)
             total += share
             delta += level
         half = product(V, torch.cat(rest, dim=1).T)

@@ -238,17 +238,17 @@ class AnchoredInversion(Inversion[MappedNetwork]):
         features = network.body(shown)
         return network.logits(features), network.mapping(features)
 
-    def asked(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
+    def class_terms(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
         """The terms of `Inversion` and ltc B(A phi(u), e_y)."""
-        terms = super().asked(answers, labels)
+        terms = super().class_terms(answers, labels)
         if self._pull:
             terms.append(self._pull * outside(answers[1], self._anchors[labels], self._radius))
         return terms
 
-    def apart(self, said: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def disagreement(self, outputs: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The loss of `Inversion` and ltc mse(A)."""
-        loss = super().apart(said, wanted)
-        return loss + self._pull * mse_loss(said[1], wanted[1]) if self._pull else loss
+        loss = super().disagreement(outputs, wanted)
+        return loss + self._pull * mse_loss(outputs[1], wanted[1]) if self._pull else loss
 
     def student_optimiser(self) -> torch.optim.Optimizer:
         """A new one for each lesson."""

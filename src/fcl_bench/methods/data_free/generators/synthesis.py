@@ -102,13 +102,13 @@ class Inversion(ABC, Generic[N]):
         """What the networks see of images from 0 to 1."""
         return self._standardise.pixels(images)
 
-    def asked(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
+    def class_terms(self, answers: tuple[torch.Tensor, ...], labels: torch.Tensor) -> list[torch.Tensor]:
         """The terms of L that depend on the classes `labels` (b,); a weight of 0 is skipped."""
         return [self._knobs.oh * cross_entropy(answers[0], labels)] if self._knobs.oh else []
 
-    def apart(self, said: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def disagreement(self, outputs: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """The student's loss: how far its answers are from the network's."""
-        return agreement(said[0], wanted[0], self._knobs.temperature).mean()
+        return agreement(outputs[0], wanted[0], self._knobs.temperature).mean()
 
     # What they share --------------------------------------------------------------------------------------------------
 
@@ -173,11 +173,11 @@ class Inversion(ABC, Generic[N]):
             answers = self._answers(self._network, shown)
             layers = statistics.layers()
         terms = [knobs.bn * self._distance(layers)] if knobs.bn else []
-        terms += self.asked(answers, labels)
+        terms += self.class_terms(answers, labels)
         if adversarial:
             with self._autocast():
-                said = self.student(shown).float()
-            terms.append(knobs.adv * opposition(said, answers[0]))
+                outputs = self.student(shown).float()
+            terms.append(knobs.adv * opposition(outputs, answers[0]))
         return sum(terms, start=shown.new_zeros(())), layers
 
     def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
@@ -191,7 +191,7 @@ class Inversion(ABC, Generic[N]):
             shown, _ = pool.next(self._lesson)
             with torch.no_grad():
                 wanted = self._answers(self._network, shown)
-            loss = self.apart(self._answers(self.student, shown), wanted)
+            loss = self.disagreement(self._answers(self.student, shown), wanted)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -86,7 +86,7 @@ def _descend(
     iterations: int,
     last: int,
     inner: int,
-    told: Callable[[], object],
+    on_start: Callable[[], object],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (3, *encoder.shape)
 
@@ -98,16 +98,16 @@ def _descend(
         return losses.detach(), slopes
 
     solver = BatchedLBFGS(start, evaluate, rate)
-    kept = []
+    images = []
     for iteration in range(iterations):
         solver.iterate(inner)
-        told()
+        on_start()
         if iteration >= iterations - last:
-            kept.append(solver.x.unflatten(1, shape))
+            images.append(solver.x.unflatten(1, shape))
     losses = solver.iterate(0)
     # The final point may be one that was never looked at.
-    kept[-1] = solver.x.unflatten(1, shape)
-    return torch.stack(kept, dim=1), losses
+    images[-1] = solver.x.unflatten(1, shape)
+    return torch.stack(images, dim=1), losses
 
 
 def pixel_bytes(pixels: torch.Tensor, wrap: bool = False) -> torch.Tensor:

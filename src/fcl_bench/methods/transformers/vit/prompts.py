@@ -74,10 +74,10 @@ class PromptedViT(nn.Module):
         prompts: the prompts of the method; the ViT has the blocks `prompts.layers`.
 
     Attributes:
-        asked: (b, d) the queries of the last forward pass.
+        last_queries: (b, d) of the last forward pass.
     """
 
-    asked: torch.Tensor
+    last_queries: torch.Tensor
 
     def __init__(self, vit: nn.Module, prompts: Prompts) -> None:
         super().__init__()
@@ -114,8 +114,8 @@ class PromptedViT(nn.Module):
         """Images (b, 3, size, size), with or without their queries (b, d), to features (b, d)."""
         expected, self._expected = self._expected, None
         queries = expected if queries is None else queries
-        self.asked = self.queries(images) if queries is None else queries
-        return self.under(self.prompts(self.asked), images)
+        self.last_queries = self.queries(images) if queries is None else queries
+        return self.under(self.prompts(self.last_queries), images)
 
     def under(self, prompts: Mapping[int, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
         """The features (b, d) under these prompts, by layer."""
