@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.data.images.batches import Samples, epoch_batches
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
@@ -42,7 +42,6 @@ from fcl_bench.training.batched_heads import Heads, Steps, Turn, train_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")

@@ -29,14 +29,13 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
-from fcl_bench.data.images.batches import Standardise
+from fcl_bench.data.images.batches import Samples, Standardise
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.environment import choosing_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer
 
 AS_IT_IS = "as it is"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.validation import first_objection
-from fcl_bench.linalg.flat import Flat
+from fcl_bench.linalg.tensors import Flat
 from fcl_bench.protocol.fields import like
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 
 
 def test_values_are_finite_together_or_not():

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.backbones.trainable import Trainable, copies, seeded
+from fcl_bench.backbones.trainable import Trainable, copies
+from fcl_bench.environment import seeded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message

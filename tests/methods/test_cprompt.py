@@ -11,8 +11,8 @@ from fcl_bench.methods.transformers.coda_prompt import CodaPrompt
 from fcl_bench.methods.transformers.cprompt import CPrompt, FeatureContrast, PromptContrast
 from fcl_bench.methods.transformers.prompt_method import PromptObjective
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.coda_oracle import (
     COUNT,

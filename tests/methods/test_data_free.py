@@ -18,8 +18,8 @@ from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMetho
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.replay import ImagePool
 from fcl_bench.protocol.method import Picture
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same

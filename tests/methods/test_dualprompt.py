@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.dualprompt import DualPrompt
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.prompt_harness import (

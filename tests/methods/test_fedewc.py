@@ -12,8 +12,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedewc import FISHER, Anchored, FedEWC
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import (
     INPUTS,

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.methods.data_free.fedgen import shares, teaching_loss
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator, KeptAdam, similarity
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from tests.methods import fedgen_oracle as oracle
 from tests.methods.fedgen_harness import made_generator, plain
 from tests.methods.whole_runs import same

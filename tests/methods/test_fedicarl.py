@@ -18,7 +18,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, Binary
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.distillation import Distilled
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from tests.methods.fedicarl_harness import (
     CLASSES,
     CLIENTS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.backbones.trainable import seeded
+from fcl_bench.environment import seeded
 from fcl_bench.methods.projection.fedprotip_knobs import Tip
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server

@@ -23,8 +23,7 @@ from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected_descent import ProjectedDescent
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fcl_bench.data.images.batches import Pool, Replayed, Samples
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -18,7 +19,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Pool, Replayed, Samples
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, model_of, same
 
@@ -139,7 +139,7 @@ class TaughtClient(GradientClient):
         self.seen, self.teachers = [], {}
 
     def objective(self, client_data, broadcast, state):
-        from fcl_bench.training.heads import Heads
+        from fcl_bench.training.network import Heads
 
         teacher = self.teacher(client_data, broadcast)
         self.teachers[client_data.task] = teacher

@@ -10,13 +10,13 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from fcl_bench.backbones.trainable import seeded
+from fcl_bench.environment import seeded
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.bounded import Bounded, Replaying, factors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from tests.methods.classical_harness import exchanged, federation, pictures, training
 from tests.methods.classical_oracle import softmax
 from tests.methods.harness import turn

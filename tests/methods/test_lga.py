@@ -11,7 +11,7 @@ from fcl_bench.methods.exemplars.category_balance import GROUPS
 from fcl_bench.methods.exemplars.compensation import Compensated
 from fcl_bench.methods.exemplars.glfc import GLFC
 from fcl_bench.methods.exemplars.lga import LGA, Balanced
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods import lga_oracle
 from tests.methods.classical_harness import assert_as_written_down

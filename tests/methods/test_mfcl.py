@@ -12,7 +12,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.mfcl import MFCL, Replaying
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn

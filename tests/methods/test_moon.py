@@ -14,8 +14,8 @@ from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.moon import MOON, FeatureContrast, LogitContrast, contrast
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches

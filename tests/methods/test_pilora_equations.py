@@ -15,7 +15,7 @@ from fcl_bench.methods.transformers.pilora import (
     prototype_weights,
 )
 from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from tests.methods.pilora_harness import D, context, pictures, pilora
 from tests.methods.training_harness import learn_images

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.transformers import prompt_method as shared
 from fcl_bench.methods.transformers.dualprompt import DualPrompt
 from fcl_bench.methods.transformers.l2p import L2P
 from fcl_bench.methods.transformers.vit.prompts import PromptedViT
 from fcl_bench.protocol.context import TestBatch
-from fcl_bench.training.samples import Samples
 from tests.methods.harness import turn
 from tests.methods.prompt_harness import SIZES, context, pictures, run_of, training
 from tests.methods.training_harness import image_shard, images_stream, learn_images

@@ -13,8 +13,7 @@ from fcl_bench.methods.gradient.ccvr import Gaussian, ReplayHead, moments_messag
 from fcl_bench.methods.gradient.moments import Moments
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network, feature_start
+from fcl_bench.training.network import Heads, Network, feature_start
 from tests.methods.training_harness import CPU
 from tests.methods.whole_runs import same
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.validation import first_objection
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.fields import counts, images, like, numbers, real
 
 #: A sketch of r directions, class sums, counts of some classes, and what may be left out.

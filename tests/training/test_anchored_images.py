@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.backbones.trainable import seeded
 from fcl_bench.data.images.batches import Augment, Standardise
+from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.anchored import (

@@ -8,14 +8,14 @@ import itertools
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.averaging.feddyn import Dynamic
 from fcl_bench.methods.averaging.fedprox import Proximal
 from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
-from fcl_bench.training.heads import Heads as GrowingHeads
 from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Heads as GrowingHeads
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 
 D, SIZES = 6, (3, 2)

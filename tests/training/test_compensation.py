@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.methods.exemplars.compensation import Compensated, entropy, group_weights, magnitudes
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from tests.methods import glfc_oracle as plain
 
 HEADS = Heads(((0, 1, 2), (3, 4)), (3, 4))

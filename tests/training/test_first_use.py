@@ -8,14 +8,14 @@ import sys
 SCRIPT = """
 import sys
 import numpy as np, torch
-from fcl_bench.methods.averaging.fedavg import FineTune
+from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.training.knobs import Training
-from tests.methods.training_harness import federation_of, image_tasks, tiny_problem
+from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 
 for momentum in (0.0, 0.9):
     training = Training(rounds=1, epochs=1, batch_size=8, momentum=momentum)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[8, 8], [8, 8]])
-    federation_of(FineTune(training=training, replay_head="gaussian"), tiny_problem(), tasks).run(lambda _: None)
+    federation_of(FedAvg(training=training, replay_head="gaussian"), tiny_context(), tasks).run(lambda _: None)
 print("torch._dynamo" in sys.modules)
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 
 
 @st.composite

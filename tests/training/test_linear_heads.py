@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads
-from fcl_bench.training.network import Network, feature_start
+from fcl_bench.training.network import Heads, Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same

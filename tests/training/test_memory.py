@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.exemplars.memory import (
     budget_of_each,
     herd,
@@ -19,7 +20,6 @@ from fcl_bench.methods.exemplars.memory import (
     remembered,
     with_memory,
 )
-from fcl_bench.training.samples import Samples
 
 # Herding --------------------------------------------------------------------------------------------------------------
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import SGD, ServerOptimiser, average, client_optimiser
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.layers import Conv2dSame
 from torch import nn
 
-from fcl_bench.backbones.trainable import seeded
+from fcl_bench.environment import seeded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.wire import WireFormat

@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.data.images.batches import Pool, Replayed, Samples
 from fcl_bench.errors import UserError
 from fcl_bench.training import trainer as trainer_module
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network, feature_start
+from fcl_bench.training.network import Heads, Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Pool, Replayed, Samples
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU
 

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, copies
-from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
+from fcl_bench.data.images.batches import Augment, Samples, Standardise, epoch_batches
 from fcl_bench.errors import UserError
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import add_weight_decay, average
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import Trainer
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import CPU, image_tasks, tiny_context

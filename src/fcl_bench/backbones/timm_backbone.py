@@ -14,9 +14,10 @@ from fcl_bench.backbones.adapters import Adapters, add_adapters
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
 from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
-from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
+from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
+from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import special, user_path
 from fcl_bench.randomness import derived_seed

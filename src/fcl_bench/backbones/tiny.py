@@ -13,9 +13,10 @@ from torch import nn
 
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import PRECISIONS, NetworkExtractor
-from fcl_bench.backbones.trainable import Trainable, copies, seeded, weights_hash
+from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
+from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import derived_seed
 

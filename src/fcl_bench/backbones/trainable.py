@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,18 +79,3 @@ def weights_hash(model: torch.nn.Module) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """A context that seeds torch's CPU generator with `seed` and restores its state afterwards.
-
-    `torch.manual_seed` would seed the GPUs' generators as well, and leave them so.
-    """
-    # `torch.random.fork_rng` does the same, and takes three times as long.
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)

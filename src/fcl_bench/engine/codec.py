@@ -9,8 +9,7 @@ import torch
 
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
-from fcl_bench.linalg.flat import Flat, pieces
+from fcl_bench.linalg.tensors import Flat, all_finite, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message

@@ -14,7 +14,7 @@ from fcl_bench.engine.contract import answer_of
 from fcl_bench.engine.node import on_device
 from fcl_bench.engine.rows import Rows
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task

@@ -11,7 +11,6 @@ from fcl_bench.engine.codec import narrower
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.flat import Flat
 from fcl_bench.linalg.structure import (
     descending_trouble,
     gram_trouble,
@@ -20,6 +19,7 @@ from fcl_bench.linalg.structure import (
     packed_grams_trouble,
     sums_trouble,
 )
+from fcl_bench.linalg.tensors import Flat
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.dp_mechanism import noise_room
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 
 
 class Objective:

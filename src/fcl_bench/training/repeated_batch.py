@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import SGD
-from fcl_bench.training.samples import Samples
 
 
 def repeats_one_batch(linear: LinearHeads, objective: Objective, samples: Samples, optimiser: object) -> bool:

@@ -7,19 +7,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from fcl_bench.backbones.trainable import seeded
-from fcl_bench.data.images.batches import Augment
-from fcl_bench.environment import exact_attention, exact_kernels
+from fcl_bench.data.images.batches import Augment, Samples
+from fcl_bench.environment import exact_attention, exact_kernels, seeded
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
-from fcl_bench.linalg.flat import Flat
+from fcl_bench.linalg.tensors import Flat, all_finite
 from fcl_bench.training.knobs import Training, diverged
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import Optimiser, add_weight_decay, client_optimiser
 from fcl_bench.training.repeated_batch import repeats_one_batch, train_repeatedly
-from fcl_bench.training.samples import Samples
 
 #: From standardised samples (b, ...), and what else is known of each, to features (b, d).
 Features = Callable[..., torch.Tensor]

@@ -20,7 +20,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.autoencoders.class_vaes.bank import Bank
 from fcl_bench.methods.autoencoders.class_vaes.fitting import Fit, Grouped, Wanted, fitted, posteriors
 from fcl_bench.methods.autoencoders.class_vaes.fusion import Drawing, drawn, fused

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
@@ -22,7 +23,6 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import progress
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 
 #: The stage in which clients give their samples away.
 SAMPLES = "samples"

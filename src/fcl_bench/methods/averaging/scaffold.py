@@ -26,8 +26,7 @@ from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.fields import Schema, like, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import own_rate, with_prefix
 

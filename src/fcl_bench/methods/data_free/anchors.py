@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fcl_bench.backbones.trainable import Trainable, seeded
+from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import special, user_path
 from fcl_bench.training.network import Network

@@ -10,8 +10,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from fcl_bench.methods.data_free.anchors import MappedNetwork, outside
 from fcl_bench.methods.data_free.generators.replay import ImagePool
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
 #: KD_2.

@@ -31,9 +31,8 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
 #: The public code's T, and the width of its blur, whose exponent has 4 in place of 2.

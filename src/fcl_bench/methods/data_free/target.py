@@ -18,9 +18,9 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.functional import cross_entropy
 
-from fcl_bench.backbones.trainable import seeded
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augment
+from fcl_bench.data.images.batches import Augment, Augmentation, Samples
+from fcl_bench.environment import seeded
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.meta_inversion import MetaInversion, Synthesis
@@ -29,10 +29,8 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Augmentation, Samples
 
 #: The name of `right` in a state.
 _RIGHT = "synthesis_right"

@@ -23,9 +23,8 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.layers import linear_to_fill
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 

@@ -16,8 +16,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
 #: Added inside the logarithm of the entropy, as published.

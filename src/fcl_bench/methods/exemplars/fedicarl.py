@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
 
 from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.exemplars.memory import (
     herd,
@@ -40,10 +41,8 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.distillation import Distilled
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Samples
 
 log = logging.getLogger(__name__)
 

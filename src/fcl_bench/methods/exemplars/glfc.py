@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.exemplars.compensation import Compensated, entropy
 from fcl_bench.methods.exemplars.memory import herd, memory_size, recalled, with_memory
@@ -36,11 +37,9 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
-from fcl_bench.training.samples import Samples
 
 #: What a client keeps beside its exemplars: the task, whether it has a signal in the round at hand, and the last H.
 _TASK, _SIGNAL, _ENTROPY = "task", "signal", "entropy"

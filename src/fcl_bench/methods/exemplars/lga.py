@@ -34,8 +34,7 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 
 #: The stage after the first task's rounds in which clients send their classes' sums.
 RADIUS = "radius"

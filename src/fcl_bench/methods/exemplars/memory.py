@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import State
-from fcl_bench.training.samples import Samples
 
 _IMAGES, _FEATURES = "images.", "features."
 #: Whether the budget is each client's or that of all clients together.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.data.images.batches import Samples
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
@@ -15,7 +16,6 @@ from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import SGD, client_optimiser
-from fcl_bench.training.samples import Samples
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.client import GradientClient

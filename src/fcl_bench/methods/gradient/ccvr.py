@@ -21,8 +21,7 @@ from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.methods.gradient.moments import Moments
 from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.optimisers import SGD
 
 #: The stage in which clients send their classes' moments.

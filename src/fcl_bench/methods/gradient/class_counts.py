@@ -11,7 +11,7 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.heads import Heads
+from fcl_bench.training.network import Heads
 from fcl_bench.training.optimisers import with_prefix
 
 #: The stage; a method names it in `stages`.

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fcl_bench.linalg.flat import Flat
+from fcl_bench.data.images.batches import Samples
+from fcl_bench.linalg.tensors import Flat
 from fcl_bench.methods.gradient.batched_clients import Trained, train_batched_clients
 from fcl_bench.methods.gradient.ccvr import MOMENTS, moments_message
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, teacher_prefix
@@ -15,11 +16,9 @@ from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import rows
 
 

@@ -10,8 +10,7 @@ import torch
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.trainer import Trainer, rows
 
 if TYPE_CHECKING:

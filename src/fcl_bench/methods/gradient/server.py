@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.flat import Flat
+from fcl_bench.linalg.tensors import Flat
 from fcl_bench.methods.gradient.ccvr import MOMENTS, ReplayHead
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
@@ -20,7 +20,7 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.heads import Heads, parts
+from fcl_bench.training.network import Heads, parts
 from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
 from fcl_bench.training.robust import combined, trimmed_off
 

@@ -38,8 +38,8 @@ from fcl_bench.protocol.fields import Field, Schema, class_numbers, orthonormal,
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS
+from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.

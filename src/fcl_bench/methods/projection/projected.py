@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augment
+from fcl_bench.data.images.batches import Augment, augmented
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -23,11 +23,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import augmented
 
 log = logging.getLogger(__name__)
 

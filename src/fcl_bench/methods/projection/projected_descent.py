@@ -6,8 +6,7 @@ import torch
 
 from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.projection.projected import ProjectedMethod, ProjectedObjective
-from fcl_bench.training.heads import Heads
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 
 
 class ProjectedDescent(ProjectedObjective):

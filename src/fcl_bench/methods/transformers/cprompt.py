@@ -26,9 +26,8 @@ from fcl_bench.methods.transformers.prompt_method import PromptClient, PromptObj
 from fcl_bench.methods.transformers.vit.coda import CodaPrompts
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
 #: Weights `near` and `far` where they are null, by `contrast`.

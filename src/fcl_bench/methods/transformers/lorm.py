@@ -28,7 +28,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augment
+from fcl_bench.data.images.batches import Augment, Samples
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -48,12 +48,10 @@ from fcl_bench.protocol.fields import Schema, whole_or_diagonal
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.optimisers import with_prefix
-from fcl_bench.training.samples import Samples
 from fcl_bench.training.trainer import forward_batch
 from fcl_bench.training.transformer_blocks import transformer_blocks
 

@@ -10,6 +10,7 @@ from typing import ClassVar, cast
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.data.images.batches import Augmentation, Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -18,11 +19,9 @@ from fcl_bench.methods.transformers.vit.prompts import PromptedViT, Prompts
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.heads import Heads
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network
+from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.samples import Augmentation, Samples
 from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
 
 

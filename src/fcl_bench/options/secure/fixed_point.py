@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.engine.codec import PACKED
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.linalg.triangle import packed
 from fcl_bench.protocol.message import Message
 

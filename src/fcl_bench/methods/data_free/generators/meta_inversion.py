@@ -19,7 +19,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.finite import all_finite
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import BETAS, Inversion, SynthesisKnobs
 from fcl_bench.training.network import Network

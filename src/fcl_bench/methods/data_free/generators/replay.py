@@ -9,9 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from fcl_bench.data.images.batches import Standardise
+from fcl_bench.data.images.batches import Augmentation, Standardise
 from fcl_bench.methods.data_free.generators.images import ImageGenerator
-from fcl_bench.training.samples import Augmentation
 
 
 class ImagePool:

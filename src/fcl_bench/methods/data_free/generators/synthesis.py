@@ -21,12 +21,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Standardise
+from fcl_bench.data.images.batches import Augmentation, Standardise
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generators.batch_norm import Distance, InputStatistics, LayerStatistics
 from fcl_bench.methods.data_free.generators.replay import ImagePool
 from fcl_bench.methods.data_free.generators.student import N, agreement, opposition, reinitialised
-from fcl_bench.training.samples import Augmentation
 
 #: The decays of Adam's two averages.
 BETAS = (0.5, 0.999)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from fcl_bench.data.images.batches import Augmentation
 from fcl_bench.training.optimisers import with_prefix
-from fcl_bench.training.samples import Augmentation
 
 #: Images at a time.
 _BATCH = 64

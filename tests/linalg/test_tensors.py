@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.linalg.flat import Flat, pieces
+from fcl_bench.linalg.tensors import Flat, pieces
 
 
 @pytest.fixture

@@ -1,11 +1,15 @@
-"""Named tensors in one buffer, so that one operation looks at all of them, or changes the type of all of them."""
+"""Many tensors at once: in one buffer, so that one operation looks at all of them; and whether all are finite."""
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from cmath import isfinite
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
 import torch
+
+#: Tensor size up to which copying takes less time than a separate sum.
+_SMALL = 4096
 
 
 class _Part(NamedTuple):
@@ -17,7 +21,7 @@ class _Part(NamedTuple):
     begin: int
 
 
-class Flat(Mapping[str, torch.Tensor]):
+class Flat(dict[str, torch.Tensor]):
     """Named tensors that lie one after the other in one buffer, with nothing between them.
 
     A network of a few tens of short tensors is looked at, or converted, tensor by tensor in a time in which a client
@@ -32,11 +36,10 @@ class Flat(Mapping[str, torch.Tensor]):
         self.buffer = buffer
         self._parts = parts
         pieces = buffer.split([part.shape.numel() for part in parts]) if parts else ()
-        # Most tensors of a network are vectors, and need no other view.
-        self._tensors = {
-            part.name: piece if len(part.shape) == 1 else piece.as_strided(part.shape, part.strides)
-            for part, piece in zip(parts, pieces, strict=True)
-        }
+        super().__init__()
+        for part, piece in zip(parts, pieces, strict=True):
+            # Most tensors of a network are vectors, and need no other view.
+            self[part.name] = piece if len(part.shape) == 1 else piece.as_strided(part.shape, part.strides)
 
     @classmethod
     def of(cls, tensors: Mapping[str, torch.Tensor]) -> Flat:
@@ -45,16 +48,15 @@ class Flat(Mapping[str, torch.Tensor]):
         Raises:
             ValueError: they are of several types.
         """
-        parts, end = [], 0
+        parts, end, values = [], 0, list(tensors.values())
         for name, tensor in tensors.items():
+            if tensor.dtype != values[0].dtype:
+                raise ValueError("tensors of several types cannot lie in one buffer")
             parts.append(_Part(name, tensor.shape, _strides(tensor), end))
             end += tensor.numel()
-        values = list(tensors.values())
-        if len({tensor.dtype for tensor in values}) > 1:
-            raise ValueError("tensors of several types cannot lie in one buffer")
         flat = cls(values[0].new_empty(end) if values else torch.empty(0), parts)
         if values:
-            torch._foreach_copy_(list(flat._tensors.values()), values)
+            torch._foreach_copy_(list(flat.values()), values)
         return flat
 
     def add_(self, other: Flat, factor: float) -> None:
@@ -74,22 +76,6 @@ class Flat(Mapping[str, torch.Tensor]):
         buffer = self.buffer.to(device=device, dtype=dtype)
         return self if buffer is self.buffer else Flat(buffer, self._parts)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    # As in a dictionary; `Mapping`'s own versions look tensors up name by name.
-    def __contains__(self, name: object) -> bool:
-        return name in self._tensors
-
-    def items(self) -> ItemsView[str, torch.Tensor]:
-        return self._tensors.items()
-
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     """Strides without gaps: the tensor's own if it has none; as a convolution has them, or in order of the sides."""
@@ -101,3 +87,26 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
 def pieces(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """What holds all numbers of these tensors, and nothing else, in as few tensors as they have."""
     return [tensors.buffer] if isinstance(tensors, Flat) else list(tensors.values())
+
+
+def all_finite(*tensors: torch.Tensor) -> bool:
+    """Whether all values of all these tensors are finite."""
+    # A sum is infinite or NaN if one of its terms is, and takes a twentieth of the time of testing each term. A sum of
+    # finite terms may overflow too, so each term is tested if the sum is not finite.
+    if tensors and all(tensor.is_cuda and tensor.is_floating_point() for tensor in tensors):
+        # On a GPU each kernel takes as long as a small tensor: the norms of all tensors are a few of them.
+        together = torch.stack(torch._foreach_norm(list(tensors))).sum()
+        return bool(torch.isfinite(together)) or all(bool(torch.isfinite(own).all()) for own in tensors)
+    small: list[torch.Tensor] = []
+    sums: list[torch.Tensor] = []
+    for tensor in tensors:
+        # Most tensors of a network are short vectors. A client may have made one or two of them on the CPU, and tensors
+        # on two devices can't be concatenated, but their sums can be added.
+        if tensor.numel() <= _SMALL and tensor.device == tensors[0].device:
+            small.append(tensor.flatten())
+        else:
+            sums.append(tensor.sum())
+    if small:
+        sums.append((torch.cat(small) if len(small) > 1 else small[0]).sum())
+    total = sum(sums[1:], start=sums[0]).item() if sums else 0
+    return isfinite(total) or all(bool(torch.isfinite(own).all()) for own in tensors)
