@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.batches import Standardise
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.execution.inputs import load_images
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import relevance, route
-from fcl_bench.recorded import resolved_config
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer
 
@@ -56,7 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     for folder in parser.parse_args().runs:
-        plan = make_plan(load_settings(OmegaConf.create(resolved_config(folder / "config.yaml"))))
+        plan = make_plan(load_settings(OmegaConf.create(RunFolder(folder).config())))
         method, start = plan.settings.method, plan.context.network
         assert isinstance(method, FedProTIP), f"{folder} is no run of fedprotip"
         assert start is not None

@@ -85,7 +85,7 @@ def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
     for choice in [choice for of, choice in CHOICES if of == group]:
         extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
         settings = compose_settings(f"{group}={choice}", *extra)
-        # Runs without faults have the ids from before there were any; a transport has none, or its knobs.
+        # A transport has no part in it, or its knobs.
         name = settings.identity().get(group, {}).get("choice", choice)
         found = type(getattr(settings, group))
         assert named.setdefault(name, found) is found

@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from fcl_bench.environment import CUDNN_CHOICES
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import user_path
-from fcl_bench.typed import nested, typed_instance, types_of
+from fcl_bench.typed import typed_instance
 
 if TYPE_CHECKING:
     from fcl_bench.backbones.backbone import Backbone
@@ -46,6 +46,18 @@ _DOES |= {"adapt": "trains_network", "faults": "fails", "noise": "noisy", "secur
 _DOES |= {"track": "start"}
 #: Keys that are not part of a run: other things to run, and loggers.
 _OUTSIDE = ("hydra", "grid", "track")
+#: The top-level keys that are part of a run's identity; what is chosen by its time or side by side rounds differently.
+_COUNTED: tuple[str, ...] = (
+    "seed",
+    "clients",
+    "tasks",
+    "label_rate",
+    "drift",
+    "dtype",
+    "evaluate_rounds",
+    "on_bad_upload",
+)
+_COUNTED += ("predictions", "parallel_clients", "cudnn")
 #: The C parser takes a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -75,7 +87,6 @@ def knob(
     choices: Collection[str] = (),
     filled: bool = False,
     identity: bool = True,
-    added: bool = False,
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
@@ -89,12 +100,10 @@ def knob(
         filled: whether a text has to hold more than blanks; `words` is then an example.
         identity: whether the value determines the result. A path or a number of workers does not, so it is not part of
             the run id.
-        added: whether the knob is newer than some runs, which behaved like its default and keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
     metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
-    metadata |= {"added": added}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -108,7 +117,7 @@ class Wire:
     gram: str = knob(choices=("full", "packed"))
     columns: str = knob(choices=("task", "held"))
     projection: str = knob(choices=("seed", "matrix"))
-    factors: str = knob("dtype", choices=("dtype", "int8"), added=True)
+    factors: str = knob("dtype", choices=("dtype", "int8"))
 
 
 @dataclass
@@ -188,25 +197,11 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         scalars = dataclasses.asdict(self.scalars)
-        counted = ["seed", "beta", "clients", "tasks", "label_rate", "drift", "dtype"]
-        # Runs without these keep their old ids.
-        counted += ["evaluate_rounds"] if self.scalars.evaluate_rounds else []
-        counted += ["on_bad_upload"] if self.scalars.drops else []
-        counted += ["predictions"] if self.scalars.predictions else []
-        # Clients that train side by side round differently.
-        counted += ["parallel_clients"] if self.scalars.parallel_clients != "1" else []
-        # Algorithms that are chosen by their time round differently.
-        counted += ["cudnn"] if self.scalars.cudnn != "deterministic" else []
-        left_out = {"faults": not self.faults.fails, "noise": not self.noise.noisy, "secure": not self.secure.sums}
-        groups = [group for group in GROUPS if group != "transport" and not left_out.get(group)]
-        chosen = {group: _identity(getattr(self, group)) for group in groups}
+        plain = {key: scalars[key] for key in _COUNTED} | {"wire": counting(self.scalars.wire)}
+        chosen = {group: _identity(getattr(self, group)) for group in GROUPS if group != "transport"}
         # All transports give the same bits; a knob that lets a round go on without some clients may not.
         if partial := self.transport.identity():
             chosen["transport"] = partial
-        plain = {key: scalars[key] for key in counted} | {"wire": counting(self.scalars.wire)}
-        # Earlier, clients of such a first stage weighted their models as under masks, and the server did so again.
-        if self.secure.sums and self.adapt.name != "none":
-            plain["revision"] = 2
         return {**plain, "beta": self.beta, **chosen}
 
 
@@ -226,22 +221,9 @@ def counting(choice: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(choice):
         value = getattr(choice, field.name)
-        if _counts(field, value):
+        if field.metadata.get("identity", True):
             found[field.name] = counting(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
     return found
-
-
-def _counts(field: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a knob with this value is part of a run's identity."""
-    as_before = field.metadata.get("added", False) and value == field.default
-    return field.metadata.get("identity", True) and not as_before
-
-
-def added_knobs(schema: type) -> dict[str, Any]:
-    """The `added` knobs of a dataclass with their defaults; those of a nested dataclass are a mapping by its field."""
-    parts = {name: added_knobs(part) for name, declared in types_of(schema).items() if (part := nested(declared))}
-    added = {field.name: field.default for field in dataclasses.fields(schema) if field.metadata.get("added", False)}
-    return {**parts, **added}
 
 
 def load_settings(config: DictConfig) -> Settings:

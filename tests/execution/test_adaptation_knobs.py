@@ -49,14 +49,13 @@ def test_a_cosine_head_trains_another_body_and_sends_a_factor_in_place_of_biases
     assert set(fewer) == {4 * (classes - 1)}
 
 
-def test_runs_with_a_linear_head_have_the_identity_of_before_the_knob(tmp_path):
+def test_the_head_is_part_of_the_identity(tmp_path):
     old, typed = (plan_of(tmp_path, *STSA, *knobs) for knobs in ((), ("adapt.head=linear",)))
     cosine = plan_of(tmp_path, *STSA, "adapt.head=cosine")
     assert adaptation_identity(old) == adaptation_identity(typed)
-    assert "head" not in adaptation_identity(typed)
     assert adaptation_identity(cosine) == {**adaptation_identity(old), "head": "cosine"}
     runs = [plan.settings.identity()["adapt"] for plan in (old, typed, cosine)]
-    assert [run.get("head") for run in runs] == [None, None, "cosine"]
+    assert [run.get("head") for run in runs] == ["linear", "linear", "cosine"]
 
 
 def test_clients_of_the_first_stage_train_one_after_the_other(tmp_path):

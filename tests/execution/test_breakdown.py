@@ -50,7 +50,7 @@ def test_only_runs_that_keep_samples_have_another_id(kept, tmp_path):
     plain = make_plan(settings_for(tmp_path, *SMALL))
     assert plain.id != kept.record["run_id"]
     assert plain.id == make_plan(settings_for(tmp_path, *SMALL, "predictions=false")).id
-    assert "predictions" not in settings_for(tmp_path, *SMALL).identity()
+    assert settings_for(tmp_path, *SMALL).identity()["predictions"] is False
 
 
 def test_a_resumed_run_has_the_same_bits(kept, tmp_path, monkeypatch):

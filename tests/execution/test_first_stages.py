@@ -150,20 +150,33 @@ def test_an_interrupted_first_stage_goes_on_to_the_same_bits(runs, tmp_path, mon
 
 
 def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
-    """As before there were other first stages: its training and fedavg's revision, in the run's identity neither."""
+    """Its training and fedavg's revision."""
     plan = plan_of(tmp_path, *FEDAVG)
     whole, training = plan.settings.identity(), counting(plan.settings.adapt.training)
-    kept = ("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition")
+    kept = (
+        "seed",
+        "beta",
+        "clients",
+        "tasks",
+        "label_rate",
+        "dtype",
+        "data",
+        "split",
+        "partition",
+        "on_bad_upload",
+        "cudnn",
+    )
     assert adaptation_identity(plan) == {
         **{key: whole[key] for key in kept},
         "wire_dtype": str(plan.context.wire.dtype),
         "revision": 1,
+        "head": "linear",
         "training": training,
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
         "device": environment.device_kind(plan.context.device),
     }
-    assert whole["adapt"] == {"choice": "fedavg", "training": training}
+    assert whole["adapt"] == {"choice": "fedavg", "head": "linear", "training": training}
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import yaml
 from safetensors.torch import load_file
 
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.screen import print_record
 from fcl_bench.options.noise import accountant
-from fcl_bench.recorded import resolved_config
 from fcl_bench.results.collect import collect
 from tests.small_runs import interrupted_in, run_in, settings_for
 
@@ -243,10 +241,6 @@ def test_batch_norm_and_wrong_units_are_refused_of_models(tmp_path):
         run_in(tmp_path, "method=fot", *images[1:], *NOISE, "noise.unit=client")
 
 
-def test_runs_without_noise_are_what_they_were(tmp_path):
-    settings = settings_for(tmp_path, *STSA)
-    assert "noise" not in settings.identity()
-    old = {key: value for key, value in settings.resolved.items() if key != "noise"}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
-    assert resolved_config(tmp_path / "config.yaml")["noise"] == settings.resolved["noise"]
+def test_noise_is_part_of_a_runs_identity(tmp_path):
+    assert settings_for(tmp_path, *STSA).identity()["noise"] == {"choice": "none"}
     assert settings_for(tmp_path, *STSA, *NOISE).identity()["noise"]["choice"] == "gaussian"

@@ -201,11 +201,6 @@ def test_no_upload_is_larger_than_the_budget(wire, columns, ridge, room):
     assert upload.nbytes == upload_bytes(20, rank, 3, WireFormat(WIRE_DTYPES[wire])) + beside <= plain + room
 
 
-def test_a_budget_alone_has_a_revision_of_its_own():
-    """Runs without one keep their ids."""
-    assert (FedRAN().revision, FedRAN(budget_bytes=10**6).revision) == (2, 3)
-
-
 def test_a_budget_binds_uploads_not_what_the_server_keeps():
     """A first task of many classes leaves room for few directions; later ones have room for more and lose nothing."""
     tasks = draw_tasks(np.random.default_rng(8), 10, [20, 2, 20], [[60, 60], [60, 60], [60, 60]])

@@ -277,11 +277,3 @@ def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     for way in WAYS:
         np.testing.assert_array_equal(whole.state.answers[way], resumed.state.answers[way])
-
-
-def test_only_settings_in_which_rows_at_rest_moved_have_another_revision():
-    # Any other run has the bits that it had, and keeps its id.
-    fedprotip, scaffold = SHARED_HEAD["fedprotip"], Scaffold()
-    assert fedprotip.revision == replace(fedprotip, projected_decay=False, frozen_heads=False).revision == 2
-    assert replace(fedprotip, projected_decay=False).revision == replace(fedprotip, norms="decay").revision == 3
-    assert (scaffold.revision, replace(scaffold, frozen_heads=True).revision) == (1, 2)

@@ -72,48 +72,6 @@ def test_runs_that_differ_only_in_seed_share_every_other_column_of_the_configura
     assert (frame.nunique(dropna=False) == 1).all()
 
 
-def test_older_runs_without_newer_keys_are_collected(runs):
-    folder = sorted(runs.glob("fedran*"))[0]
-    record = json.loads((folder / "run.json").read_text())
-    del record["communication"]["accounting"], record["features"]
-    record["metrics"]["forgetting"] = None
-    rewrite(folder, record, "method: {_target_: x.Y, rank: 8}\ndtype: float64\n")
-    frame = collect(runs).set_index("folder")
-    row = frame.loc[folder.name]
-    assert row[["forgetting", "fedran_mib", "stsa_mib", "method.M", "wire.dtype"]].isna().all()
-    assert (row["label_rate"], row["method.rank"]) == (1.0, 8)
-    assert (frame["split.order_seed"] == "null").all()  # so that both are of one setting
-    assert "preview" not in frame
-    assert frame["method.M"].dropna().tolist() == [32]
-
-
-def test_seeds_of_an_older_and_a_newer_run_of_one_configuration_are_averaged(runs):
-    folder = sorted(runs.glob("fedran*"))[0]
-    record = json.loads((folder / "run.json").read_text())
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    del record["faults"], record["secure"], record["protocol"]
-    for group, knob in (("method", "activation"), ("method", "scale_scores"), ("wire", "factors")):
-        del config[group][knob]
-    del config["faults"], config["secure"], config["on_bad_upload"], config["split"]["order_seed"]
-    config["split"].pop("imbalance", None)
-    rewrite(folder, record, yaml.safe_dump(config, sort_keys=False))
-    [row] = summarise(used_runs(collect(runs))).to_dict("records")
-    assert (row["label"], row["n"], sorted(row["seeds"])) == ("fedran", 2, [0, 1])
-    assert (row["on_bad_upload"], row["faults"], row["secure"]) == ("fail", "none", "none")
-    assert row["method.activation"] == "relu"
-
-
-def test_seeds_of_runs_that_differ_in_a_newer_knob_are_not(runs):
-    first, second = sorted(runs.glob("fedran*"))
-    for folder, change in ((first, {"activation": "identity"}), (second, {})):
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        del config["method"]["activation"]
-        config["method"] |= change
-        rewrite(folder, json.loads((folder / "run.json").read_text()), yaml.safe_dump(config, sort_keys=False))
-    rows = summarise(used_runs(collect(runs)))
-    assert sorted(rows["label"]) == ["fedran activation=identity", "fedran activation=relu"]
-
-
 def test_runs_by_another_version_are_left_out_with_one_warning(runs, caplog):
     """Such as those whose configuration names classes that have moved since."""
     for folder in runs.glob("fedran*"):

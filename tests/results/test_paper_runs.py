@@ -36,7 +36,7 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     assert best.runs.set_index("seed")["differs"].to_dict() == {
         0: "nothing",
         1: "evaluate_rounds=1, here 2",
-        2: "evaluate_rounds=1, here nothing",
+        2: "evaluate_rounds=1, here 0",
     }
     matcher = Matcher(runs, tmp_path / "runs")
     wanted = settings_of(("method=fedavg", "data=digits", "backbone=pixels", "tasks=1", "clients=2", *matched.split()))

@@ -7,17 +7,13 @@ import itertools
 import json
 import re
 import shlex
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
-from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
-from fcl_bench.files import file_checksum
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.papers.sheet import NO_METRIC
@@ -125,37 +121,6 @@ def test_data_cut_down_is_another_setting(finished, runs, tmp_path):
         (folder / "config.yaml").write_text(json.dumps(config))
         run = runs.iloc[[0]].assign(data="cifar100", folder="x")
         assert Matcher(run, tmp_path / "runs").differences(wanted) == {run.index[0]: differing}
-
-
-def test_a_run_older_than_a_key_had_its_default(finished, runs, tmp_path):
-    run = runs.iloc[[0]]
-    config = yaml.safe_load((finished / run["folder"].iloc[0] / "config.yaml").read_text())
-    for group, key in (("split", "order_seed"), ("method", "complement"), ("method", "ssl"), (None, "adapt")):
-        del (config[group] if group else config)[key]
-    del config["preview"], config["drift"], config["wire"]["gram"]
-    (tmp_path / run["folder"].iloc[0]).mkdir()
-    (tmp_path / run["folder"].iloc[0] / "config.yaml").write_text(yaml.safe_dump(config))
-    plain = pd.Series(cell(beta=str(run["beta"].iloc[0])))
-    assert list(Matcher(run, tmp_path).differences(plain).values()) == [[]]
-    adapted = pd.Series({**plain, "setting": "method.M=32 method.rank=8 method.complement=floor"})
-    [differing] = Matcher(run, tmp_path).differences(adapted).values()
-    assert differing == ["method.complement=floor, here drop"]
-
-
-def test_runs_from_before_there_were_faults_are_ours(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "runs")
-    for run in folder.glob("fedran*"):
-        config = yaml.safe_load((run / "config.yaml").read_text())
-        del config["faults"], config["on_bad_upload"], config["method"]["activation"]
-        (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
-        record = json.loads((run / "run.json").read_text())
-        record["files"]["config.yaml"] = file_checksum(run / "config.yaml")
-        write_json(run / "run.json", record)
-    old = used_runs(collect(folder))
-    settings = settings_of(overrides(pd.Series(cell())))
-    assert sorted(old.loc[Matcher(old, folder).exactly(settings), "seed"]) == [0, 1]
-    table = table_of(old, folder, cell())
-    assert by_heading(table)[f"{OURS} (n)"].endswith("(2)")
 
 
 def test_old_code_is_not_ours(finished, runs):

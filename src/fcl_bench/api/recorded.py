@@ -13,7 +13,6 @@ import pandas as pd
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import file_checksum
-from fcl_bench.recorded import resolved_config
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,11 +57,12 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        record = RunFolder(self.path).complete_record(otherwise="not loading it", read=_NotLater())
+        folder = RunFolder(self.path)
+        record = folder.complete_record(otherwise="not loading it", read=_NotLater())
         if record is None:
             raise UserError(f"{self.path} holds no complete, undamaged run", "the same command again makes it")
         self.record: dict[str, Any] = dict(record)
-        self.config = resolved_config(self.path / "config.yaml")
+        self.config = folder.config()
         self.id: str = self.record["run_id"]
 
     def __repr__(self) -> str:

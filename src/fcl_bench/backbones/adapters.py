@@ -29,9 +29,9 @@ class Adapters:
 
     width: int = knob(64, least=1)
     scale: float = knob(0.1, above=0)
-    bias: bool = knob(True, added=True)
-    reads: str = knob("normalised", choices=("normalised", "stream"), added=True)
-    dropout: float = knob(0.0, least=0, below=1, added=True)
+    bias: bool = knob(True)
+    reads: str = knob("normalised", choices=("normalised", "stream"))
+    dropout: float = knob(0.0, least=0, below=1)
 
 
 class AdaptedMlp(nn.Module):

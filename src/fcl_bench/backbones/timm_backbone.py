@@ -88,13 +88,13 @@ class Timm(Backbone):
     checkpoint: str | None = knob(None, identity=False)
     model_args: dict[str, Any] = field(default_factory=dict)
     stem: str = knob("own", choices=("own", "cifar"))
-    pool: int = knob(1, least=1, added=True)
+    pool: int = knob(1, least=1)
     adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
     batch_size: int | None = knob(None, least=1, identity=False)
     workers: int | None = knob(None, least=1, identity=False)
-    compile: bool = knob(False, added=True)
+    compile: bool = knob(False)
 
     def __post_init__(self) -> None:
         if self.checkpoint is not None:
@@ -163,7 +163,7 @@ class Timm(Backbone):
             "backbone": self.name.partition(".")[0],
             "model_args": json.dumps(self.model_args, sort_keys=True),
             "stem": self.stem,
-            # Runs and features from before this knob existed stay valid.
+            # Left out where it changes nothing: the reference tables in results/ hold fingerprints of such features.
             **({"pool": str(self.pool)} if self.pool > 1 else {}),
             "adapters": json.dumps(self.adapters and counting(self.adapters), sort_keys=True),
         }

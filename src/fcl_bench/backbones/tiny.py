@@ -49,9 +49,9 @@ class Tiny(Backbone):
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
     width: int = knob(32, least=1)
     size: int | None = knob(None, least=1)
-    architecture: str = knob("conv", choices=("conv", "vit"), added=True)
-    precision: str = knob("auto", choices=("auto", *PRECISIONS), added=True)
-    compile: bool = knob(False, added=True)
+    architecture: str = knob("conv", choices=("conv", "vit"))
+    precision: str = knob("auto", choices=("auto", *PRECISIONS))
+    compile: bool = knob(False)
 
     @property
     def draws_weights(self) -> bool:

@@ -127,13 +127,12 @@ def _about(data: str | None, keys: list[str], model: Model, folder: Path | None)
 def _own(folder: Path | None) -> _Asked:
     from fcl_bench.execution.folder import RunFolder
     from fcl_bench.execution.tested import tested_samples
-    from fcl_bench.recorded import resolved_config
 
     if folder is None:
         raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")
-    record = RunFolder(folder).verified(["config.yaml", "partition.npz"])
-    config = resolved_config(folder / "config.yaml")
-    inputs, labels, tasks, indices = tested_samples(folder, record, config)
+    run = RunFolder(folder)
+    record = run.verified(["config.yaml", "partition.npz"])
+    inputs, labels, tasks, indices = tested_samples(folder, record, run.config())
     return _Asked(inputs, [str(index) for index in indices.tolist()], labels.tolist(), tasks)
 
 

@@ -87,9 +87,7 @@ class FederationState:
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
-            if name in saved:  # checkpoints of older versions lack `batched_turns`
-                setattr(self, name, saved[name])
-        self.absences = {**_none_absent(), **self.absences}
+            setattr(self, name, saved[name])
         self.answers.restore(saved["answers"], tensors[_ANSWERS])
         self.answers.confusion.restore(tensors[_CONFUSION])
         if self.answers.samples is not None:

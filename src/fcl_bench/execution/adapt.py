@@ -103,7 +103,7 @@ class FedAvgAdaptation:
     name: ClassVar[str] = "fedavg"
     trains_network: ClassVar[bool] = True
 
-    head: str = knob("linear", choices=HEADS, added=True)
+    head: str = knob("linear", choices=HEADS)
     training: Training = field(
         default_factory=lambda: Training(
             rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, weight_decay=5e-4, schedule="cosine"
@@ -168,10 +168,22 @@ class Adapted:
 def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage; the method, and settings that only the method uses, are left out."""
     whole = plan.settings.identity()
-    kept = ["seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"]
-    kept += [key for key in ("on_bad_upload", "transport", "cudnn") if key in whole]
+    kept = [
+        "seed",
+        "beta",
+        "clients",
+        "tasks",
+        "label_rate",
+        "dtype",
+        "data",
+        "split",
+        "partition",
+        "on_bad_upload",
+        "cudnn",
+    ]
+    kept += ["transport"] if "transport" in whole else []
     wire = plan.context.wire
-    # Only where it changes bytes, so that all other stages that were made before keep their names.
+    # Only where it changes bytes, so that runs which differ in nothing else share a stage.
     columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
     return {
         **{key: whole[key] for key in kept},

@@ -11,8 +11,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+import yaml
 from omegaconf import OmegaConf
 
+from fcl_bench.config import YAML_LOADER
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
@@ -86,6 +88,11 @@ class RunFolder:
             trouble = f": {', '.join(damaged)} does not match its checksum"
         log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
         return None
+
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
+        found: dict[str, Any] = yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER)
+        return found
 
     def verified(self, names: Iterable[str]) -> RunRecord:
         """Return the record of a complete run, for whoever reads these files of it and no others.

@@ -98,7 +98,7 @@ def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[s
     """What a saved model says of itself, and its tensors on the device.
 
     Raises:
-        UserError: it is no model of fcl-bench's, damaged, or of a version that did not say what its models are.
+        UserError: it is no model of fcl-bench's, or damaged.
     """
     try:
         with safe_open(regular(path), framework="pt", device=str(device)) as file:
@@ -107,10 +107,7 @@ def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[s
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}", "the model.safetensors of a run") from error
     if _KEY not in metadata:
-        raise UserError(
-            f"{path} does not say what it is: an older version of fcl-bench wrote it",
-            "force=true does the run again, with a model that does",
-        )
+        raise UserError(f"{path} does not say what it is", "the model.safetensors of a run")
     try:
         said = json.loads(metadata[_KEY])
         form = said["format"]

@@ -112,11 +112,16 @@ class Runtime(Seconds):
     peak_memory_bytes: int  # allocated by torch on a GPU, resident in the process on a CPU
 
 
-class Transport(TypedDict, total=False):
-    """How the clients were reached; of `transport=tree` with all of a `TreeReport`."""
+class AnyTransport(TypedDict):
+    """What every transport reports."""
 
     name: str
     processes: int
+
+
+class Transport(AnyTransport, total=False):
+    """How the clients were reached; of `transport=tree` with all of a `TreeReport`."""
+
     backend: str  # of ranks: of torch.distributed
     ranks: list[dict[str, Any]]  # of each: what it runs
     nodes: list[dict[str, Any]]  # of a federation, of each: which clients it has, and what it runs

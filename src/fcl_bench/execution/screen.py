@@ -50,27 +50,26 @@ def print_record(record: RunRecord, folder: str) -> None:
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
-    if rounds := record.get("rounds"):  # older runs lack it
+    if rounds := record["rounds"]:
         console.print(_rounds(rounds))
     if record["adaptation"]:
         console.print(_adaptation(record["adapt"], record["adaptation"]))
-    console.print(_communication(record["communication"], record.get("secure", "none") == "sums"))
-    if levels := record.get("transport", {}).get("levels"):  # of a tree; older runs have no transport
+    console.print(_communication(record["communication"], record["secure"] == "sums"))
+    if levels := record["transport"].get("levels"):  # of a tree
         console.print(_nodes(levels))
-    if (raw := record["communication"].get("raw")) and raw["larger"]:  # older runs lack it
+    if (raw := record["communication"]["raw"]) and raw["larger"]:
         console.print(_larger(raw, record["communication"]["up_total_bytes"]), soft_wrap=True)
-    if record.get("client_storage_bytes"):
+    if record["client_storage_bytes"]:
         console.print(_storage(record))
-    privacy = record.get("privacy", {})  # older runs lack it
-    if guarantee := privacy.get("guarantee"):
+    privacy = record["privacy"]
+    if guarantee := privacy["guarantee"]:
         console.print(_guarantee(guarantee), soft_wrap=True)
     if any(count for name, count in privacy.items() if name != "guarantee"):
-        console.print(_privacy(record["privacy"], record["labels"]["samples"]))
-    if record.get("secure", "none") != "none":  # older runs lack it
+        console.print(_privacy(privacy, record["labels"]["samples"]))
+    if record["secure"] != "none":
         text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
         console.print(f"{text}; bytes are of masked numbers, keys and shares", soft_wrap=True)
-    absences = record.get("absences", {})  # older runs lack it
-    if record.get("faults", "none") != "none" or any(absences.values()):
+    if record["faults"] != "none" or any(record["absences"].values()):
         console.print(_absences(record["absences"]))
     if record["labels"]["rate"] < 1:
         console.print(_labels(record["labels"]))
@@ -150,9 +149,9 @@ def _adaptation(choice: str, adaptation: Adaptation) -> Table:
         "clients, together": f"{adaptation['client_seconds']:.2f} s",
         "server": f"{adaptation['server_seconds']:.2f} s",
     }
-    if raw := adaptation.get("raw"):  # older runs lack it
+    if raw := adaptation["raw"]:
         rows[f"the same client's raw {raw['kind']}"] = _bytes(raw["busiest_bytes"])
-    if told := adaptation.get("told", {}).get("told_samples"):
+    if told := adaptation["told"]["told_samples"]:
         rows["samples that left their client alone"] = f"{told:,}"
     return screen_table(f"First stage, adapt={choice} ({origin})", ("", "value"), rows.items())
 
@@ -180,7 +179,6 @@ def _bounds(bounds: Mapping[str, float | None]) -> Table:
     """The theoretical bound and the measured error after the last task."""
 
     def show(*names: str, digits: str = ".3g") -> Iterable[str]:
-        # An older run has fewer of them.
         return (_number(bounds[name], digits, without="not finite") if name in bounds else "" for name in names)
 
     rows = [
@@ -207,7 +205,7 @@ def _communication(communication: Communication, masked: bool) -> Table:
     for stage, sent in stages.items() if len(stages) > 1 else ():
         sizes[f"upload, busiest client and task: {stage}"] = sent["up_max_bytes"]
     rows = [(name, _bytes(size)) for name, size in sizes.items()]
-    if raw := communication.get("raw"):  # older runs lack it
+    if raw := communication["raw"]:
         rows.append((f"the busiest client's raw {raw['kind']}, same task", _bytes(raw["busiest_bytes"])))
         rows.append((f"everyone's raw {raw['kind']}", _bytes(raw["total_bytes"])))
     for name, mib in communication["accounting"].items():
@@ -230,19 +228,19 @@ def _storage(record: RunRecord) -> Table:
     """What clients keep between their turns, of the methods whose clients do."""
     kinds = record["client_storage_bytes"]
     rows = {kind: _bytes(size) for kind, size in kinds.items()}
-    if "client_storage_max_bytes" in record:  # which older runs lack
-        rows |= {"all kinds together": _bytes(record["client_storage_max_bytes"])} if len(kinds) > 1 else {}
-        rows["raw samples (images, features)"] = str(record["client_samples_kept"])
+    if len(kinds) > 1:
+        rows["all kinds together"] = _bytes(record["client_storage_max_bytes"])
+    rows["raw samples (images, features)"] = str(record["client_samples_kept"])
     return screen_table("Kept by a client between its turns, at most", ("", "size"), rows.items())
 
 
 def _privacy(privacy: Privacy, samples: int) -> Table:
     """What was told of samples, and made of them or of the models that learnt them."""
-    told = privacy.get("told_samples", 0)  # older runs lack it
+    told = privacy["told_samples"]
     share = f", {100 * told / samples:.3g} % of all" if told else ""
     counted = {
-        "sums of one sample that clients sent": privacy.get("one_sample_sums", 0),
-        "second moments of one sample that clients sent": privacy.get("one_sample_moments", 0),
+        "sums of one sample that clients sent": privacy["one_sample_sums"],
+        "second moments of one sample that clients sent": privacy["one_sample_moments"],
         f"training samples that were sent alone{share}": told,
         "synthetic images that the server sent": privacy["synthetic_images"],
         "gradients of single samples that clients sent": privacy["sample_gradients"],
@@ -289,8 +287,7 @@ def _absences(absences: Absences) -> Table:
         "late_absorbed": "of these, used",
         "late_dropped": "of these, not as expected",
     }
-    # Older runs lack some.
-    rows = ((name, f"{absences[key]:,}") for key, name in names.items() if key in absences)  # type: ignore[literal-required]
+    rows = ((name, f"{absences[key]:,}") for key, name in names.items())  # type: ignore[literal-required]
     return screen_table("Turns of clients that failed", ("", "turns"), rows)
 
 

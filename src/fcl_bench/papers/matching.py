@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from fcl_bench.composition import composed, lay_over
 from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
 from fcl_bench.errors import UserError
-from fcl_bench.recorded import resolved_config
+from fcl_bench.execution.folder import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Matcher:
 
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
         self._runs = runs
-        self._config = functools.cache(lambda run: resolved_config(folder / run / "config.yaml"))
+        self._config = functools.cache(lambda run: RunFolder(folder / run).config())
         self._same = functools.cache(self._by_settings)
 
     def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
@@ -145,7 +145,7 @@ class Matcher:
         return {index: self._differing(run, cell, wanted) for index, run in candidates.iterrows()}
 
     def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings) -> list[str]:
-        settings = _loaded(run, self._whole(run, cell))
+        settings = _loaded(run, self._whole(run))
         if settings is None:
             return ["a configuration of another version"]
         here, there = comparable(settings, cell["metric"]), comparable(wanted, cell["metric"])
@@ -159,22 +159,12 @@ class Matcher:
             found.append(f"revision {wanted.method.revision} of the method, here {run['method.revision']}")
         return found
 
-    def _whole(self, run: pd.Series, cell: pd.Series) -> dict[str, Any]:
-        """Return the run's whole configuration; keys that are newer than the run have their defaults."""
+    def _whole(self, run: pd.Series) -> dict[str, Any]:
+        """Return the run's configuration; a checkpoint may no longer exist, and fingerprints identify its content."""
         config = self._config(run["folder"])
-        groups = tuple(word for word in overrides(cell) if "." not in word.partition("=")[0])
-        defaults = settings_of(tuple(word for word in groups if word.partition("=")[0] not in ("adapt", "label_rate")))
-        whole = {**defaults.resolved, **config}
-        for group in GROUPS:
-            ours = settings_of(groups).resolved[group]
-            if whole[group].get("_target_") == ours.get("_target_"):
-                whole[group] = {**ours, **whole[group]}
-        for section in ("wire", "cache"):
-            whole[section] = {**defaults.resolved[section], **whole[section]}
-        # The file may no longer exist; the fingerprints identify its content.
-        if "checkpoint" in whole["backbone"]:
-            whole["backbone"] = {**whole["backbone"], "checkpoint": None}
-        return whole
+        if "checkpoint" in config["backbone"]:
+            return {**config, "backbone": {**config["backbone"], "checkpoint": None}}
+        return config
 
 
 def groups_of(

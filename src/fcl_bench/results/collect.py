@@ -16,7 +16,6 @@ from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import content_hash
-from fcl_bench.recorded import resolved_config
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 log = logging.getLogger(__name__)
@@ -41,14 +40,6 @@ _VALUES, _SHOWN = 4, 46
 _UNKNOWN = "unknown"
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
-#: Keys that older runs lack, with the value that those runs used; `resolved_config` fills in the knobs marked `added`.
-_BEFORE: dict[str, Any] = {"label_rate": 1.0, "on_bad_upload": "fail"}
-_BEFORE |= {"adapt": "none", "faults": "none", "noise": "none", "secure": "none"}
-_BEFORE |= {"parallel_clients": 1, "cudnn": "deterministic"}
-_BEFORE |= {"protocol": "task-agnostic"}
-_NEW = {"split.order_seed": "null"}
-#: Columns that tables of older runs lack, with their values.
-BEFORE = {**_BEFORE, **_NEW}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
@@ -90,11 +81,11 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
         single: names of measures of a single task.
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
-    run |= {"profile": record.get("profile", "full"), "experiment": record.get("experiment")}
-    run |= {"evaluate_rounds": (record.get("rounds") or {}).get("every", 0)}
-    run |= {"git_commit": record["environment"].get("git_commit")}
+    run |= {"profile": record["profile"], "experiment": record["experiment"]}
+    run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
+    run |= {"git_commit": record["environment"]["git_commit"]}
     run |= {"written": (folder / "run.json").stat().st_mtime}
-    return {**_configuration(record, resolved_config(folder / "config.yaml")), **measured(record, single), **run}
+    return {**_configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
 
 
 def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:
@@ -222,14 +213,12 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "method": record["method"],
         **dict(_flat(config.get("method", {}), "method.")),
         # The revision is text: it tells versions of the code apart and is not a quantity.
-        "method.revision": str(record.get("method_revision", "unknown")),
-        **dict(_flat({key: record[key] for key in _RECORDED if key in record})),
-        **({"beta": math.nan} if record.get("beta") is None else {}),  # a partition without beta has null
-        **_BEFORE,
-        **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol") if key in record},
+        "method.revision": str(record["method_revision"]),
+        **{key: record[key] for key in _RECORDED},
+        **({"beta": math.nan} if record["beta"] is None else {}),  # a partition without beta has null
+        **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol")},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
-        **_NEW,
         **{
             key: value
             for group in _GROUPS
@@ -242,24 +231,23 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             if key not in _MEETING and value != "null"  # null is what all transports do
         },
         "features": features.hexdigest()[:8],
-        "data_fingerprint": str(record.get("data_fingerprint"))[:8],
+        "data_fingerprint": record["data_fingerprint"][:8],
     }
 
 
 def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what determines a run's features, the same for all seeds of one configuration."""
-    identity = dict(record.get("features") or {})
-    if record.get("draws_weights"):
+    identity = dict(record["features"])
+    if record["draws_weights"]:
         identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
         # The hash of all weights told the source of those that are not drawn. An entry is added only where there is a
         # source, since the fingerprints of networks from scratch stand in the reference tables.
-        backbone = config.get("backbone", {})
-        if backbone.get("pretrained"):
+        if config["backbone"].get("pretrained"):
             identity["pretrained"] = True
-        if given := record.get("checkpoint") or backbone.get("checkpoint"):  # older runs have the path alone
-            identity["checkpoint"] = given
-    precision = (record.get("precision") or {}).get("features")
-    if record.get("adapt", "none") != "none" and precision not in (None, "float32"):
+        if record["checkpoint"]:
+            identity["checkpoint"] = record["checkpoint"]
+    precision = record["precision"]["features"]
+    if record["adapt"] != "none" and precision not in (None, "float32"):
         # The features come from the adapted network, and `features` describes the one that adaptation began with.
         identity["precision"] = precision
     return identity
@@ -268,32 +256,28 @@ def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
 def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
     """Return all `MEASURES` of a run record, and the measures of `single` tasks; None where one is not defined."""
     communication: Mapping[str, Any] = record["communication"]
-    found = {**record["metrics"], **communication.get("accounting", {}), **record["runtime"]}
+    found = {**record["metrics"], **communication["accounting"], **record["runtime"]}
     for way in ("up_max", "down_max", "up_total_max"):
-        if f"{way}_bytes" in communication:
-            found[f"{way}_mib"] = communication[f"{way}_bytes"] / 2**20
-    if record["runtime"].get("peak_memory_bytes") is not None:
-        found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
-    if "client_storage_max_bytes" in record:  # older runs lack it
-        found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
-        found["client_samples_kept"] = record["client_samples_kept"]
-    if raw := communication.get("raw"):  # older runs lack it
+        found[f"{way}_mib"] = communication[f"{way}_bytes"] / 2**20
+    found["peak_memory_mib"] = record["runtime"]["peak_memory_bytes"] / 2**20
+    found["client_storage_mib"] = record["client_storage_max_bytes"] / 2**20
+    found["client_samples_kept"] = record["client_samples_kept"]
+    if raw := communication["raw"]:
         found["raw_mib"] = raw["busiest_bytes"] / 2**20
         found["times_raw"] = communication["up_total_bytes"] / raw["total_bytes"] if raw["total_bytes"] else None
-    privacy: Mapping[str, Any] = record.get("privacy", {})
+    privacy: Mapping[str, Any] = record["privacy"]
     found |= privacy
-    found["epsilon"] = (privacy.get("guarantee") or {}).get("epsilon")
-    if "told_samples" in privacy:
-        found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
+    found["epsilon"] = (privacy["guarantee"] or {}).get("epsilon")
+    found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
     tasks = record["tasks"]
     found |= {last: ByTask(last, tasks).of(record) for last in SERIES}
     found |= {name: ByTask.of(entry, record) for name in single if (entry := by_task(name))}
-    found["A_T_aware"] = record.get("task_aware", {}).get("A_T")
-    if rounds := record.get("rounds"):
+    found["A_T_aware"] = record["task_aware"]["A_T"]
+    if rounds := record["rounds"]:
         found["A_T_best"] = rounds["best"][-1]
-    if routing := record.get("routing"):
+    if routing := record["routing"]:
         found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
-    if adaptation := record.get("adaptation"):
+    if adaptation := record["adaptation"]:
         found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in (*MEASURES, *single)}
 

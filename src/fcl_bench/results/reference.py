@@ -17,7 +17,6 @@ import yaml
 
 from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.results.collect import BEFORE
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.summarise import setting, signature
 
@@ -76,7 +75,7 @@ def load(name: str) -> pd.DataFrame:
     same = yaml.safe_load((folder() / f"{name}.yaml").read_text())["same"]
     rows = pd.read_csv(folder() / f"{name}.csv", dtype=object, keep_default_na=False, na_values=[""])
     # All columns at once: pandas warns of a frame to which a hundred were added one after the other.
-    shared = {key: value for key, value in {**BEFORE, **same}.items() if key not in rows}
+    shared = {key: value for key, value in same.items() if key not in rows}
     rows = pd.DataFrame({**rows, **shared}).map(_value)
     measured = {measure: rows[measure].astype(float) if measure in rows else np.nan for measure in MEASURES}
     run = {"seed": rows["seed"].astype(int), "folder": "", "profile": "full", "experiment": None, "written": 0.0}

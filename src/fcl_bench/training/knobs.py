@@ -76,9 +76,9 @@ class Training:
     server_optimizer: str = knob("average", choices=("average", "momentum", "adam"))
     server_lr: float = knob(1.0, above=0)
     server_momentum: float = knob(0.9, least=0, below=1)
-    aggregate: str = knob("mean", choices=AGGREGATES, added=True)
-    trimmed: float = knob(0.1, least=0, below=0.5, added=True)
-    byzantine: int = knob(1, least=0, added=True)
+    aggregate: str = knob("mean", choices=AGGREGATES)
+    trimmed: float = knob(0.1, least=0, below=0.5)
+    byzantine: int = knob(1, least=0)
     augment: str = knob("crop_flip", choices=AUGMENTATIONS)
     precision: str = knob("auto", choices=("auto", "float32", "bfloat16"))
 

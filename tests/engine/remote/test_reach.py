@@ -38,7 +38,7 @@ def test_partial_rounds_are_when_they_are_set(tmp_path):
     settings.transport = Carried()
     assert settings.identity() == alone
     settings.transport = Carried(minimum=0.8)
-    assert settings.identity() == {**alone, "transport": {"minimum": 0.8}}
+    assert settings.identity() == {**alone, "transport": {"minimum": 0.8, "deadline": None}}
     settings.transport = Carried(minimum=0.8, deadline=600.0)
     assert settings.identity()["transport"] == {"minimum": 0.8, "deadline": 600.0}
     # Whoever is late ends the run, which has no result then.

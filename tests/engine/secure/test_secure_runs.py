@@ -202,8 +202,8 @@ def test_whoever_drops_out_reveals_nothing():
 # The configuration ----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_without_masks_has_its_old_id(tmp_path):
-    assert "secure" not in settings_for(tmp_path, "method=afl").identity()
+def test_masks_are_part_of_a_runs_identity(tmp_path):
+    assert settings_for(tmp_path, "method=afl").identity()["secure"] == {"choice": "none"}
     chosen = settings_for(tmp_path, "method=afl", "secure=sums").identity()["secure"]
     assert chosen == {"choice": "sums", "bits": 64, "fraction_bits": 24, "threshold": 0.6, "neighbours": None}
 

@@ -90,7 +90,7 @@ class ImageSource(Source):
 
     path: str | None = knob(None, identity=False)
     classes: int | None = knob(None, least=1)
-    skip_classes: int = knob(0, least=0, added=True)
+    skip_classes: int = knob(0, least=0)
     per_class: int | None = knob(None, least=1)
     test_per_class: int | None = knob(None, least=1)
 

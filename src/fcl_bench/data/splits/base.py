@@ -45,7 +45,7 @@ class TaskSplit(ABC):
     """
 
     name: ClassVar[str]
-    imbalance: float = knob(1.0, above=0, most=1, words="a share, above 0 to 1", added=True)
+    imbalance: float = knob(1.0, above=0, most=1, words="a share, above 0 to 1")
     order_seed: int | None = knob(None, least=0)
 
     def __post_init__(self) -> None:

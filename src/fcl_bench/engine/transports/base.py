@@ -127,8 +127,8 @@ class PartialRounds(Reach):
         deadline: seconds after which a client that has not answered counts as lost; None: never.
     """
 
-    minimum: float | None = knob(None, least=0, most=1, words="a share, 0 to 1", added=True)  # type: ignore[misc]
-    deadline: float | None = knob(None, above=0, words="seconds", added=True)
+    minimum: float | None = knob(None, least=0, most=1, words="a share, 0 to 1")  # type: ignore[misc]
+    deadline: float | None = knob(None, above=0, words="seconds")
 
     def identity(self) -> dict[str, Any]:
         """See `Reach`. Where nobody may be missing, how long a round waits changes no result."""

@@ -163,11 +163,6 @@ class Scaffold(ClientSumMethod):
 
     eta_g: float = knob(1.0, above=0)
 
-    @property
-    def revision(self) -> int:  # type: ignore[override]
-        """2 with frozen heads, whose rows at rest keep their c_k when classes come back; else 1."""
-        return 2 if self.frozen_heads else 1
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.training.optimizer != "sgd":

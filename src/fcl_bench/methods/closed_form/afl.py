@@ -180,9 +180,9 @@ class AFL(ClosedFormMethod):
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
     ri: bool = True
-    aggregation: str = knob("sum", choices=("sum", "recursive"), added=True)
-    upload: str = knob("solution", choices=("solution", "sums"), added=True)
-    ridge: float | str = ridge_knob(0.0, least=0, added=True)
+    aggregation: str = knob("sum", choices=("sum", "recursive"))
+    upload: str = knob("solution", choices=("solution", "sums"))
+    ridge: float | str = ridge_knob(0.0, least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -59,8 +59,8 @@ class ClosedFormMethod(Method):
     server_half: ClassVar[type[ClosedFormServer]]
 
     M: int | None = knob(2048, least=1)
-    activation: str = knob("relu", choices=ACTIVATIONS, added=True)
-    scale_scores: bool | str = knob(False, choices=("length",), added=True)
+    activation: str = knob("relu", choices=ACTIVATIONS)
+    scale_scores: bool | str = knob(False, choices=("length",))
 
     def __post_init__(self) -> None:
         if self.M is None and self.activation == "none":

@@ -339,10 +339,10 @@ class CentredSketch(ClosedFormMethod):
     rank: int = knob(16, least=0)
     ridge: float | str = ridge_knob(1e-3, above=0)
     centre: bool = True
-    remainder: str = knob("isotropic", choices=("isotropic", "gaussian"), added=True)
-    input_rank: int = knob(32, least=0, added=True)
-    input_remainder: str = knob("isotropic", choices=("isotropic", "diagonal"), added=True)
-    mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1", added=True)
+    remainder: str = knob("isotropic", choices=("isotropic", "gaussian"))
+    input_rank: int = knob(32, least=0)
+    input_remainder: str = knob("isotropic", choices=("isotropic", "diagonal"))
+    mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1")
     bounds: bool = False
 
     def matrices(self) -> int:

@@ -269,11 +269,6 @@ class FedLDA(DiscriminantMethod):
     centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
 
     @property
-    def revision(self) -> int:  # type: ignore[override]
-        """2 if the first task's sums come without an offset, since what rounding did to them now counts; else 1."""
-        return 2 if self.centre == "later_tasks" else 1
-
-    @property
     def summands(self) -> Mapping[str, str]:
         """None with an offset, since its other samples decide how far a sample is from it."""
         return {"G": SQUARE, "S": COLUMN, "n": COUNT} if self.centre == "none" else {}

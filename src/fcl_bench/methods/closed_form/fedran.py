@@ -265,6 +265,7 @@ class FedRAN(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fedran"
+    revision: ClassVar[int] = 2
     client_half = FedRANClient
     server_half = FedRANServer
 
@@ -284,11 +285,6 @@ class FedRAN(ClosedFormMethod):
                 f"method.rank={self.rank} is more than the {self.M} random features",
                 f"1 to {self.M}, or a larger method.M",
             )
-
-    @property
-    def revision(self) -> int:  # type: ignore[override]
-        """3 with a byte budget, which now holds the number of samples and the columns' numbers too; else 2."""
-        return 2 if self.budget_bytes is None else 3
 
     @property
     def penalty(self) -> float | str:

@@ -203,11 +203,6 @@ class GLFC(ExemplarMethod):
         return self.variant == "published"
 
     @property
-    def revision(self) -> int:  # type: ignore[override]
-        """2 where the server chooses among models, since a task without gradients has none to choose; else 1."""
-        return 2 if self.reconstructs and not self.published else 1
-
-    @property
     def reconstructs(self) -> bool:
         return self.proxy == "reconstruct"
 

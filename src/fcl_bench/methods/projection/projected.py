@@ -85,12 +85,6 @@ class ProjectedMethod(GradientMethod):
         if self.share_of == "inputs" and self.mass != "energy":
             raise UserError(f"method.mass={self.mass}: method.share_of=inputs adds squares", "method.mass=energy")
 
-    @property
-    def revision(self) -> int:  # type: ignore[override]
-        """3 if weight decay reached rows at rest before, which only classes that come back show; else 2."""
-        decayed = self.norms == "decay" or not self.projects_average
-        return 3 if self.frozen_heads and decayed else 2
-
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
         return min(1.0, self.threshold + self.threshold_step * task)
