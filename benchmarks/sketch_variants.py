@@ -7,7 +7,6 @@ One pass over clients and tasks serves all variants: they share random features 
 server. A variant is the base with some of its knobs changed (sketches/variants.py). Everything that a variant uploads
 is rounded as it would be on the wire and counted; `up` is the most that one client sends for one task, `down` the most
 that it receives. The base is the method of docs/methods/centred_sketch.md with remainder=gaussian and ridge=auto.
-The results are in docs/results/sketch_variants.md.
 """
 
 from __future__ import annotations
