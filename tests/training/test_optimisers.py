@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Samples
+from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import SGD, ServerOptimiser, average, client_optimiser
+from fcl_bench.training.optimisers import SGD, average, client_optimiser
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")
@@ -118,11 +119,6 @@ def stepped(knobs: Training, means: list[dict[str, torch.Tensor]], optimiser: Se
         old = optimiser.step(old, mean)
         path.append(old)
     return path
-
-
-def test_the_average_is_taken_as_it_is():
-    means = models(3)
-    assert all(new is mean for new, mean in zip(stepped(Training(), means), means, strict=True))
 
 
 def test_momentum_without_momentum_is_the_average():

@@ -10,8 +10,7 @@ from typing import ClassVar, cast
 
 from fcl_bench.config import counting
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.ccvr import Gaussian
+from fcl_bench.methods.gradient.base import Gaussian, GradientMethod
 from fcl_bench.methods.transformers.cprompt import CPrompt
 from fcl_bench.methods.transformers.pilora import PILoRA
 from fcl_bench.protocol.context import Context

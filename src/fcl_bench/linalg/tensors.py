@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cmath import isfinite
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import NamedTuple
 
 import torch
 
@@ -59,18 +59,6 @@ class Flat(dict[str, torch.Tensor]):
             torch._foreach_copy_(list(flat.values()), values)
         return flat
 
-    def add_(self, other: Flat, factor: float) -> None:
-        """Add `factor` times the same tensors in the same places."""
-        self.buffer.add_(other.buffer, alpha=factor)
-
-    def times(self, factor: float) -> Flat:
-        """`factor` times these tensors."""
-        return Flat(self.buffer * factor, self._parts)
-
-    def same_places(self, tensors: Mapping[str, torch.Tensor]) -> TypeGuard[Flat]:
-        """Whether tensors lie in a buffer of theirs where these lie in this one."""
-        return isinstance(tensors, Flat) and tensors._parts == self._parts
-
     def to(self, device: torch.device | None, dtype: torch.dtype | None) -> Flat:
         """The same numbers in another type and elsewhere; None: those that they have."""
         buffer = self.buffer.to(device=device, dtype=dtype)
@@ -82,6 +70,29 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
     if tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         return tensor.stride()
     return torch.empty(tensor.shape, device="meta").stride()
+
+
+def add_weighted(
+    sums: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], weight: float
+) -> Mapping[str, torch.Tensor]:
+    """sums + weight * tensors in float64, in place where it can be.
+
+    Args:
+        sums: what this returned for the tensors before, of the same names; empty for the first.
+        tensors: in any type.
+        weight: of these tensors.
+    """
+    if isinstance(tensors, Flat):
+        values = tensors.buffer.double()
+        if not sums:
+            return Flat(values * weight, tensors._parts)
+        if isinstance(sums, Flat) and sums._parts == tensors._parts:
+            sums.buffer.add_(values, alpha=weight)
+            return sums
+    if not sums:
+        return {name: value.double() * weight for name, value in tensors.items()}
+    torch._foreach_add_(list(sums.values()), [tensors[name].double() for name in sums], alpha=weight)
+    return sums
 
 
 def pieces(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

@@ -164,8 +164,9 @@ class Network(torch.nn.Module):
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (b, L) of features (b, d)."""
-        scores = [head(features) for head in self.heads]
-        return scores[0] if len(scores) == 1 else torch.cat(scores, dim=1)
+        if len(self.heads) == 1:
+            return self.heads[0](features)
+        return torch.cat([head(features) for head in self.heads], dim=1)
 
     def freeze(self, names: Iterable[str]) -> None:
         """Let exactly these parameters stay as they are, besides those that never train.
@@ -184,7 +185,8 @@ class Network(torch.nn.Module):
             super().train(mode)
             self._mode = mode
         for norm in self._parts.norms.values():
-            trains = any(own is not None and own.requires_grad for own in (norm.weight, norm.bias))
+            weight, bias = norm.weight, norm.bias
+            trains = weight is not None and (weight.requires_grad or bias.requires_grad)
             # A module's attribute takes long to set, and rarely changes.
             if norm.training is not (mode and trains):
                 norm.training = mode and trains

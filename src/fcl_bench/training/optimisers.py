@@ -1,4 +1,4 @@
-"""Steps: of a client on its samples, and of the server from one model to the next."""
+"""Steps of a client on its samples, and the average of clients' models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch
 
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
-
-#: FedAdam's decay of the squares, beta_2, and its adaptivity, tau (Reddi et al., 2021, Algorithm 2).
-_SQUARES, _TAU = 0.99, 1e-3
 
 
 class Optimiser(Protocol):
@@ -76,23 +73,27 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
         knobs: optimiser, rates, momentum, weight decay.
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
-    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
     training = network.training_parameters()
+    made = [{"params": list(training.values()), "lr": rate}] if training else []
     if knobs.rates:
-        for name, parameter in training.items():
-            groups[_longest_prefix(name, knobs)].append(parameter)
-    else:
-        groups[""].extend(training.values())
-    made = [
-        {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
-        for prefix, parameters in groups.items()
-        if parameters
-    ]
+        made = _groups(training, knobs, rate)
     if knobs.optimizer == "adam":
         return torch.optim.Adam(made)
     if knobs.optimizer == "adamw":
         return torch.optim.AdamW(made, weight_decay=knobs.weight_decay)
     return SGD(made, knobs.momentum)
+
+
+def _groups(training: Mapping[str, torch.nn.Parameter], knobs: Training, rate: float) -> list[dict[str, Any]]:
+    """The parameters of each prefix in `knobs.rates`, and all others, with their rates."""
+    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
+    for name, parameter in training.items():
+        groups[_longest_prefix(name, knobs)].append(parameter)
+    return [
+        {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
+        for prefix, parameters in groups.items()
+        if parameters
+    ]
 
 
 def own_rate(name: str, knobs: Training, rate: float) -> float:
@@ -125,71 +126,6 @@ def add_weight_decay(weights: list[torch.nn.Parameter], weight_decay: float) -> 
 def average(sums: Mapping[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
     """The weighted mean in float32 of a sum of models that was kept in float64."""
     return {name: (value / total).float() for name, value in sums.items()}
-
-
-class ServerOptimiser:
-    """It makes the new model from the old one and the average of the clients'.
-
-    `average` takes the average (FedAvg). `momentum`: v <- m v + (average - old), new = old + lr v (FedAvgM). `adam`:
-    v <- m v + (1 - m) (average - old), s <- 0.99 s + 0.01 (average - old)^2, new = old + lr v / (sqrt(s) + tau)
-    (FedAdam), with tau = 0.001. At first v = 0 and s = tau^2, and no bias is corrected, as in Reddi et al. (2021).
-    Running statistics of batch norms are averaged whatever the optimiser.
-
-    Args:
-        knobs: `server_optimizer`, `server_lr`, `server_momentum`.
-    """
-
-    def __init__(self, knobs: Training) -> None:
-        self._knobs = knobs
-        self._velocity: dict[str, torch.Tensor] = {}
-        self._squares: dict[str, torch.Tensor] = {}
-
-    def step(
-        self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor], still: Mapping[str, list[int]] | None = None
-    ) -> dict[str, torch.Tensor]:
-        """The new model, in float32.
-
-        Args:
-            old, mean: of the clients' models, by the same names.
-            still: by name, rows that do not train: what is known of them stays, and the server gives them their values
-                back; None: none.
-        """
-        kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
-        if kind == "average":
-            return mean
-        new = {}
-        for name, average in mean.items():
-            if ".running_" in name:
-                new[name] = average
-                continue
-            change = average.double() - old[name].double()
-            rows = still.get(name) if still else None
-            before = self._velocity.get(name, torch.zeros_like(change))
-            if kind == "momentum":
-                velocity = step = momentum * before + change
-            else:
-                known = self._squares.get(name, torch.full_like(change, _TAU**2))
-                squares = _SQUARES * known + (1 - _SQUARES) * change.square()
-                velocity = momentum * before + (1 - momentum) * change
-                step = velocity / (squares.sqrt() + _TAU)
-                if rows:
-                    squares[rows] = known[rows]
-                self._squares[name] = squares
-            new[name] = (old[name].double() + rate * step).float()
-            if rows:
-                velocity[rows] = before[rows]
-            self._velocity[name] = velocity
-        return new
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`velocity.<name>` and `squares.<name>`; nothing for `average`."""
-        velocity = {f"velocity.{name}": value for name, value in self._velocity.items()}
-        return velocity | {f"squares.{name}": value for name, value in self._squares.items()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        self._velocity = with_prefix(state, "velocity.")
-        self._squares = with_prefix(state, "squares.")
 
 
 def with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -72,8 +72,10 @@ class Trainer:
         knobs = self.training
         generator = torch.Generator().manual_seed(seed)
         optimiser = client_optimiser(network, knobs, rate)
-        linear = None if self._half or not LinearHeads.fits(network, objective) else LinearHeads(network, objective)
-        if linear is None:
+        linear = None
+        if type(network.body) is torch.nn.Identity and not self._half and LinearHeads.fits(network, objective):
+            linear = LinearHeads(network, objective)
+        else:
             # Batch norm has no statistics of a single image; its running ones serve.
             network.train(len(samples) > 1 or not network.normalises_batches)
         one_batch = 0 < len(samples) <= knobs.batch_size and knobs.epochs > 1

@@ -75,7 +75,10 @@ class Augment:
 
     def _moved(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         count, channels, height, width = images.shape
-        padded = self._padded(images)
+        # The images padded with zeros, also mirrored if flips may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8).
+        versions = [images, images.flip(3)] if self.kind != "crop" else [images]
+        down, across = height // 8, width // 8
+        padded = pad(torch.stack(versions), (across, across, down, down)).contiguous()
         down, across = padded.shape[3], padded.shape[4]
         version = torch.randint(len(padded), (count,), generator=generator)
         top = torch.randint(down - height + 1, (count,), generator=generator)
@@ -99,12 +102,6 @@ class Augment:
         if images.is_floating_point():
             return (images * factors).clamp(0, 1)
         return (images * factors).round_().clamp_(0, 255).to(images.dtype)
-
-    def _padded(self, images: torch.Tensor) -> torch.Tensor:
-        """The images padded with zeros, also mirrored if flips may be drawn: (1 or 2, b, 3, h + 2 h//8, w + 2 w//8)."""
-        versions = [images, images.flip(3)] if self.kind != "crop" else [images]
-        top, left = images.shape[2] // 8, images.shape[3] // 8
-        return pad(torch.stack(versions), (left, left, top, top)).contiguous()
 
 
 class Standardise:
@@ -135,7 +132,8 @@ class Standardise:
 
     def scaled(self, images: torch.Tensor) -> torch.Tensor:
         """The images at the network's size with pixels from 0 to 1, before standardisation: the input of `pixels`."""
-        square = _central_square(images)
+        height, width = images.shape[-2:]
+        square = images if height == width else _central_square(images)
         if square.shape[-1] == self.size:
             # One pass over the images; always a copy, since what follows is done in place.
             return square.to(torch.float32, memory_format=torch.channels_last, copy=True).div_(255)
@@ -155,8 +153,6 @@ class Standardise:
 
 def _central_square(images: torch.Tensor) -> torch.Tensor:
     height, width = images.shape[-2:]
-    if height == width:
-        return images
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return images[..., top : top + side, left : left + side]

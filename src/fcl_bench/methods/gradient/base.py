@@ -9,9 +9,8 @@ from typing import ClassVar
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices, require_memory
-from fcl_bench.methods.gradient.ccvr import MOMENTS, Gaussian
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
 from fcl_bench.methods.gradient.server import GradientServer, weight_in_average
 from fcl_bench.protocol.combining import Combination, added_up, as_one
 from fcl_bench.protocol.context import Context
@@ -25,6 +24,28 @@ from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: The methods with `compiles`, for messages.
 _COMPILE = ("fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "centralised")
+
+
+@dataclass
+class Gaussian:
+    """`method.gaussian`, the knobs of `replay_head=gaussian`.
+
+    Args:
+        covariance: full (d x d for each class), diagonal (variances alone).
+        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
+            that sample.
+        samples: drawn features for each class.
+        epochs: passes over them.
+        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
+        batch_size: features per step.
+    """
+
+    covariance: str = knob("full", choices=("full", "diagonal"))
+    least: int = knob(2, least=1)
+    samples: int = knob(256, least=1)
+    epochs: int = knob(5, least=1)
+    lr: float = knob(0.01, above=0)
+    batch_size: int = knob(64, least=1)
 
 
 @dataclass

@@ -9,9 +9,7 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import Flat
-from fcl_bench.methods.gradient.batched_clients import Trained, train_batched_clients
-from fcl_bench.methods.gradient.ccvr import MOMENTS, moments_message
-from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, teacher_prefix
+from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, teacher_prefix
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
@@ -28,12 +26,14 @@ class GradientClient(ModelHolder, Client):
     #: A task and its teacher, the same for all clients.
     _teacher: tuple[int, Network] | None = None
     #: A task, a round, and by client the models that `train_batched` trained for turns that are still to come.
-    _batched: tuple[int, int, dict[int, Trained]] = (-1, -1, {})
+    _batched: tuple[int, int, dict[int, dict[str, torch.Tensor]]] = (-1, -1, {})
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
         self.take_over(client_data, broadcast)
         if broadcast.stage == MOMENTS:
+            from fcl_bench.methods.gradient.ccvr import moments_message
+
             features = self.trainer.features(self.network, client_data.inputs).to(self.context.dtype)
             columns = Heads.from_message(broadcast).task
             dense = self.context.sums
@@ -69,6 +69,8 @@ class GradientClient(ModelHolder, Client):
         changed = own.update is not here.update or own.take_over is not here.take_over
         if changed or own.pseudo_labels is not here.pseudo_labels:
             return f"clients of method={self.method.name} do more than train"
+        from fcl_bench.methods.gradient.batched_clients import train_batched_clients
+
         found = train_batched_clients(self, shards, broadcast, states)
         if isinstance(found, str):
             return found
@@ -105,7 +107,9 @@ class GradientClient(ModelHolder, Client):
 
     def take_over(self, client_data: ClientData, broadcast: Message) -> None:
         """Bring the network to the broadcast model."""
-        self.prepare(Heads.from_message(broadcast))
+        heads = Heads.from_message(broadcast)
+        if self.prepared != (heads, frozenset()):
+            self.prepare(heads)
         if broadcast.stage == MODEL:
             self.network.load_known(broadcast)
         else:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: The stage of the rounds in which models travel.
 MODEL = "model"
+#: The stage in which clients send the moments of their classes, for `replay_head=gaussian` (`ccvr.py`).
+MOMENTS = "moments"
 
 
 def head_seed(context: Context) -> int:
@@ -42,6 +44,7 @@ class ModelHolder:
         start: what training starts from.
         network: with the heads so far.
         trainer: runs it.
+        prepared: the heads, and the names at rest, for which `prepare` was called last.
     """
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
@@ -49,6 +52,7 @@ class ModelHolder:
         self.context = context
         self.start = method.start(context)
         self.network = self.new_network()
+        self.prepared: tuple[Heads, frozenset[str]] | None = None
         start = self.start
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
         self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
@@ -64,3 +68,4 @@ class ModelHolder:
             self.method.grow(self.network, heads.sizes, head_seed(self.context))
         task = len(heads.columns) - 1
         self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused) | set(resting))
+        self.prepared = heads, frozenset(resting)

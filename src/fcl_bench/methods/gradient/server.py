@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.tensors import Flat
-from fcl_bench.methods.gradient.ccvr import MOMENTS, ReplayHead
-from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, final_prefix, head_seed, teacher_prefix
+from fcl_bench.linalg.tensors import Flat, add_weighted
+from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.fields import Schema, like
 from fcl_bench.protocol.message import Message
@@ -21,11 +20,12 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, parts
-from fcl_bench.training.optimisers import ServerOptimiser, average, with_prefix
-from fcl_bench.training.robust import combined, trimmed_off
+from fcl_bench.training.optimisers import average, with_prefix
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
+    from fcl_bench.methods.gradient.ccvr import ReplayHead
+    from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class GradientServer(ModelHolder, Server):
         task: index of the task at hand.
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
-        replay: the heads that predict in place of the trained ones under `replay_head=gaussian`.
+        replay: what predicts in place of the trained heads under `replay_head=gaussian`; None: they predict.
     """
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
@@ -58,8 +58,16 @@ class GradientServer(ModelHolder, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay = ReplayHead(method.gaussian, self.start.dimension, context.device, context.sums)
-        self._optimiser = ServerOptimiser(method.training)
+        self.replay: ReplayHead | None = None
+        if method.replay_head == "gaussian":
+            from fcl_bench.methods.gradient.ccvr import ReplayHead
+
+            self.replay = ReplayHead(method.gaussian, self.start.dimension, context.device, context.sums)
+        self._optimiser: ServerOptimiser | None = None
+        if method.training.server_optimizer != "average":
+            from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+
+            self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._told = Notices(log)
         self._sums: Mapping[str, torch.Tensor] = {}
@@ -80,8 +88,10 @@ class GradientServer(ModelHolder, Server):
                 self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
-            self.replay.drop()
+            if self.replay:
+                self.replay.drop()
         self.prepare(self.heads)
+        self._heads_message = self.heads.to_message()
 
     def stages(self, task: Task) -> list[str]:
         """The stage of each round of a task."""
@@ -111,7 +121,7 @@ class GradientServer(ModelHolder, Server):
         self.stage = self.stages(task)[round_]
         state = {name: value.clone() for name, value in self.network.state().items()}
         changing = self.network.changing().keys()
-        heads = self.heads.to_message()
+        heads = self._heads_message
         # Moments are taken of the model alone, also by clients that have not trained in this task.
         extra = {} if self.stage == MOMENTS else self.extra_broadcast()
         if self.stage != MODEL:
@@ -133,7 +143,7 @@ class GradientServer(ModelHolder, Server):
         return dict(self._teacher)
 
     def expects(self, task: Task, round_: int) -> Schema:
-        if self.stage == MOMENTS:
+        if self.replay and self.stage == MOMENTS:
             return self.replay.expects(self.tasks[-1])
         return like(self.sent) if self.stage == MODEL else self.expects_answer()
 
@@ -142,12 +152,12 @@ class GradientServer(ModelHolder, Server):
         return {}
 
     def objection(self, upload: Message) -> str:
-        if self.stage == MOMENTS:
+        if self.replay and self.stage == MOMENTS:
             return self.replay.objection(upload, self.tasks[-1])
         return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
 
     def absorb(self, client: int, upload: Message) -> None:
-        if self.stage == MOMENTS:
+        if self.replay and self.stage == MOMENTS:
             self.replay.absorb(upload, self.tasks[-1])
             return
         if self.stage != MODEL:
@@ -162,22 +172,9 @@ class GradientServer(ModelHolder, Server):
         if self.method.training.aggregate != "mean":
             self._models.append({name: upload[name].to(torch.float32, copy=True) for name in self.sent})
             return
+        model = upload.tensors if isinstance(upload.tensors, Flat) else {name: upload[name] for name in self.sent}
         # In the sum of all uploads the models have their weights already.
-        factor = 1.0 if self.context.sums else weight
-        model = upload.tensors
-        if isinstance(model, Flat):
-            model = model.to(None, torch.float64)
-            if isinstance(self._sums, Flat) and self._sums.same_places(model):
-                self._sums.add_(model, factor)
-                return
-            if not self._sums:
-                self._sums = model.times(factor)
-                return
-        values = [model[name].double() for name in self.sent]
-        if self._sums:
-            torch._foreach_add_([self._sums[name] for name in self.sent], values, alpha=factor)
-        else:
-            self._sums = {name: value * factor for name, value in zip(self.sent, values, strict=True)}
+        self._sums = add_weighted(self._sums, model, 1.0 if self.context.sums else weight)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         """Take in an upload of a stage that is no training; only for methods with such stages."""
@@ -192,9 +189,12 @@ class GradientServer(ModelHolder, Server):
         elif self.stage != MODEL:
             self.finish_stage()
         elif self._weight or self._models:
-            mean = self._combined() if self._models else average(self._sums, self._weight)
-            still = self.still()
-            self.network.load(self._at_rest(self.aggregated(self._optimiser.step(self.sent, mean, still)), still))
+            new = self._combined() if self._models else average(self._sums, self._weight)
+            still = self.still() if self.method.frozen_heads else {}
+            if self._optimiser:
+                new = self._optimiser.step(self.sent, new, still)
+            new = self.aggregated(new)
+            self.network.load(self._at_rest(new, still) if still else new)
             with self.trainer.reproducible(derived_seed(self.context.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
@@ -204,18 +204,18 @@ class GradientServer(ModelHolder, Server):
         once = {name: new[name].clone() for name in still}
         for name, rows in still.items():
             once[name][rows] = self.sent[name][rows].to(once[name])
-        return {**new, **once} if once else new
+        return {**new, **once}
 
     def still(self) -> dict[str, list[int]]:
         """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
-        if not self.method.frozen_heads:
-            return {}
         heads = self.heads
         names = {f"heads.{head}.{kind}": head for head in heads.reused for kind in ("weight", "bias")}
         return {name: heads.resting_rows(head) for name, head in names.items() if name in self.sent}
 
     def _combined(self) -> dict[str, torch.Tensor]:
         """One model of all those of the round, not their mean."""
+        from fcl_bench.training.robust import combined, trimmed_off
+
         knobs, n = self.method.training, len(self._models)
         if knobs.aggregate == "krum" and n < 2 * knobs.byzantine + 3:
             self._told.tell(
@@ -234,6 +234,7 @@ class GradientServer(ModelHolder, Server):
 
     def _retrain_heads(self) -> None:
         """Make the heads that predict."""
+        assert self.replay is not None
         if self.task and any(name.startswith("body.") for name in self.network.changing()):
             self._told.tell(
                 "replay_head",
@@ -267,7 +268,7 @@ class GradientServer(ModelHolder, Server):
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
         replay = self.replay
-        if replay.weight is None:
+        if replay is None or replay.weight is None:
             logits = self.network.logits(features)
         else:
             logits = torch.nn.functional.linear(features, replay.weight, replay.bias)
@@ -285,9 +286,9 @@ class GradientServer(ModelHolder, Server):
         """
         state, heads = self.network.state_dict(), self.heads
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
-        weight, bias = self.replay.weight, self.replay.bias
-        if weight is None or bias is None:
-            weight, bias = self.network.classifier()
+        weight, bias = self.network.classifier()
+        if self.replay and self.replay.weight is not None and self.replay.bias is not None:
+            weight, bias = self.replay.weight, self.replay.bias
         return {
             "W": weight.T,
             "bias": bias,
@@ -301,15 +302,17 @@ class GradientServer(ModelHolder, Server):
         self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(model)
         weight, bias = model["W"].T, model["bias"]
-        if self.method.replay_head == "none":
+        if self.replay is None:
             self.network.load_classifier(weight, bias)
         else:
             self.replay.weight, self.replay.bias = weight, bias
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes), **self._teacher}
-        state |= self.replay.state_dict()
-        state |= {_OPTIMISER + name: value for name, value in self._optimiser.state_dict().items()}
+        if self.replay:
+            state |= self.replay.state_dict()
+        if self._optimiser:
+            state |= {_OPTIMISER + name: value for name, value in self._optimiser.state_dict().items()}
         if not (self.heads.plain and self.tasks == self.columns):
             state["head_columns"] = torch.tensor(self.heads.logits)
             state["task_sizes"] = torch.tensor([len(columns) for columns in self.tasks])
@@ -327,5 +330,7 @@ class GradientServer(ModelHolder, Server):
         self.network.load_known(state)
         on_device = {name: value.to(self.context.device) for name, value in state.items()}
         self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
-        self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
-        self.replay.load_state_dict(state)
+        if self._optimiser:
+            self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
+        if self.replay:
+            self.replay.load_state_dict(state)
