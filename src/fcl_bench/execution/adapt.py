@@ -229,7 +229,14 @@ def adapt(
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
         drops, way = plan.settings.scalars.drops, plan.settings.transport
         federation = Federation(
-            *(method, context, first, transport, test), drops=drops, minimum=way.minimum, fan_in=way.fan_in
+            method=method,
+            context=context,
+            stream=first,
+            transport=transport,
+            test=test,
+            drops=drops,
+            minimum=way.minimum,
+            fan_in=way.fan_in,
         )
         if saved is not None:
             checkpoint.tidy()
@@ -279,7 +286,11 @@ def first_stage_clients(plan: Plan) -> Clients:
     """The clients of the first stage: of the first task alone."""
     dealt = plan.dealt
     return Clients(
-        *(_stage(plan).method(), _context(plan), dealt.shards[:1], dealt.stream.train_columns, dealt.labelled),
+        method=_stage(plan).method(),
+        context=_context(plan),
+        holdings=dealt.shards[:1],
+        columns=dealt.stream.train_columns,
+        labelled=dealt.labelled,
         run=identity_hash(_SCHEMA, adaptation_identity(plan)),
         stage="adapt",
     )

@@ -13,10 +13,13 @@ from fcl_bench.options.secure.base import SecureSums
 def clients_of(plan: Plan) -> Clients:
     """The clients of the run itself. What messages pass through on their side belongs here: `middleware`."""
     settings, dealt = plan.settings, plan.dealt
-    columns = dealt.stream.train_columns
     classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
     return Clients(
-        *(settings.method, plan.context, dealt.shards, columns, dealt.labelled),
+        method=settings.method,
+        context=plan.context,
+        holdings=dealt.shards,
+        columns=dealt.stream.train_columns,
+        labelled=dealt.labelled,
         middleware=_middleware(plan),
         run=plan.id,
         config=settings.resolved,

@@ -186,5 +186,7 @@ def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
         log.warning(
             "training sample %d has a feature of size %.3g and half of all samples none above %.3g: its part of any sum"
             " of squares hides theirs; check it, or leave it out",
-            *(row, float(sizes[row]), usual),
+            row,
+            float(sizes[row]),
+            usual,
         )

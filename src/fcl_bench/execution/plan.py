@@ -230,7 +230,14 @@ def context_of(
     dtype = getattr(torch, scalars.dtype)
     sums = settings.secure.sums
     return Context(
-        *(inputs, scalars.seed, dtype, device, wire, network, scalars.clients, recurring),
+        inputs=inputs,
+        seed=scalars.seed,
+        dtype=dtype,
+        device=device,
+        wire=wire,
+        network=network,
+        clients=scalars.clients,
+        recurring=recurring,
         sums=sums,
         cudnn=scalars.cudnn,
     )

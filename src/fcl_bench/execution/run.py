@@ -166,7 +166,12 @@ def _learn(
     drops = settings.scalars.drops
     minimum = settings.transport.minimum
     federation = Federation(
-        *(method, context, dealt.stream, transport, inputs.test, audits),
+        method=method,
+        context=context,
+        stream=dealt.stream,
+        transport=transport,
+        test=inputs.test,
+        audits=audits,
         evaluate_rounds=every,
         drops=drops,
         minimum=minimum,
@@ -176,7 +181,10 @@ def _learn(
     seconds_before = _resume(federation, folder)
 
     tracked = TrackedRun(
-        *(plan.id, plan.label, flat(settings.identity(), separator="."), user_path("out", settings.scalars.out)),
+        id=plan.id,
+        label=plan.label,
+        config=flat(settings.identity(), separator="."),
+        out=user_path("out", settings.scalars.out),
         tasks_done=federation.state.tasks_done,
         fresh=settings.scalars.force and not federation.state.tasks_done,
     )

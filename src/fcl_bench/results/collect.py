@@ -67,7 +67,9 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     if others:
         log.warning(
             "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
-            *(runs, len(others), others[0]),
+            runs,
+            len(others),
+            others[0],
         )
     return frame_of(rows, single)
 

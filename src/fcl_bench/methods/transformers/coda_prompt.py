@@ -67,13 +67,11 @@ class CodaPrompt(PromptMethod):
             log.warning(
                 "%s.components=%d in %d tasks are more than the %d dimensions of a key: from task %d on, new keys"
                 " are random where no orthogonal one is left (%s.components=%d always fits)",
-                *(
-                    key,
-                    self.components,
-                    tasks,
-                    dimension,
-                    dimension // self.components,
-                    key,
-                    max(1, dimension // tasks),
-                ),
+                key,
+                self.components,
+                tasks,
+                dimension,
+                dimension // self.components,
+                key,
+                max(1, dimension // tasks),
             )

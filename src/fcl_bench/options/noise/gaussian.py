@@ -168,7 +168,9 @@ class Gaussian:
             log.warning(
                 "noise.epsilon=%g is not kept to: some sums are of fewer uploads than noise.share_of=%s; epsilon is"
                 " %.4g",
-                *(self.epsilon, self.share_of, epsilon),
+                self.epsilon,
+                self.share_of,
+                epsilon,
             )
         return {
             "epsilon": epsilon if math.isfinite(epsilon) else None,

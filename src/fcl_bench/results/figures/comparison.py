@@ -70,7 +70,10 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         "Line: mean over seeds; band: one standard deviation either way.",
         "Below: mean accuracy over tasks against the measured upload of the busiest client and task.",
         f"Bars: one standard deviation either way; {seeds_told(rows)}.",
-        *(coincidences(alike, names(rows)), shared(rows), fewer, left_out),
+        coincidences(alike, names(rows)),
+        shared(rows),
+        fewer,
+        left_out,
     )
     legend(figure, named_looks(rows))
     return figure

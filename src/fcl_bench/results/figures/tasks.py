@@ -47,7 +47,10 @@ def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], refe
     figure.caption = caption(
         f"Accuracy on all classes seen so far, after each task{f', less that of {reference}' if reference else ''}.",
         f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
-        *(coincidences(alike, names(rows)), shared(rows), fewer, left_out),
+        coincidences(alike, names(rows)),
+        shared(rows),
+        fewer,
+        left_out,
     )
     legend(figure, named_looks(rows))
     return figure
