@@ -1,4 +1,4 @@
-"""Parquet files of a data set on the Hugging Face hub: found on this machine, or downloaded, resumed and verified.
+"""Parquet files of a data set on the Hugging Face hub: found on this machine, or downloaded and verified.
 
 A download goes to <HF_HOME>/fcl-bench/<owner>/<name>/<commit>/, with the files' sizes and checksums in files.json, so
 that a folder can be copied to a machine without network and named there by data.path. Files that the hub's own cache
@@ -12,6 +12,9 @@ import json
 import logging
 import re
 import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,7 +111,7 @@ def fetch(wanted: Repository) -> Snapshot:
 
 
 def download(wanted: Repository) -> Snapshot:
-    """Download the files, resuming an interrupted download, and verify each one's checksum.
+    """Download the files that are missing, and verify each one's checksum.
 
     Raises:
         UserError: no network, no such repository, no disk space, or a file that arrived damaged (it is removed).
@@ -120,7 +123,7 @@ def download(wanted: Repository) -> Snapshot:
             with replacing(folder / MANIFEST) as temporary:
                 temporary.write_text(json.dumps([asdict(file) for file in files], indent=1) + "\n")
         missing = [file for file in files if not _has_size(folder, file)]
-        rest = sum(file.size - _part_size(folder, file) for file in missing)
+        rest = sum(file.size for file in missing)
         if missing:
             log.info("data %s: downloading %s from the hub to %s", wanted.data, readable(rest), folder)
         if rest > (free := shutil.disk_usage(folder).free):
@@ -289,65 +292,47 @@ def not_here(wanted: Repository, why: str) -> UserError:
 
 
 def _download_file(wanted: Repository, commit: str, folder: Path, file: HubFile) -> None:
-    """Download one file; its bytes so far are kept beside it under .part, so that another process can resume."""
-    from huggingface_hub import hf_hub_url
+    """Download one file and verify it. The hub's client resumes a broken connection, and keeps only a whole file."""
+    from huggingface_hub import hf_hub_download
 
-    part = _part(folder, file)
-    part.parent.mkdir(parents=True, exist_ok=True)
-    part.touch()
-    try:
-        while (begin := _part_size(folder, file)) < file.size:
-            try:
-                _append(hf_hub_url(wanted.repo, file.path, repo_type="dataset", revision=commit), part, file.size)
-                break
-            except Exception:
-                # A broken connection is retried as long as each attempt brings more bytes.
-                if _part_size(folder, file) == begin:
-                    raise
-    except Exception as error:  # see _listing
-        raise UserError(
-            f"data={wanted.data}: the download of {file.path} broke off: {first_line(error)}",
-            "the same command goes on where it stopped",
-        ) from error
-    if not file.matches(part):
-        part.unlink()
+    with _quiet_unless_terminal():
+        try:
+            path = Path(
+                hf_hub_download(
+                    wanted.repo,
+                    file.path,
+                    repo_type="dataset",
+                    revision=commit,
+                    local_dir=folder,
+                    force_download=True,  # the client takes a file that it downloaded before for whole
+                )
+            )
+        except Exception as error:  # see _listing
+            raise UserError(
+                f"data={wanted.data}: the download of {file.path} broke off: {first_line(error)}",
+                "the same command goes on with this file",
+            ) from error
+    if not file.matches(path):
+        path.unlink()
         raise UserError(
             f"data={wanted.data}: {file.path} arrived damaged, its checksum is wrong; it has been removed",
             "the same command downloads it again",
         )
-    part.replace(folder / file.path)
 
 
-def _append(url: str, part: Path, size: int) -> None:
-    """Download the missing rest of `part`, `size` bytes in all, from `url`. (`hf_hub_download` always starts over.)"""
-    from huggingface_hub import constants, get_session
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
+@contextmanager
+def _quiet_unless_terminal() -> Iterator[None]:
+    """A context in which the hub's client shows a progress bar only on a terminal."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    with part.open("ab") as content:
-        begin = content.tell()
-        # Encoded bytes could not be counted.
-        headers = {**build_hf_headers(), "Range": f"bytes={begin}-", "Accept-Encoding": "identity"}
-        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-        with (
-            get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=timeout) as answer,
-            progress(size, f"downloading {part.stem}", "B", done=begin) as bar,
-        ):
-            hf_raise_for_status(answer)
-            for piece in answer.iter_bytes():
-                content.write(piece)
-                bar.update(len(piece))
-
-
-def _part(folder: Path, file: HubFile) -> Path:
-    target = folder / file.path
-    return target.with_name(f"{target.name}.part")
-
-
-def _part_size(folder: Path, file: HubFile) -> int:
-    part = _part(folder, file)
-    if part.exists() and part.stat().st_size > file.size:
-        part.unlink()
-    return part.stat().st_size if part.exists() else 0
+    if sys.stderr.isatty() or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _has_size(folder: Path, file: HubFile) -> bool:
