@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
-from fcl_bench.methods.exemplars.memory_client import EXEMPLARS
+from fcl_bench.methods.exemplars.memory import EXEMPLARS
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, assert_as_written_down, feature_tasks

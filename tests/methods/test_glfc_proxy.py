@@ -14,7 +14,7 @@ from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.methods.exemplars import proxy as module
 from fcl_bench.methods.exemplars.glfc import GLFCClient
-from fcl_bench.methods.exemplars.inversion.encoder import GradientEncoder
+from fcl_bench.methods.exemplars.inversion import GradientEncoder
 from fcl_bench.methods.exemplars.proxy import GRADIENTS, Inversion, ProxyServer
 from tests.methods.glfc_harness import (
     QUICK,

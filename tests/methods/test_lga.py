@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.exemplars.category_balance import GROUPS
-from fcl_bench.methods.exemplars.compensation import Compensated
-from fcl_bench.methods.exemplars.glfc import GLFC
-from fcl_bench.methods.exemplars.lga import LGA, Balanced
+from fcl_bench.methods.exemplars.glfc import GLFC, Compensated
+from fcl_bench.methods.exemplars.lga import GROUPS, LGA, Balanced
 from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods import lga_oracle

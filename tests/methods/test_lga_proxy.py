@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_features
-from fcl_bench.methods.exemplars.inversion.monitor import RESETS
-from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer
-from fcl_bench.methods.exemplars.proxy import Inversion
+from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer, augmented_features
+from fcl_bench.methods.exemplars.proxy import RESETS, Inversion
 from fcl_bench.protocol.message import Message
 from tests.methods import lga_oracle
 from tests.methods.fedicarl_harness import CLASSES, SIZES, context_on, learnt, made, tasks_on, training

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.category_balance import GROUPS, balanced_weights, tempered
-from fcl_bench.methods.exemplars.compensation import magnitudes
+from fcl_bench.methods.exemplars.glfc import magnitudes
+from fcl_bench.methods.exemplars.lga import GROUPS, balanced_weights, tempered
 from tests.methods import lga_oracle
 
 

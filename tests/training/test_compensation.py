@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.compensation import Compensated, entropy, group_weights, magnitudes
+from fcl_bench.methods.exemplars.glfc import Compensated, entropy, group_weights, magnitudes
 from fcl_bench.training.network import Heads
 from tests.methods import glfc_oracle as plain
 
@@ -127,7 +127,7 @@ def test_new_columns_are_learnt_from_labels_and_old_ones_from_the_old_model(monk
         targets.append(target.numpy())
         return original(scores, target, **options)
 
-    monkeypatch.setattr("fcl_bench.methods.exemplars.compensation.binary_cross_entropy_with_logits", noted)
+    monkeypatch.setattr("fcl_bench.methods.exemplars.glfc.binary_cross_entropy_with_logits", noted)
     ours(q, y, {0}, old)
     hard, soft = targets
     np.testing.assert_array_equal(hard, np.eye(5)[y])

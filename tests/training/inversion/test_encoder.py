@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.inversion.encoder import GradientEncoder, default_strides
+from fcl_bench.methods.exemplars.inversion import GradientEncoder, default_strides
 
 
 def samples(count: int, classes: int, side: int = 8, seed: int = 0, dtype=torch.float64):

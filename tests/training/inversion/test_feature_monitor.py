@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_features, class_statistics, radius_of
+from fcl_bench.methods.exemplars.lga import augmented_features, class_statistics, radius_of
 
 COLUMNS = (2, 3, 7)
 

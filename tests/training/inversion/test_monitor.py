@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Augment
-from fcl_bench.methods.exemplars.inversion.monitor import BestModels, monitor_accuracy
+from fcl_bench.methods.exemplars.proxy import BestModels, monitor_accuracy
 
 # Accuracy -------------------------------------------------------------------------------------------------------------
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.inversion.encoder import GradientEncoder
-from fcl_bench.methods.exemplars.inversion.reconstruction import pixel_bytes, reconstruct
+from fcl_bench.methods.exemplars.inversion import GradientEncoder, pixel_bytes, reconstruct
 from tests.training.inversion.test_encoder import samples
 
 
@@ -87,7 +86,7 @@ def test_contexts_that_do_not_fit_at_a_time_are_cut(monkeypatch):
     encoder = small()
     gradients = encoder.gradients(*samples(3, 4))
     whole = reconstruct(encoder, gradients, 0, rate=0.1, iterations=4, last=2, inner=2)
-    monkeypatch.setattr("fcl_bench.methods.exemplars.inversion.reconstruction._ROOM", 1)
+    monkeypatch.setattr("fcl_bench.methods.exemplars.inversion._ROOM", 1)
     torch.testing.assert_close(
         reconstruct(encoder, gradients, 0, rate=0.1, iterations=4, last=2, inner=2).images,
         whole.images,

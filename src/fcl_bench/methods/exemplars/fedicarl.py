@@ -24,6 +24,10 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.methods.exemplars.memory import (
+    EXEMPLARS,
+    ExemplarClient,
+    ExemplarMethod,
+    ExemplarServer,
     herd,
     lists_in,
     memory_size,
@@ -33,7 +37,6 @@ from fcl_bench.methods.exemplars.memory import (
     storable,
     with_memory,
 )
-from fcl_bench.methods.exemplars.memory_client import EXEMPLARS, ExemplarClient, ExemplarMethod, ExemplarServer
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.fields import Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message

@@ -1,14 +1,24 @@
 """LGA (Dong et al., TPAMI 2023): GLFC with weights per earlier task, and an old model chosen by features.
 
-Clients, exemplars, signals and gradients are GLFC's. With the weights w of `exemplars.category_balance`, the old
+Clients, exemplars, signals and gradients are GLFC's. With the weights w below, the old
 model's columns O and its logits q', a client minimises
 
     L_cur = mean_{i,c} w_i BCE(sigma(q_ic), [c = y_i]) where there is no old model, else
     lam (L_cur + mean_{i,c} w_i BCE(sigma(q_ic), t_ic)),   t_ic = sigma(q'_ic) for c in O, else [c = y_i].
 
 With `proxy: reconstruct` the server tests a model's heads on features around those of the reconstructed images, at a
-radius r (`exemplars.inversion.feature_monitor`); the first `proxy_init` rounds of a task count as 0. After the first
+radius r (`augmented_features`); the first `proxy_init` rounds of a task count as 0. After the first
 task's rounds, in the stage `radius`, clients send n, sum phi and sum phi * phi of each class, from which r follows.
+
+The samples that are learnt worst weigh most, task by task.
+g_i = |sigma(q_i)[y_i] - 1|^(t / (t + 1)) in task t (|.| itself in the first), q_i the logits, y_i the label. A group is
+the batch's samples that the client meets for the first time in this task, or those of the classes that it has learnt
+and that first appeared in one earlier task.
+
+    separate:    w_i = g_i / mean of g over i's group
+    cumulative:  the same for new samples; for a learnt class of task j, sum_{s=j}^{t-1} g_i / mean of g over tasks <= s
+
+and both are cut to [0.5, 5]. If the client has learnt no class yet, every weight is 1.
 """
 
 from __future__ import annotations
@@ -20,13 +30,10 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.exemplars.category_balance import GROUPS, balanced_weights, tempered
-from fcl_bench.methods.exemplars.compensation import Compensated, magnitudes
-from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
-from fcl_bench.methods.exemplars.inversion.feature_monitor import augmented_features, class_statistics, radius_of
-from fcl_bench.methods.exemplars.inversion.monitor import RESETS, BestModels
-from fcl_bench.methods.exemplars.memory_client import ExemplarServer
-from fcl_bench.methods.exemplars.proxy import ProxyServer
+from fcl_bench.linalg.gram import class_sums
+from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magnitudes
+from fcl_bench.methods.exemplars.memory import ExemplarServer
+from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, counts, real
 from fcl_bench.protocol.message import Message
@@ -35,6 +42,130 @@ from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
+
+#: How the groups of earlier tasks are made.
+GROUPS = ("separate", "cumulative")
+#: The limits of a weight.
+LEAST, MOST = 0.5, 5.0
+
+
+def tempered(magnitude: torch.Tensor, task: int) -> torch.Tensor:
+    """(b,) g of task `task`, from 0, of the magnitudes |sigma(q)[y] - 1|."""
+    return magnitude.pow(task / (task + 1)) if task else magnitude
+
+
+def balanced_weights(
+    magnitude: torch.Tensor, labels: torch.Tensor, first: torch.Tensor, learnt: torch.Tensor, task: int, groups: str
+) -> torch.Tensor:
+    """(b,) w of the equations above.
+
+    Args:
+        magnitude: (b,) g.
+        labels: (b,) columns.
+        first: (C,) int64, the task in which each column first appeared.
+        learnt: (C,) bool, the columns that the client has learnt in earlier tasks.
+        task: t.
+        groups: one of `GROUPS`.
+    """
+    if not bool(learnt.any()):
+        return torch.ones_like(magnitude)
+    group = torch.where(learnt, first, task)[labels]
+    each = torch.arange(task + 1, device=group.device).unsqueeze(1)
+    member = group == each
+    if groups == "cumulative":
+        member[:task] = group <= each[:task]
+    member = member.to(magnitude.dtype)
+    sums = member @ magnitude
+    # A group without a sample, or without anything left to learn, has no mean to divide by.
+    factor = torch.where(sums > 0, member.sum(dim=1) / sums, 0)
+    return (magnitude * (factor @ member)).clamp(LEAST, MOST)
+
+
+#: New features for each given one, and the share of the variance that noise may reach.
+_COUNT, _SHARE = 5, 0.1
+#: Draws of a noise that is too long, before it is shortened instead.
+_ATTEMPTS = 10
+
+
+def class_statistics(
+    features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What a client says of each class: n, sum phi and sum phi * phi, which add up over clients.
+
+    Args:
+        features: (n, d) phi.
+        labels: (n,) columns, all in `columns`.
+        columns: (c,) ascending.
+
+    Returns:
+        (c,) int64, (c, d) and (c, d) in float64: 4 (2 d + 1) bytes of each class as int32 and float32.
+    """
+    phi = features.double()
+    which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
+    counts = torch.bincount(which, minlength=len(columns))
+    return counts, class_sums(phi, which, len(columns)).T, class_sums(phi.square(), which, len(columns)).T
+
+
+def radius_of(counts: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -> float:
+    """sqrt of the mean over classes of trace(cov) / d, cov with n - 1; of the classes with two samples or more.
+
+    Args:
+        counts, sums, squares: as `class_statistics` returns them, added up over clients.
+
+    Returns:
+        0 if no class has two samples.
+    """
+    known = counts > 1
+    if not bool(known.any()):
+        return 0.0
+    n, total, second = counts[known].double()[:, None], sums[known].double(), squares[known].double()
+    # Rounding on the wire may make it negative.
+    variances = ((second - total.square() / n) / (n - 1)).mean(dim=1).clamp(min=0)
+    return float(variances.mean().sqrt())
+
+
+def augmented_features(
+    features: torch.Tensor, labels: torch.Tensor, radius: float, seed: int, published: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Five features phi + radius e around each phi, e ~ N(0, diag var_c), |radius e|^2 at most a tenth of sum var_c.
+
+    Noise that is longer is drawn again. If the radius is above sqrt(1/10), hardly any noise is short enough, and the
+    published code draws for ever. Here the noise is shortened to the limit after ten draws; in many dimensions almost
+    all short noise has that length.
+
+    Args:
+        features: (n, d) phi of the monitor's images.
+        labels: (n,) their columns c; var_c (d,) is of the features of c, with n - 1, and 0 of a single one.
+        radius: see `radius_of`.
+        seed: of the noise.
+        published: as in LGA's code, var_c * var_c is the standard deviation, and its sum's tenth the limit.
+
+    Returns:
+        (5 n, d) in the features' type and (5 n,) labels, those of one phi after those of the other.
+    """
+    phi = features.double()
+    _, which = labels.unique(return_inverse=True)
+    classes = int(which.max()) + 1
+    counts = torch.bincount(which, minlength=classes)[:, None]
+    centred = phi - (class_sums(phi, which, classes).T / counts)[which]
+    variances = class_sums(centred.square(), which, classes).T / (counts - 1).clamp(min=1)
+    deviations, limits = variances.sqrt(), variances.sum(dim=1)
+    if published:
+        deviations, limits = variances.square(), variances.square().sum(dim=1)
+    each = which.repeat_interleave(_COUNT)
+    scale, limit = radius * deviations[each], _SHARE * limits[each]
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.full_like(scale, torch.inf)
+    for _ in range(_ATTEMPTS):
+        long = ~(noise.square().sum(dim=1) <= limit)
+        if not bool(long.any()):
+            break
+        drawn = torch.randn(tuple(noise.shape), generator=generator, dtype=torch.float64).to(noise.device)
+        noise = torch.where(long[:, None], scale * drawn, noise)
+    lengths = noise.square().sum(dim=1)
+    noise = noise * torch.where(lengths > limit, (limit / lengths).sqrt(), 1.0)[:, None]
+    return (phi.repeat_interleave(_COUNT, dim=0) + noise).to(features.dtype), labels.repeat_interleave(_COUNT)
+
 
 #: The stage after the first task's rounds in which clients send their classes' sums.
 RADIUS = "radius"
@@ -198,7 +329,7 @@ class LGA(GLFC):
     """Knobs of LGA.
 
     Args:
-        groups: of the weights, see `exemplars.category_balance`; cumulative is the published code's.
+        groups: of the weights, see above; cumulative is the published code's.
         lam: weight of the loss where there is an old model.
         proxy_init: of proxy=reconstruct, the first rounds of a task whose models count as 0.
         best_perf: before which tasks the performance to beat is forgotten: task (every one), once (the second, as in

@@ -1,14 +1,25 @@
-"""The small network of known weights over which clients differentiate single samples (GLFC's and LGA's LeNet)."""
+"""Gradients of single samples, and the images that they reveal (GLFC, LGA).
+
+A client differentiates one perturbed sample per class over a small network of known weights (`GradientEncoder`). The
+server finds the image that has a given gradient, min_x ||gradient(x) - gradient||^2, as in deep leakage from gradients
+(Zhu, Liu, Han, NeurIPS 2019), with the label read off first.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch.func import grad, vmap
-from torch.nn.functional import conv2d, cross_entropy, linear, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, cross_entropy, linear, normalize, one_hot
+
+from fcl_bench.environment import exact_kernels
+from fcl_bench.linalg.gram import class_sums
+from fcl_bench.methods.exemplars.lbfgs import BatchedLBFGS
+from fcl_bench.tracking.console import progress
 
 #: Filters of every convolution, and their side.
 _CHANNELS, _KERNEL = 12, 5
@@ -163,3 +174,162 @@ class GradientEncoder:
         features = self._features(weights, image[None])
         scores = linear(features, *self._weights[-2:])
         return cross_entropy(scores, label[None]), (features[0], scores[0])
+
+
+def nearest_to_means(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sample of each class whose direction phi / |phi| is nearest to the mean direction of the class.
+
+    The mean is not normalised again, as in GLFC's code. Ties go to the lower index.
+
+    Args:
+        features: (n, d) phi.
+        labels: (n,) columns.
+
+    Returns:
+        (c,) the classes that have samples, ascending, and (c,) the index of each one's sample.
+    """
+    phi = normalize(features.double(), dim=1)
+    columns, which = labels.unique(return_inverse=True)
+    counts = torch.bincount(which, minlength=len(columns))
+    means = (class_sums(phi, which, len(columns)) / counts).T
+    distances = torch.linalg.vector_norm(phi - means[which], dim=1)
+    least = distances.new_full((len(columns),), torch.inf).scatter_reduce(0, which, distances, "amin")
+    order = torch.arange(len(labels), device=labels.device)
+    candidates = torch.where(distances == least[which], order, len(labels))
+    first = torch.full_like(columns, len(labels)).scatter_reduce(0, which, candidates, "amin")
+    return columns, first
+
+
+def perturbed(
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    scores: Callable[[torch.Tensor], torch.Tensor],
+    steps: int,
+    rate: float,
+    weight_decay: float,
+) -> torch.Tensor:
+    """Each image after `steps` of gradient descent on its mean BCE(scores(x), target): towards confidence.
+
+    x <- x - rate (d BCE / d x + weight_decay x), every image for itself. Pixels may leave 0..1.
+
+    Args:
+        images: (n, 3, h, w) with pixels from 0 to 1; stay as they are.
+        targets: (n, C) one-hot.
+        scores: images to logits (n, C), each by itself: a network in evaluation mode.
+        steps, rate, weight_decay: GLFC's are 50, a tenth of the learning rate, 1e-5.
+
+    Returns:
+        (n, 3, h, w).
+    """
+    found = images.detach().clone()
+    for _ in range(steps):
+        found.requires_grad_()
+        logits = scores(found)
+        # The loss is a mean over classes and a sum over images, so no image depends on how many others there are.
+        loss = binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
+        (slope,) = torch.autograd.grad(loss, found)
+        found = (found.detach() * (1 - rate * weight_decay)).sub_(slope, alpha=rate)
+    return found.detach()
+
+
+#: The most numbers in the history of the problems that run at a time.
+_ROOM = 2**26
+#: Iterations from image to image, as in a step of torch's L-BFGS.
+INNER = 20
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What P gradients reveal.
+
+    Attributes:
+        images: (P, last, 3, h, w) the last iterates, the final one at the end; pixels may leave 0..1.
+        labels: (P,) columns.
+        losses: (P,) || gradient(x) - gradient ||^2 at the final one.
+    """
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    losses: torch.Tensor
+
+
+def reconstruct(
+    encoder: GradientEncoder,
+    gradients: torch.Tensor,
+    seed: int,
+    rate: float,
+    iterations: int = 250,
+    last: int = 20,
+    inner: int = INNER,
+) -> Reconstruction:
+    """Minimise the distance of gradients by L-BFGS from a normal random image, for each gradient alone.
+
+    Args:
+        encoder: over which the samples were differentiated.
+        gradients: (P, p).
+        seed: of the random images.
+        rate: step size; GLFC's code has 0.1, FedProTIP's runs of it 0.5 and 0.1.
+        iterations: images that are looked at, one after the other.
+        last: how many of them are returned.
+        inner: iterations of L-BFGS from one image to the next.
+    """
+    height, width = encoder.shape
+    labels = encoder.labels(gradients)
+    if not len(gradients):
+        return Reconstruction(gradients.new_empty(0, last, 3, height, width), labels, gradients.new_empty(0))
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn((len(gradients), 3 * height * width), generator=generator, dtype=torch.float64).to(gradients)
+    history = min(100, iterations * inner)
+    at_once = max(1, _ROOM // (2 * history * start.shape[1]))
+    wanted = encoder.factorised(gradients)
+    groups = torch.arange(len(gradients), device=gradients.device).split(at_once)
+    images, losses = [], []
+    with progress(len(groups) * iterations, f"reconstructing {len(gradients)} images", "step") as bar:
+        for chosen in groups:
+            found, left = _descend(
+                encoder, wanted[chosen], labels[chosen], start[chosen], rate, iterations, last, inner, bar.update
+            )
+            images.append(found)
+            losses.append(left)
+    return Reconstruction(torch.cat(images), labels, torch.cat(losses))
+
+
+def _descend(
+    encoder: GradientEncoder,
+    wanted: Factors,
+    labels: torch.Tensor,
+    start: torch.Tensor,
+    rate: float,
+    iterations: int,
+    last: int,
+    inner: int,
+    on_start: Callable[[], object],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (3, *encoder.shape)
+
+    def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad(), exact_kernels():
+            x = x.detach().requires_grad_()
+            losses = encoder.factors(x.unflatten(1, shape), labels).distances(wanted)
+            (slopes,) = torch.autograd.grad(losses.sum(), x)
+        return losses.detach(), slopes
+
+    solver = BatchedLBFGS(start, evaluate, rate)
+    images = []
+    for iteration in range(iterations):
+        solver.iterate(inner)
+        on_start()
+        if iteration >= iterations - last:
+            images.append(solver.x.unflatten(1, shape))
+    losses = solver.iterate(0)
+    # The final point may be one that was never looked at.
+    images[-1] = solver.x.unflatten(1, shape)
+    return torch.stack(images, dim=1), losses
+
+
+def pixel_bytes(pixels: torch.Tensor, wrap: bool = False) -> torch.Tensor:
+    """Images in uint8: pixels outside 0..1 are cut off, or wrap round as in PIL, which keeps x 255 modulo 256."""
+    scaled = pixels.detach().double() * 255
+    if wrap:
+        return scaled.trunc().remainder(256).to(torch.uint8)
+    return scaled.clamp(0, 255).round().to(torch.uint8)

@@ -1,1 +1,0 @@
-"""Gradients of single samples, and what a server makes of them: labels, images, and a choice among models."""
