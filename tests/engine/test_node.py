@@ -18,7 +18,7 @@ from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import CountingClient, federation

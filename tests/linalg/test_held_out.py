@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.algebra.held_out import (
     Sums,
     added,
     cross_validated,
+    fold_numbers,
+    hash_factors,
     held_out_errors,
     least,
     squared_error,

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.transformers.coda_prompt import CodaPrompt
-from fcl_bench.methods.transformers.vit.coda import CodaPrompts
+from fcl_bench.methods.transformers.coda_prompt import CodaPrompt, CodaPrompts
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.coda_oracle import (

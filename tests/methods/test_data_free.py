@@ -15,8 +15,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.pictures import images_figure
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
-from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
-from fcl_bench.methods.data_free.generators.replay import ImagePool
+from fcl_bench.methods.data_free.generators.images import ImageGenerator, ImagePool, to_bytes
 from fcl_bench.protocol.method import Picture
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads

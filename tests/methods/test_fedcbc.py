@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals, uniforms
+from fcl_bench.methods.autoencoders.class_vaes.networks import further, keys, keys_of_rows, normals, uniforms
 from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
@@ -188,9 +188,8 @@ def test_without_alpha_no_posterior_is_asked_for(monkeypatch):
     def never(*_):
         raise AssertionError
 
-    for module in ("fusion", ""):
-        name = "fcl_bench.methods.autoencoders.class_vaes.fusion" if module else "fcl_bench.methods.autoencoders.fedcbc"
-        monkeypatch.setattr(f"{name}.posteriors", never)
+    for module in ("class_vaes.fitting", "fedcbc"):
+        monkeypatch.setattr(f"fcl_bench.methods.autoencoders.{module}.posteriors", never)
     learnt(method(alpha=0.0), CONTEXT, feature_tasks(True))
     with pytest.raises(AssertionError):
         learnt(method(), CONTEXT, feature_tasks(True))

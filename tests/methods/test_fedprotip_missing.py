@@ -12,8 +12,8 @@ import torch
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.projection.fedprotip import REFERENCES, FedProTIP
-from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
 from fcl_bench.methods.projection.projected import BASES
+from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.faults.random import RandomFaults
 from fcl_bench.options.faults.transport import Faulty

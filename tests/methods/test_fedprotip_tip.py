@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fcl_bench.environment import seeded
-from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server
 from tests.methods.fedprotip_harness import (

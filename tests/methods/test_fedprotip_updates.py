@@ -20,7 +20,7 @@ from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.projected_descent import ProjectedDescent
+from fcl_bench.methods.projection.projected import ProjectedDescent
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.network import Heads, Network

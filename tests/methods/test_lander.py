@@ -12,8 +12,7 @@ from numpy.testing import assert_allclose
 
 from fcl_bench.environment import seeded
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
-from fcl_bench.methods.data_free.bounded import Bounded, Replaying, factors
+from fcl_bench.methods.data_free.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads

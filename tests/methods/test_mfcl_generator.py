@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.backbones.trainable import Trainable, copies
-from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, divergence
+from fcl_bench.methods.data_free.generators.synthesis import InputStatistics, divergence
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed

@@ -12,8 +12,8 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.subspace import all_rows
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.fedprotip_knobs import HeadRank, Tip
 from fcl_bench.methods.projection.fot import FOT, share_of_rest
+from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_context, observed, three_tasks, training
 from tests.methods.training_harness import (

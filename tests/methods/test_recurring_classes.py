@@ -22,8 +22,8 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.fedprotip_knobs import Tip
 from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of, learn, projection_of, relative_error

@@ -13,7 +13,7 @@ import torch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.single_sample_leakage import Leakage, revealed
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
+from fcl_bench.methods.closed_form.algebra.held_out import fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -25,7 +25,7 @@ from fcl_bench.methods.data_free import mfcl
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL
 from fcl_bench.methods.gradient.base import Gaussian
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.fedprotip_knobs import Tip
+from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method

@@ -11,8 +11,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.data_free.generators.meta_inversion import Synthesis
-from fcl_bench.methods.data_free.target import TARGET, Rehearsed
+from fcl_bench.methods.data_free.target import TARGET, Rehearsed, Synthesis
 from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance

@@ -21,7 +21,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
     balanced,
     drawn_images,
 )
-from fcl_bench.methods.data_free.generators.student import opposition
+from fcl_bench.methods.data_free.generators.images import opposition
 from fcl_bench.training.network import Network
 from tests.methods.classical_oracle import softmax
 from tests.methods.training_harness import tiny_context

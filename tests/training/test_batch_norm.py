@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.methods.data_free.generators.batch_norm import Distance, InputStatistics, LayerStatistics, divergence
+from fcl_bench.methods.data_free.generators.synthesis import Distance, InputStatistics, LayerStatistics, divergence
 from fcl_bench.training.network import Network, feature_start
 from tests.methods.training_harness import tiny_context
 

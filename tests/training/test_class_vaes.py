@@ -8,11 +8,30 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.autoencoders.class_vaes.bank import Bank
-from fcl_bench.methods.autoencoders.class_vaes.fitting import Fit, Grouped, Wanted, fitted, posteriors
-from fcl_bench.methods.autoencoders.class_vaes.fusion import Drawing, drawn, fused
-from fcl_bench.methods.autoencoders.class_vaes.networks import Architecture, decode, divergence, encode, losses
-from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals, orders, uniforms
+from fcl_bench.methods.autoencoders.class_vaes.fitting import (
+    Drawing,
+    Fit,
+    Grouped,
+    Wanted,
+    drawn,
+    fitted,
+    fused,
+    posteriors,
+)
+from fcl_bench.methods.autoencoders.class_vaes.networks import (
+    Architecture,
+    Bank,
+    decode,
+    divergence,
+    encode,
+    further,
+    keys,
+    keys_of_rows,
+    losses,
+    normals,
+    orders,
+    uniforms,
+)
 from tests.training.class_vaes_oracle import (
     FIT,
     SMALL,

@@ -9,9 +9,14 @@ from torch.nn.functional import batch_norm, conv2d, leaky_relu
 
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
-from fcl_bench.methods.data_free.generators.replay import GeneratedImages, ImagePool
-from fcl_bench.methods.data_free.generators.student import agreement, reinitialised
+from fcl_bench.methods.data_free.generators.images import (
+    GeneratedImages,
+    ImageGenerator,
+    ImagePool,
+    agreement,
+    reinitialised,
+    to_bytes,
+)
 from fcl_bench.training.network import Network
 from tests.methods.training_harness import tiny_context
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.data_free.generators.batch_norm import LayerStatistics, divergence, moments
 from fcl_bench.methods.data_free.generators.images import ImageGenerator
-from fcl_bench.methods.data_free.generators.inversion import blurred, imbalance
+from fcl_bench.methods.data_free.generators.synthesis import LayerStatistics, divergence, moments
+from fcl_bench.methods.data_free.mfcl import blurred, imbalance
 
 
 def test_a_batch_of_all_classes_alike_is_balanced_and_one_of_a_single_class_is_not():

@@ -11,9 +11,8 @@ import torch
 
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.methods.data_free.generators.images import ImageGenerator
-from fcl_bench.methods.data_free.generators.meta_inversion import MetaInversion, Synthesis
-from fcl_bench.methods.data_free.generators.student import agreement
+from fcl_bench.methods.data_free.generators.images import ImageGenerator, agreement
+from fcl_bench.methods.data_free.target import MetaInversion, Synthesis
 from fcl_bench.training.network import Network
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import image_tasks, tiny_context

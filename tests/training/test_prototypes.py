@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.transformers.prototypes import PrototypeNetwork, Prototypes
+from fcl_bench.methods.transformers.pilora import PrototypeNetwork, Prototypes
 from fcl_bench.training.network import feature_start
 
 

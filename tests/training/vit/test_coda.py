@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.transformers.vit.coda import (
+from fcl_bench.methods.transformers.coda_prompt import (
     CodaPrompts,
     Components,
     group_name,

@@ -21,11 +21,25 @@ from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.methods.autoencoders.class_vaes.bank import Bank
-from fcl_bench.methods.autoencoders.class_vaes.fitting import Fit, Grouped, Wanted, fitted, posteriors
-from fcl_bench.methods.autoencoders.class_vaes.fusion import Drawing, drawn, fused
-from fcl_bench.methods.autoencoders.class_vaes.networks import Architecture, losses
-from fcl_bench.methods.autoencoders.class_vaes.streams import further, keys, keys_of_rows, normals
+from fcl_bench.methods.autoencoders.class_vaes.fitting import (
+    Drawing,
+    Fit,
+    Grouped,
+    Wanted,
+    drawn,
+    fitted,
+    fused,
+    posteriors,
+)
+from fcl_bench.methods.autoencoders.class_vaes.networks import (
+    Architecture,
+    Bank,
+    further,
+    keys,
+    keys_of_rows,
+    losses,
+    normals,
+)
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, numbers, real, weights

@@ -19,8 +19,14 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.closed_form.algebra.folds import fold_numbers, hash_factors
-from fcl_bench.methods.closed_form.algebra.held_out import Sums, cross_validated, held_out_errors, least
+from fcl_bench.methods.closed_form.algebra.held_out import (
+    Sums,
+    cross_validated,
+    fold_numbers,
+    hash_factors,
+    held_out_errors,
+    least,
+)
 from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, mean_share
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer

@@ -16,7 +16,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics
+from fcl_bench.methods.data_free.generators.synthesis import InputStatistics
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import ModelHolder

@@ -26,8 +26,7 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
-from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors, read_anchors
-from fcl_bench.methods.data_free.bounded import Bounded, Replaying, factors
+from fcl_bench.methods.data_free.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors, read_anchors
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
 from fcl_bench.methods.data_free.generators.anchored import (
     AnchoredGenerator,
@@ -35,7 +34,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
     Synthesis,
     drawn_images,
 )
-from fcl_bench.methods.data_free.generators.replay import ImagePool
+from fcl_bench.methods.data_free.generators.images import ImagePool
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, real

@@ -5,16 +5,19 @@ model q' with old columns O, its features phi':
 
     CE(q'(u) / T, argmax q'(u)) + w_ie (1 + sum_{c in O} p_c log p_c / log |O|) + w_bn R(u) + w_smooth mse(u, blur(u)),
 
-p the batch's mean softmax, R the divergence of batch norms' statistics (`batch_norm.divergence`). In the next task a
+p the batch's mean softmax, R the divergence of batch norms' statistics (`synthesis.divergence`). In the next task a
 client's step has a batch x of its own and as many u as `synthetic` says, with labels argmax q'(u):
 
     CE over the task's classes, of x
     + w_ft CE over all classes seen of W sg[phi] + b, of x and u              (sg: a constant; only heads learn by it)
     + w_kd mean_{x, u} || V phi - V phi' ||^2 / |O|,                           V the heads of q', frozen.
+
+The terms of u are those of ABD (Smith et al., ICCV 2021).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,9 +27,8 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
-from fcl_bench.methods.data_free.generators.batch_norm import InputStatistics, LayerStatistics, divergence
 from fcl_bench.methods.data_free.generators.images import WIDTH, ImageGenerator, to_bytes
-from fcl_bench.methods.data_free.generators.inversion import BLUR, blurred, imbalance
+from fcl_bench.methods.data_free.generators.synthesis import InputStatistics, LayerStatistics, divergence
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
@@ -34,6 +36,39 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
+
+#: Side of the kernel of `blurred`; images are mirrored at their borders.
+BLUR = 5
+
+
+def imbalance(scores: torch.Tensor) -> torch.Tensor:
+    """1 + sum_c p_c log p_c / log C, p the mean of the softmax of `scores` (b, C) over the batch.
+
+    It is 0 if the batch has every class alike, 1 if it has one class alone, and 0 if C is 1.
+    """
+    classes = scores.shape[1]
+    if classes < 2:
+        return scores.new_zeros(())
+    p = scores.softmax(dim=1).mean(dim=0).clamp(min=torch.finfo(scores.dtype).tiny)
+    return 1 + (p * p.log()).sum() / math.log(classes)
+
+
+def blurred(images: torch.Tensor, sigma: float = 1.0) -> torch.Tensor:
+    """Images (b, 3, h, w), of at least 3 pixels a side, after a Gaussian of width `sigma` over 5 x 5 pixels."""
+    down, across = (_blur(size, sigma, images) for size in images.shape[2:])
+    # Two products with small matrices are several times faster than a convolution of 3 separate channels.
+    return down @ images @ across.T
+
+
+def _blur(size: int, sigma: float, like: torch.Tensor) -> torch.Tensor:
+    """(size, size): what each blurred pixel of a line takes of every pixel."""
+    away = torch.arange(BLUR, device=like.device) - BLUR // 2
+    weights = torch.exp(-away.to(like.dtype).square() / (2 * sigma**2))
+    last = size - 1
+    source = last - (last - (torch.arange(size, device=like.device)[:, None] + away).abs()).abs()
+    matrix = like.new_zeros(size, size)
+    return matrix.scatter_add_(1, source, (weights / weights.sum()).expand(size, BLUR))
+
 
 #: The public code's T, and the width of its blur, whose exponent has 4 in place of 2.
 _PUBLISHED_TEMPERATURE, _PUBLISHED_BLUR = 1000.0, 2**0.5

@@ -12,14 +12,88 @@ s = argmax_s cos(q(x), k_sl) over all tasks so far; its task is not given.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
+from torch import nn
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
-from fcl_bench.methods.transformers.vit.dual_prompts import DualPrompts
-from fcl_bench.methods.transformers.vit.prompts import Prompts
+from fcl_bench.methods.transformers.vit.prompts import Prompts, cosines
+
+
+class DualPrompts(Prompts):
+    """General prompts, which train in every task, and expert prompts with keys, which train in their own task alone.
+
+    All start uniform in (0, 1).
+
+    Args:
+        dimension: d.
+        general, expert: the layers of each; no layer has both.
+        general_length, expert_length: L, rows of a prompt in one layer; 0: there are no such prompts.
+        pull: weight of the penalty; 0: there is none.
+        reduction: how the penalty is reduced over a batch: sum, mean.
+
+    Attributes:
+        G: (layers, L, d).
+        E: per task, (layers, L, d).
+        K: per task, (layers, d), the keys.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        general: Sequence[int],
+        general_length: int,
+        expert: Sequence[int],
+        expert_length: int,
+        pull: float,
+        reduction: str,
+    ) -> None:
+        super().__init__()
+        self._dimension = dimension
+        self._general = tuple(general) if general_length else ()
+        self._expert = tuple(expert) if expert_length else ()
+        self.layers = (*self._general, *self._expert)
+        self._lengths = general_length, expert_length
+        self._pull, self._reduction = pull, reduction
+        self.G: nn.Parameter | None = None
+        self.E, self.K = nn.ParameterList(), nn.ParameterList()
+
+    def grow(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        if self._general and self.G is None:
+            self.G = self._drawn(generator, len(self._general), self._lengths[0])
+        if self._expert:
+            self.E.append(self._drawn(generator, len(self._expert), self._lengths[1]))
+            self.K.append(self._drawn(generator, len(self._expert)))
+        self.tasks += 1
+
+    def _drawn(self, generator: torch.Generator, *shape: int) -> nn.Parameter:
+        return nn.Parameter(torch.rand(*shape, self._dimension, generator=generator))
+
+    def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        self.penalty = queries.new_zeros(())
+        found = {} if self.G is None else {layer: self.G[i : i + 1] for i, layer in enumerate(self._general)}
+        if not self._expert:
+            return found
+        if self.training:
+            if self._pull:
+                away = (1 - cosines(queries, self.K[-1])).sum(dim=1)
+                self.penalty = self._pull * (away.sum() if self._reduction == "sum" else away.mean())
+            return found | {layer: self.E[-1][i : i + 1] for i, layer in enumerate(self._expert)}
+        chosen, experts = self.chosen(queries), torch.stack(list(self.E))
+        return found | {layer: experts[chosen[:, i], i] for i, layer in enumerate(self._expert)}
+
+    def chosen(self, queries: torch.Tensor) -> torch.Tensor:
+        """(b, layers) the task whose key is nearest to the query in each layer of the expert prompts."""
+        return cosines(queries, torch.stack(list(self.K))).argmax(dim=1)
+
+    def old(self) -> set[str]:
+        return {f"{kind}.{task}" for kind in "EK" for task in range(len(self.E) - 1)}
 
 
 @dataclass

@@ -11,14 +11,103 @@ The whole pool trains in every task; only heads of old tasks do not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+import torch
+from torch import nn
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
-from fcl_bench.methods.transformers.vit.prompt_pool import PromptPool
-from fcl_bench.methods.transformers.vit.prompts import Prompts
+from fcl_bench.methods.transformers.vit.prompts import Prompts, cosines
+
+
+class PromptPool(Prompts):
+    """A pool of prompts for each layer that takes prompts. All of it trains in every task.
+
+    Prompts and keys start uniform in (0, 1).
+
+    Args:
+        dimension: d.
+        layers: the blocks that take prompts.
+        size: M, prompts in a pool.
+        length: L, rows of a prompt; 0: there are no prompts.
+        top: number of prompts that an image takes.
+        pull: weight of the penalty; 0: there is none.
+        reduction: how the penalty is reduced over a batch: sum, mean.
+        crossed: whether the penalty counts, for every image, the keys chosen by all images of the batch, as in
+            GT-RIPL's code.
+
+    Attributes:
+        P: (layers, M, L, d).
+        K: (layers, M, d), the keys.
+    """
+
+    def __init__(
+        self,
+        dimension: int,
+        layers: Sequence[int],
+        size: int,
+        length: int,
+        top: int,
+        pull: float,
+        reduction: str,
+        crossed: bool = False,
+    ) -> None:
+        super().__init__()
+        self._shape = size, length, dimension
+        self.layers = tuple(layers) if length else ()
+        self._top, self._pull, self._reduction, self._crossed = top, pull, reduction, crossed
+        self.P: nn.Parameter | None = None
+        self.K: nn.Parameter | None = None
+
+    def grow(self, seed: int) -> None:
+        if self.layers and self.tasks == 0:
+            generator = torch.Generator().manual_seed(seed)
+            size, length, dimension = self._shape
+            self.P = nn.Parameter(torch.rand(len(self.layers), size, length, dimension, generator=generator))
+            self.K = nn.Parameter(torch.rand(len(self.layers), size, dimension, generator=generator))
+        self.tasks += 1
+
+    def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
+        self.penalty = queries.new_zeros(())
+        if self.P is None or self.K is None:
+            return {}
+        near = cosines(queries, self.K)
+        chosen = near.topk(self._top, dim=2).indices
+        if self.training and self._pull:
+            self.penalty = self._pull * self._away(near, chosen)
+        return {layer: self._prompt(_rows(self.P[i], chosen[:, i])) for i, layer in enumerate(self.layers)}
+
+    def _away(self, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """The terms of the penalty, from cosines (b, layers, M) and the chosen keys (b, layers, top)."""
+        if self._crossed:
+            # (b, layers, M): how often all images together chose each prompt, repeated for each image.
+            times = torch.zeros_like(near).scatter_(2, chosen, 1.0).sum(dim=0, keepdim=True)
+            away = (times * (1 - near)).sum(dim=(1, 2))
+        else:
+            away = (1 - near.gather(2, chosen)).sum(dim=(1, 2))
+        return away.sum() if self._reduction == "sum" else away.mean()
+
+    @staticmethod
+    def _prompt(rows: torch.Tensor) -> torch.Tensor:
+        """One prompt (b, top L, d) of several (b, top, L, d): the keys of all, then the values of all."""
+        first, second = rows.chunk(2, dim=2)
+        return torch.cat([first.flatten(1, 2), second.flatten(1, 2)], dim=1)
+
+    def old(self) -> set[str]:
+        return set()
+
+
+def _rows(prompts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """The prompts (M, L, d) at `chosen` (b, top), (b, top, L, d).
+
+    The gradient of `prompts[chosen]` adds up what many images give to one prompt in the order in which threads come to
+    it, so that no two runs would have the same bits.
+    """
+    return nn.functional.embedding(chosen, prompts.flatten(1)).unflatten(-1, prompts.shape[1:])
 
 
 @dataclass

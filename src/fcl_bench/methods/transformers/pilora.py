@@ -26,7 +26,6 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.transformers.prototypes import PrototypeNetwork
 from fcl_bench.methods.transformers.vit.low_rank import (
     LowRank,
     add_low_rank,
@@ -43,6 +42,41 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.transformer_blocks import transformer_blocks
+
+#: Standard deviation of a new prototype's numbers.
+_INITIAL = 0.1
+
+
+class Prototypes(torch.nn.Module):
+    """Features (n, d) to scores (n, c) that are negative distances: -D_c = -sqrt(||z - w_c||^2 / d).
+
+    Args:
+        weight: (c, d) the prototypes w_c.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        # In float32 at least, whatever the forward pass has. The square is not expanded, since that cancels.
+        kind = torch.promote_types(features.dtype, self.weight.dtype)
+        far = torch.cdist(features.to(kind), self.weight.to(kind), compute_mode="donot_use_mm_for_euclid_dist")
+        return -far / features.shape[1] ** 0.5
+
+
+class PrototypeNetwork(Network):
+    """A network whose heads are prototypes."""
+
+    def new_head(self, classes: int, seed: int) -> torch.nn.Module:
+        drawn = torch.randn(classes, self.dimension, generator=torch.Generator().manual_seed(seed))
+        return Prototypes(_INITIAL * drawn)
+
+    def classifier(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The linear form: the nearest prototype has the largest z . w_c - ||w_c||^2 / 2."""
+        weight = torch.cat(list(self.heads.parameters())).detach()
+        return weight, -weight.square().sum(dim=1) / 2
+
 
 #: The fields of an upload beside the model: (d, c) mean features of the task's classes, (c,) 1 for those it has.
 MEANS, PRESENT = "class_means", "present"

@@ -1,12 +1,22 @@
-"""A generator of images for the data-free methods: a linear layer and three convolutions turn noise into images."""
+"""What the data-free methods make images with and do with them: a generator, a pool of its images, and a student.
+
+Images are drawn for a client's steps from a random stream of their own, so that the batches of its own samples stay
+those that they would be without, bit for bit.
+"""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
+from fcl_bench.data.images.batches import Augmentation, Standardise
 from fcl_bench.errors import require_choice
+from fcl_bench.training.network import Network
 
 #: What the last layer ends with: sigmoid (pixels from 0 to 1), tanh (standardised images, by a batch norm of its own).
 OUTPUTS = ("sigmoid", "tanh")
@@ -85,3 +95,94 @@ def _leaky(maps: torch.Tensor) -> torch.Tensor:
 def to_bytes(pixels: torch.Tensor) -> torch.Tensor:
     """Images from 0 to 1 as uint8, as they travel and as clients hold their own."""
     return (pixels.detach().clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+class ImagePool:
+    """Images that were sent, in shuffled passes; after the last image a new pass begins.
+
+    Args:
+        images: (n, 3, h, w) uint8, at least one.
+        labels: (n,) their columns.
+        seed: of the order and of augmentation.
+        augment: see `Augment`.
+        standardise: bytes to what the network sees.
+    """
+
+    def __init__(
+        self,
+        images: torch.Tensor,
+        labels: torch.Tensor,
+        seed: int,
+        augment: Augmentation,
+        standardise: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self._images, self._labels = images, labels
+        self._augment, self._standardise = augment, standardise
+        self._generator = torch.Generator().manual_seed(seed)
+        self._waiting = torch.empty(0, dtype=torch.int64)
+
+    def next(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(count, 3, size, size) as the network sees them, and (count,) their columns."""
+        while len(self._waiting) < count:
+            self._waiting = torch.cat([self._waiting, torch.randperm(len(self._labels), generator=self._generator)])
+        chosen, self._waiting = self._waiting[:count].to(self._labels.device), self._waiting[count:]
+        images = self._augment(self._images.index_select(0, chosen), self._generator)
+        return self._standardise(images), self._labels[chosen]
+
+
+class GeneratedImages:
+    """Images that a client draws from a generator that was sent, new ones in every batch.
+
+    Args:
+        generator: with pixels from 0 to 1. It works in training mode: its batch norms use the statistics of the batch,
+            as they did while it learnt, so that running ones need not be sent.
+        seed: of the noise and of augmentation.
+        augment: see `Augment`.
+        standardise: images to what the network sees.
+    """
+
+    def __init__(self, generator: ImageGenerator, seed: int, augment: Augmentation, standardise: Standardise) -> None:
+        self._generator = generator
+        self._augment, self._standardise = augment, standardise
+        self._draws = torch.Generator().manual_seed(seed)
+
+    @torch.no_grad()
+    def pixels(self, count: int) -> torch.Tensor:
+        """(count, 3, size, size) from 0 to 1."""
+        return self._generator.train()(self._generator.noise(count, self._draws))
+
+    def next(self, count: int) -> torch.Tensor:
+        """(count, 3, size, size) as the network sees them."""
+        return self._standardise.pixels(self._augment(self.pixels(count), self._draws))
+
+
+#: The kind of the network; the student is of the same kind.
+N = TypeVar("N", bound=Network)
+
+
+def reinitialised(network: N) -> N:
+    """A copy in training mode whose layers all have new weights, drawn as torch does by default."""
+    student = copy.deepcopy(network)
+    for module in student.modules():
+        renew = getattr(module, "reset_parameters", None)
+        # torch warns of a head without classes, which has nothing to renew.
+        if callable(renew) and any(own.numel() for own in module.parameters(recurse=False)):
+            renew()
+    for name, value in student.named_parameters():
+        # Parameters that never train are not learnt anew.
+        value.requires_grad_(name not in student.never_trains)
+        value.grad = None
+    student.train()
+    return student
+
+
+def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
+    """KL_T(a || b) = T^2 KL(softmax(wanted / T) || softmax(scores / T)) of each sample, (b,)."""
+    log_said, log_wanted = (scores / temperature).log_softmax(dim=1), (wanted / temperature).log_softmax(dim=1)
+    return temperature**2 * (log_wanted.exp() * (log_wanted - log_said)).sum(dim=1)
+
+
+def opposition(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    """-mean 1(both name the same class) KL_1 of student and teacher (b, C): lowest if the student can't follow."""
+    agree = (scores.argmax(dim=1) == wanted.argmax(dim=1)).to(scores.dtype)
+    return -(agree * agreement(scores, wanted, 1.0)).mean()
