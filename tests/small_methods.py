@@ -11,7 +11,8 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.autoencoders.fedcbc import VAETraining
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
-from fcl_bench.methods.data_free.generators import anchored, meta_inversion
+from fcl_bench.methods.data_free import target
+from fcl_bench.methods.data_free.generators import anchored
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -72,7 +73,7 @@ _SHORT = {
 }
 #: Knobs that make such methods quick where a test makes the method itself.
 _QUICK: dict[str, dict[str, Any]] = {
-    "target": {"synthesis": meta_inversion.Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
+    "target": {"synthesis": target.Synthesis(images=16, batch=8, noise=8, warmup=1, g_steps=2, kd_steps=2)},
     "lander": {
         "anchor_size": 8,
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
