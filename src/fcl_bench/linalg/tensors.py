@@ -104,7 +104,7 @@ def all_finite(*tensors: torch.Tensor) -> bool:
     """Whether all values of all these tensors are finite."""
     # A sum is infinite or NaN if one of its terms is, and takes a twentieth of the time of testing each term. A sum of
     # finite terms may overflow too, so each term is tested if the sum is not finite.
-    if tensors and all(tensor.is_cuda and tensor.is_floating_point() for tensor in tensors):
+    if tensors and tensors[0].is_cuda and all(tensor.is_cuda and tensor.is_floating_point() for tensor in tensors):
         # On a GPU each kernel takes as long as a small tensor: the norms of all tensors are a few of them.
         together = torch.stack(torch._foreach_norm(list(tensors))).sum()
         return bool(torch.isfinite(together)) or all(bool(torch.isfinite(own).all()) for own in tensors)

@@ -34,11 +34,13 @@ class _Parts(NamedTuple):
     Attributes:
         parameters: all of them.
         own: those and the buffers, as in the state dict.
+        state: those of the latter that are numbers, and not known to everyone from the start.
         norms: the layers that normalise batches.
     """
 
     parameters: dict[str, torch.nn.Parameter]
     own: dict[str, torch.Tensor]
+    state: dict[str, torch.Tensor]
     norms: dict[str, torch.nn.modules.batchnorm._BatchNorm]
 
 
@@ -93,7 +95,15 @@ class Network(torch.nn.Module):
         """Looked for again after each change of what the network is made of."""
         if self._found is None:
             norms = {name: module for name, module in self.named_modules() if isinstance(module, _NORMS)}
-            self._found = _Parts(dict(self.named_parameters()), self.state_dict(keep_vars=True), norms)
+            own, known = self.state_dict(keep_vars=True), self.never_trains
+            # The running statistics of a norm are known with its weight.
+            beside = tuple(name.removesuffix("weight") + "running_" for name in known if name.endswith(".weight"))
+            state = {
+                name: value
+                for name, value in own.items()
+                if value.is_floating_point() and name not in known and not name.startswith(beside)
+            }
+            self._found = _Parts(dict(self.named_parameters()), own, state, norms)
         return self._found
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Network:
@@ -198,24 +208,20 @@ class Network(torch.nn.Module):
 
     def changing(self) -> dict[str, torch.Tensor]:
         """What training changes: the parameters that train, and the running statistics of their batch norms."""
-        found: dict[str, torch.Tensor] = {name: own.data for name, own in self.training_parameters().items()}
-        own = self._parts.own
-        for name in self._parts.norms:
-            if f"{name}.weight" in found:
-                statistics = (f"{name}.running_mean", f"{name}.running_var")
-                found |= {name: own[name] for name in statistics if name in own}
+        parts = self._parts
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in parts.parameters.items():
+            if parameter.requires_grad:
+                found[name] = parameter.data
+        for norm in parts.norms:
+            for statistic in (f"{norm}.running_mean", f"{norm}.running_var"):
+                if f"{norm}.weight" in found and statistic in parts.own:
+                    found[statistic] = parts.own[statistic]
         return found
 
     def state(self) -> dict[str, torch.Tensor]:
         """All parameters and running statistics but those that everyone has from the start, by name."""
-        known = self.never_trains
-        # The running statistics of a norm are known with its weight.
-        beside = tuple(name.removesuffix("weight") + "running_" for name in known if name.endswith(".weight"))
-        return {
-            name: value.detach()
-            for name, value in self._parts.own.items()
-            if value.is_floating_point() and name not in known and not name.startswith(beside)
-        }
+        return {name: value.detach() for name, value in self._parts.state.items()}
 
     @torch.no_grad()
     def load(self, values: Mapping[str, torch.Tensor]) -> None:

@@ -104,7 +104,7 @@ class Trainer:
     ) -> torch.Tensor:
         """A step for every batch of every epoch; returns the last loss, 0 without a batch."""
         knobs, loss = self.training, torch.zeros((), device=self._device)
-        weights = [weight for group in optimiser.param_groups for weight in group["params"]]
+        weights = list(network.training_parameters().values())
         # AdamW decays weights by itself, whatever their gradients are.
         decay, held = (0.0, objective.frozen_rows(network)) if knobs.optimizer == "adamw" else (knobs.weight_decay, [])
         for _ in range(knobs.epochs):

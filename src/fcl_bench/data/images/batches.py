@@ -35,10 +35,12 @@ def epoch_batches(
         Index tensors (b,) int64.
     """
     order = torch.randperm(n, generator=generator).to(device or "cpu")
-    ends = list(range(batch_size, n, batch_size)) + [n] * (n > 0)
-    if len(ends) > 1 and batch_size > 1 and ends[-1] - ends[-2] == 1:
-        del ends[-2]
-    return (order[begin:end] for begin, end in zip([0, *ends], ends, strict=False))
+    sizes, left = [batch_size] * (n // batch_size), n % batch_size
+    if left == 1 and sizes:
+        sizes[-1] += 1
+    elif left:
+        sizes.append(left)
+    return iter(order.split(sizes) if sizes else ())
 
 
 class Augment:
