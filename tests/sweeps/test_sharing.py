@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import traceback
 
 import numpy as np
 import pytest
@@ -127,25 +126,6 @@ def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
         return before(self, master_config, sweep_overrides)
 
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
-    monkeypatch.setattr("fcl_bench.sweeps.composing._WAITING", 1)
     assert command("-m", "method=afl", "seed=0,0,1", *SMALL, f"out={tmp_path}")[0] == 0
-    # The one that may wait, once; the others, to check them and to run them.
-    assert sorted(composed.count(job) for job in set(composed)) == [2, 3]
+    assert sorted(composed.count(job) for job in set(composed)) == [1, 2]
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
-
-
-def test_batches_of_jobs_are_composed_by_hydra_itself(command, tmp_path, monkeypatch):
-    """Not through what stood in for it in all batches before, which ends at Python's limit of recursion."""
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    through = []
-    before = ConfigLoaderImpl.load_sweep_config
-
-    def counted(self, master_config, sweep_overrides):
-        through.append(sum(call.name == "load_sweep_config" for call in traceback.extract_stack()))
-        return before(self, master_config, sweep_overrides)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
-    jobs = ("-m", "method=afl", "seed=0,1,2", "preview=true", "hydra.sweeper.max_batch_size=1")
-    assert command(*jobs, *SMALL, f"out={tmp_path}")[0] == 0
-    assert through == 3 * [0]

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.errors import UserError
+from fcl_bench.cli.overrides import composition_error
 from fcl_bench.sweeps import workers
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweeps.summary import failures, progress_line
 from fcl_bench.sweeps.watch import Sweep
 from fcl_bench.tracking.progress import duration
-from tests.conftest import write_features
+from tests.conftest import REPOSITORY, write_features
 
 SMALL = ("method.M=16", "method.rank=8", "tasks=2", "clients=2", "cache.enabled=false")
 
@@ -93,7 +93,7 @@ def test_slurm_is_composed_with_what_a_run_needs(tmp_path):
 
 def test_a_job_that_a_cluster_starts_again_is_told_again(tmp_path, capsys):
     """Slurm interrupts a job at its time limit and queues it again; then it ends."""
-    sweep = Sweep()
+    sweep = Sweep(composition_error)
     sweep.folder, sweep.workers, sweep.jobs, sweep.began = tmp_path, None, [("seed=0",), ("seed=1",)], True
     for status in (INTERRUPTED, RUNNING, DONE):
         write_report(tmp_path, JobReport(0, ["seed=0"], status, seconds=3.0))
@@ -199,7 +199,7 @@ def test_a_launcher_that_is_not_installed_is_told():
     program = (
         "import sys, types\n"
         "sys.modules['hydra_plugins'] = types.ModuleType('hydra_plugins')\n"
-        "sys.modules['hydra_plugins'].__path__ = []\n"
+        f"sys.modules['hydra_plugins'].__path__ = [{str(REPOSITORY / 'src' / 'hydra_plugins')!r}]\n"
         "from fcl_bench.cli.app import main\n"
         f"for choice in {choices}:\n"
         "    sys.argv = ['fcl-bench', '-m', f'hydra/launcher={choice}', 'seed=0,1']\n"
@@ -279,11 +279,11 @@ def test_a_reason_stands_once_above_the_commands_of_its_failures():
     ]
 
 
-@pytest.mark.parametrize(("batched_turns", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
-def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, side_by_side, status, code):
+@pytest.mark.parametrize(("at_once", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
+def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, at_once, status, code):
     write_report(tmp_path, JobReport(0, ["seed=0"]))
-    sweep = Sweep()
-    sweep.folder, sweep.jobs, sweep.workers = tmp_path, [("seed=0",), ("seed=1",)], side_by_side
+    sweep = Sweep(composition_error)
+    sweep.folder, sweep.jobs, sweep.workers = tmp_path, [("seed=0",), ("seed=1",)], at_once
     first, second = sweep.reports()
     assert (first.status, first.code) == (status, code)
     assert (second.status, second.overrides, second.code) == (WAITING, ["seed=1"], None)
@@ -352,18 +352,6 @@ def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):
     assert "All classes seen" in (sweep / "jobs" / "1.log").read_text()
     assert f"fcl-tables --out {tmp_path} --sweep {sweep.name}" in out
     assert "method=stsa  " in out
-
-
-def test_jobs_of_several_batches_that_do_not_compose_have_a_report_each(tmp_path):
-    """With hydra.sweeper.max_batch_size; the second batch's report took the place of the first one's."""
-    a, b, c, d, e = ((f"method={name}",) for name in "abcde")
-    sweep = Sweep()
-    sweep.folder, sweep.jobs = tmp_path, [a, b, c, d, b, e]
-    sweep.refuse([(b, UserError("b", "a method"))])
-    sweep.refuse([(d, UserError("d", "a method")), (b, UserError("b", "a method"))])
-    assert sweep.jobs == [a, c, e, d, b, b]
-    found = {number: tuple(report.overrides) for number, report in read_reports(tmp_path).items()}
-    assert found == {3: d, 4: b, 5: b}
 
 
 def test_where_no_job_composes_there_is_one_line(command, tmp_path):

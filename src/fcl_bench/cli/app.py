@@ -70,7 +70,7 @@ def _hydra(arguments: list[str]) -> int:
         from omegaconf.errors import OmegaConfBaseException
 
         from fcl_bench.composition import config_dir, register_presets
-        from fcl_bench.sweeps.watch import CALLBACK, sweeping
+        from fcl_bench.sweeps.watch import sweeping
 
     # Only experiments have presets, and registering them takes as long as composing a run.
     if any("experiment" in argument for argument in arguments):
@@ -81,10 +81,9 @@ def _hydra(arguments: list[str]) -> int:
     def each_job(config: Any) -> None:
         codes.append(job(config))
 
-    if {"-m", "--multirun"} & set(arguments):
-        if any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments):
-            raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
-        arguments = [*arguments, CALLBACK]
+    ranks = any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments)
+    if ranks and {"-m", "--multirun"} & set(arguments):
+        raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
     sys.argv[1:] = arguments
     with sweeping(composition_error) as sweep:
         try:
@@ -100,11 +99,11 @@ def _hydra(arguments: list[str]) -> int:
             raise full or composition_error(error, arguments) from error
         except RuntimeError as error:
             # A launcher raises this if its worker was killed; the reports say which jobs are not done.
-            if not sweep.began:
-                raise
             if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
                 told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
                 raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
+            if not sweep.began:
+                raise
             # submitit names the job on its first line, and gives the cluster's message on the second.
             told = " ".join(line.strip() for line in str(error).splitlines()[:2])
             say(f"fcl-bench: the launcher stopped: {told}", sys.stderr)

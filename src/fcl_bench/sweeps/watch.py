@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
-from hydra.experimental.callback import Callback
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from fcl_bench.composition import combinations
 from fcl_bench.data.shared import stop_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
-from fcl_bench.sweeps.composing import Explain, jobs_that_compose
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
 from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unheard, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
@@ -29,57 +26,45 @@ from fcl_bench.tracking.console import log_to_terminal, printed_to
 from fcl_bench.tracking.lines import say
 from fcl_bench.tracking.progress import current_progress
 
-#: An argument that is added to a multirun, so that Hydra reports the start and the configuration of the sweep.
-CALLBACK = f"+hydra.callbacks.fcl_bench_sweep._target_={__name__}.Begin"
 _POLL_SECONDS = 0.5
 #: Seconds between two lines of progress where no terminal shows a moving line.
 _LINE_SECONDS = 60.0
 
 
-class Begin(Callback):
-    """A callback that passes Hydra's configuration of the sweep to the command's `Sweep`."""
-
-    def on_multirun_start(self, config: Any, **kwargs: Any) -> None:
-        sweep = _CURRENT.get()
-        if sweep is not None:
-            sweep.begin(config)
+#: Turns the error of composing, and the overrides that should have been composed, into an error of ours.
+Explain = Callable[[Exception, list[str]], UserError]
 
 
 class Sweep:
     """One multirun, seen by its parent process.
 
     Attributes:
-        began: whether Hydra has started it.
-        jobs: the overrides of each job, those that do not compose last; None if the sweeper decides them as it goes.
+        began: whether its first job composed.
+        jobs: the overrides of each job.
         workers: the number of jobs side by side here; None if they run on other machines.
         folds: whether the output of jobs goes to files, with one line per job on the screen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Explain) -> None:
+        self._explain = explain
         self.began = False
         self.folder = Path()
-        self.jobs: list[tuple[str, ...]] | None = None
+        self.jobs: list[tuple[str, ...]] = []
         self.workers: int | None = 1
         self.folds = False
         #: `out` and the sweep's folder as they were typed, for messages.
         self._out, self._shown = Path(), Path()
         self._screen, self._err = sys.stdout, sys.stderr
-        self._told: set[int] = set()
-        #: How many jobs at the end of `jobs` do not compose.
-        self._refused = 0
+        self._reported: set[int] = set()
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
         self._telling = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._bar: Progress | None = None
 
-    @property
-    def total(self) -> int | None:
-        """Return the number of jobs, None if not known."""
-        return None if self.jobs is None else len(self.jobs)
-
-    def begin(self, config: Any) -> None:
+    def begin(self, config: Any, jobs: list[tuple[str, ...]]) -> None:
         """Take over Hydra's configuration, and prepare this machine for jobs side by side if there will be any."""
         from joblib import cpu_count
 
@@ -87,34 +72,26 @@ class Sweep:
         self.folder = self._shown.absolute()
         self._out = Path(str(config.out))
         self._screen, self._err = sys.stdout, sys.stderr
-        self.jobs = _jobs(config)
-        self.workers = jobs_at_once(config.hydra.launcher, self.total)
+        self.jobs = jobs
+        self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
         apart = not runs_here(config.hydra.launcher)
         if apart and self.workers is not None:
             share_cores(self.workers, cpu_count())
             announce_gpus()
-        self.folds = apart or (self.total != 1 and not config.preview)
+        self.folds = apart or (len(jobs) != 1 and not config.preview)
         if self.folds:
+            if self._err.isatty():
+                self._bar = _bar(self._err, len(jobs))
+                self._bar.start()
             self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
             self._watcher.start()
         self.began = True
 
-    def refuse(self, refused: list[tuple[tuple[str, ...], UserError]]) -> None:
-        """Put a batch's jobs that do not compose behind the others, as failed jobs; those of earlier batches stay last.
-
-        Hydra numbers the jobs that compose without a gap over all batches, so the others are numbered from the end.
-        """
-        jobs = self.jobs or []
-        first = len(jobs) - self._refused
-        rest = jobs[:first]
-        for job, _ in refused:
-            if job in rest:
-                rest.remove(job)  # once: the same job may come again in a later batch
-        self.jobs = [*rest, *(job for job, _ in refused), *jobs[first:]]
-        self._refused += len(refused)
-        for number, (job, error) in enumerate(refused, start=len(rest)):
-            write_report(self.folder, JobReport(number, list(job), FAILED, 2, str(error)))
-        self.tell()
+    def refuse(self, number: int, error: Exception) -> None:
+        """Report a job that does not compose as failed."""
+        overrides = list(self.jobs[number])
+        reason = str(self._explain(error, overrides))
+        write_report(self.folder, JobReport(number, overrides, FAILED, 2, reason))
 
     def note(self, report: JobReport) -> None:
         """Remember the report of a job of this process that could not be written."""
@@ -137,7 +114,7 @@ class Sweep:
                 why = "its process ended without a word: killed, or out of memory"
                 report.status, report.code = FAILED, 1
                 report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
-        jobs = enumerate(self.jobs or [])
+        jobs = enumerate(self.jobs)
         waiting = [JobReport(number, list(job), WAITING) for number, job in jobs if number not in found]
         return [*found.values(), *waiting]
 
@@ -147,6 +124,8 @@ class Sweep:
         if self._watcher is not None:
             self._watcher.join()
             self.tell()
+        if self._bar is not None:
+            self._bar.stop()
         reports = self.reports() if self.began else []
         if len(reports) <= 1:
             return
@@ -196,35 +175,38 @@ class Sweep:
 
     def _tell(self) -> None:
         reports = list(read_reports(self.folder).values())
-        live = self._err.isatty()
-        status = progress_line(reports, self.total, self.workers or max(1, len(reports)))
-        keys = varying(self.jobs or [])
-        if live:
-            print("\r\x1b[K", end="", file=self._err)
-        for report in reports:
-            if report.status == RUNNING:
-                self._told.discard(report.number)  # a cluster has started an interrupted one again
-            if report.number in self._told or report.status == RUNNING:
-                continue
-            self._told.add(report.number)
-            self._line_at = time.monotonic()
-            line = end_line(report, self.total, keys, elsewhere=self.workers is None)
-            if report.status == FAILED:
-                say(f"fcl-bench: {line}", self._err)
-            else:
-                say(line + ("" if live else f"  [{status}]"), self._screen)
-        if self._stop.is_set():
-            return
+        status = progress_line(reports, len(self.jobs), self.workers or max(1, len(reports)))
+        ended = [report for report in reports if report.status != RUNNING]
+        # A cluster may start an interrupted job again, whose end is then news.
+        self._reported &= {report.number for report in ended}
+        news = [report for report in ended if report.number not in self._reported]
         at = f" [{doing}]" if (doing := current_progress()) else ""
-        if live:
-            line = "sweep: " + re.sub(r"\b0 (running|failed|to come), ", "", f"{status}{at}")
-            print(line[: _columns(self._err) - 1], end="", file=self._err, flush=True)
-        elif time.monotonic() - self._line_at >= _LINE_SECONDS:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=len(ended), description=f"{status}{at}", refresh=not news)
+        if news:
+            self._report(news, status)
+        elif self._bar is None and not self._stop.is_set() and time.monotonic() - self._line_at >= _LINE_SECONDS:
             self._line_at = time.monotonic()
             say(f"sweep: {status}{at}", self._err)
 
+    def _report(self, news: list[JobReport], status: str) -> None:
+        """Print a line for each job that has ended."""
+        self._reported |= {report.number for report in news}
+        self._line_at = time.monotonic()
+        keys = varying(self.jobs)
+        if self._bar is not None:
+            self._bar.stop()  # erases it: these lines stand above
+        for report in news:
+            line = end_line(report, len(self.jobs), keys, elsewhere=self.workers is None)
+            if report.status == FAILED:
+                say(f"fcl-bench: {line}", self._err)
+            else:
+                say(line + ("" if self._bar else f"  [{status}]"), self._screen)
+        if self._bar is not None and not self._stop.is_set():
+            self._bar.start()
 
-#: The current sweep; Hydra makes its callbacks itself from the configuration, so that they find the sweep only here.
+
+#: The current sweep; Hydra makes the sweeper and calls each job itself, so that they find the sweep only here.
 _CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
 
 
@@ -241,11 +223,10 @@ def sweeping(explain: Explain) -> Iterator[Sweep]:
         explain: turns the error of composing a job into an error of ours.
     """
     before = dict(os.environ)
-    sweep = Sweep()
+    sweep = Sweep(explain)
     token = _CURRENT.set(sweep)
     try:
-        with jobs_that_compose(sweep.refuse, explain):
-            yield sweep
+        yield sweep
     finally:
         _CURRENT.reset(token)
         stop_sharing()
@@ -256,17 +237,12 @@ def sweeping(explain: Explain) -> Iterator[Sweep]:
             os.environ.update(before)
 
 
-def _columns(stream: TextIO) -> int:
-    """Return the width of a terminal."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except OSError:
-        return 80
-
-
-def _jobs(config: Any) -> list[tuple[str, ...]] | None:
-    """Return the overrides of each job, as Hydra's own sweeper makes them; None for another sweeper."""
-    if not str(config.hydra.sweeper._target_).endswith(".BasicSweeper"):
-        return None
-    fixed = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    return combinations([*fixed, *config.hydra.overrides.task])
+def _bar(stream: TextIO, jobs: int) -> Progress:
+    """The moving line of a terminal; jobs of this process print into files, so that nothing needs to be redirected."""
+    columns = (TextColumn("sweep:"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
+    console = ScreenConsole(file=stream, highlight=False)
+    bar = Progress(
+        *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    )
+    bar.add_task("", total=jobs)
+    return bar
