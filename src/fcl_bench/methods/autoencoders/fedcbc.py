@@ -25,6 +25,7 @@ from fcl_bench.methods.autoencoders.class_vaes.fitting import (
     Drawing,
     Fit,
     Grouped,
+    VAETraining,
     Wanted,
     drawn,
     fitted,
@@ -48,7 +49,7 @@ from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
-from fcl_bench.training.knobs import MOST_PASSES, diverged
+from fcl_bench.training.knobs import diverged
 
 #: The stage in which clients send the smallest and largest value of each feature.
 RANGE = "range"
@@ -56,30 +57,6 @@ RANGE = "range"
 _VAE = "vae."
 #: The most numbers of reconstructed features in memory at once.
 _AT_ONCE = 2**24
-
-
-@dataclass
-class VAETraining:
-    """`method.training`, for the clients, and for the server where it fuses.
-
-    Args:
-        rounds: rounds of exchange per task.
-        fraction: share of the clients that take part in a round, chosen at random.
-        epochs: passes over a class's samples, in each round.
-        batch_size: samples per class and step.
-        lr, weight_decay: of Adam, which starts anew in each round.
-    """
-
-    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
-    fraction: float = knob(1.0, above=0, most=1)
-    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
-    batch_size: int = knob(32, least=1)
-    lr: float = knob(0.001, above=0)
-    weight_decay: float = knob(0.001, least=0)
-
-    def forward_precision(self, device: str) -> str:
-        """float32 on every device: autoencoders are small."""
-        return "float32"
 
 
 @dataclass

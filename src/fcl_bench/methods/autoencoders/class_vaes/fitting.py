@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from fcl_bench.config import knob
 from fcl_bench.methods.autoencoders.class_vaes.networks import (
     Architecture,
     Parts,
@@ -22,6 +23,7 @@ from fcl_bench.methods.autoencoders.class_vaes.networks import (
     orders,
     uniforms,
 )
+from fcl_bench.training.knobs import MOST_PASSES
 
 #: Adam's constants, as in torch.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -59,6 +61,30 @@ class Wanted(NamedTuple):
     log_variance: torch.Tensor
     spread: torch.Tensor | None
     weight: torch.Tensor
+
+
+@dataclass
+class VAETraining:
+    """`method.training`, for the clients, and for the server where it fuses.
+
+    Args:
+        rounds: rounds of exchange per task.
+        fraction: share of the clients that take part in a round, chosen at random.
+        epochs: passes over a class's samples, in each round.
+        batch_size: samples per class and step.
+        lr, weight_decay: of Adam, which starts anew in each round.
+    """
+
+    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    fraction: float = knob(1.0, above=0, most=1)
+    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    batch_size: int = knob(32, least=1)
+    lr: float = knob(0.001, above=0)
+    weight_decay: float = knob(0.001, least=0)
+
+    def forward_precision(self, device: str) -> str:
+        """float32 on every device: autoencoders are small."""
+        return "float32"
 
 
 @dataclass(frozen=True)
