@@ -134,7 +134,7 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     assert (each[0][0], head) == (4 * (11_168_832 + 9_600 + 262_656) + head, 4 * 10 * 513)
 
     published = LANDER(training(rounds=100, weighting="uniform"), variant="published")
-    images = published.synthesis.kept
+    images = published.synthesis.stored
     later = range(1, 10)
     exchanged = sum(published.training.rounds * sum(way + (t - 1) * head for way in each[1]) for t in later)
     pictures = len(later) * images * down["made.0.images"].nbytes // 4

@@ -76,9 +76,9 @@ def test_41_batches_are_kept_and_the_student_plays_a_part_from_the_13th_on():
     knobs = Synthesis()
     assert [number for number in knobs.numbers if knobs.keeps(number)] == list(range(10, 51))
     assert [number for number in knobs.numbers if knobs.opposes(number)] == list(range(13, 51))
-    assert knobs.kept == 41 * 256 == 10496
+    assert knobs.stored == 41 * 256 == 10496
     assert not any(Synthesis(adv=0).opposes(number) for number in knobs.numbers)
-    assert Synthesis(warmup=0, batches=3, batch=10).kept == 30
+    assert Synthesis(warmup=0, batches=3, batch=10).stored == 30
 
 
 def test_batches_are_made_kept_and_taught_in_that_order(monkeypatch):

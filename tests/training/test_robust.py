@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.training.robust import combined, krum, median, trimmed_mean
+from fcl_bench.methods.gradient.robust import combined, krum, median, trimmed_mean
 
 SHAPES = {"weight": (3, 2), "bias": (4,), "scalar": ()}
 

@@ -138,7 +138,7 @@ def lander_mib(method: LANDER, body: int, row: int, side: int, seen: Sequence[in
         side: of the images, in pixels.
         seen: how many classes each task's model has.
     """
-    images = method.synthesis.kept if method.replays else 0
+    images = method.synthesis.stored if method.replays else 0
     models = sum(2 * method.training.rounds * (body + row * classes) for classes in seen[1:])
     return (4 * models + (len(seen) - 1) * images * (3 * side**2 + 1)) / MIB
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
-from fcl_bench.training.robust import AGGREGATES
 
+#: `training.aggregate`: see `methods/gradient/robust.py`.
+AGGREGATES = ("mean", "median", "trimmed_mean", "krum")
 #: The most rounds, or epochs of a round. A larger number is a slip of the hand.
 MOST_PASSES = 1_000_000
 

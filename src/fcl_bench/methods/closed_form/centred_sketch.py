@@ -282,12 +282,12 @@ class GaussianRemainderServer(CentredSketchServer):
     def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, rest: float | torch.Tensor) -> None:
         """Add a sketch and what it drops: tau_z in every direction, or what it lacks of the diagonal D_z (d,)."""
         if isinstance(rest, torch.Tensor):
-            kept = U * omega
+            factors = U * omega
             # Except for rounding on the wire, no entry of the sketch's own diagonal is larger than D_z's.
-            rest = (rest - kept.square().sum(dim=1)).clamp_min(0)
+            rest = (rest - factors.square().sum(dim=1)).clamp_min(0)
         else:
-            kept = U * (omega.square() - rest).clamp_min(0).sqrt()
-        add_gram(self.scatter, kept.T)
+            factors = U * (omega.square() - rest).clamp_min(0).sqrt()
+        add_gram(self.scatter, factors.T)
         self.scatter.diagonal().add_(rest)
 
     def covariance(self) -> torch.Tensor:
@@ -374,9 +374,9 @@ class CentredSketch(ClosedFormMethod):
                 f"method.input_rank={self.input_rank} is more than the backbone's {context.inputs} features",
                 f"0 to {context.inputs}",
             )
-        kept = 8 * (context.clients or 0) * M * self.rank
+        size = 8 * (context.clients or 0) * M * self.rank
         require_memory(
-            f"method.rank={self.rank}", kept, f"the factors of {context.clients} clients, kept until a task ends"
+            f"method.rank={self.rank}", size, f"the factors of {context.clients} clients, kept until a task ends"
         )
 
     def combination(self, context: Context) -> Combination | None:

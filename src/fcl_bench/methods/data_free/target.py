@@ -98,11 +98,11 @@ class MetaInversion(Inversion[Network]):
         self._lessons = 0
 
     def run(self, count: int, classes: int, keeps_warmup: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """`count` images (count, 3, size, size) in uint8, and (count,) the classes that were asked for.
+        """`count` images (count, 3, size, size) in uint8, and (count,) the classes that were requested.
 
         Args:
             count: how many.
-            classes: the columns 0 to `classes` - 1 are asked for, each as likely.
+            classes: the columns 0 to `classes` - 1 are requested, each as likely.
             keeps_warmup: whether the first `warmup` batches are among the images, or come before them.
         """
         knobs = self._knobs

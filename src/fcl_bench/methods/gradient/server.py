@@ -214,7 +214,7 @@ class GradientServer(ModelHolder, Server):
 
     def _combined(self) -> dict[str, torch.Tensor]:
         """One model of all those of the round, not their mean."""
-        from fcl_bench.training.robust import combined, trimmed_off
+        from fcl_bench.methods.gradient.robust import combined, trimmed_off
 
         knobs, n = self.method.training, len(self._models)
         if knobs.aggregate == "krum" and n < 2 * knobs.byzantine + 3:

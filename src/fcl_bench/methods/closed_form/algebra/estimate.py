@@ -15,7 +15,7 @@ class Estimate:
 
     Args:
         size: M.
-        dtype, device: type and device of the matrices kept.
+        dtype, device: type and device of the stored matrices.
         low_rank: keep the factors side by side, F (M, m) with G = F F', until m would reach M; from then on, or from
             the beginning, G itself.
     """
@@ -31,11 +31,11 @@ class Estimate:
 
     @property
     def matrix(self) -> torch.Tensor:
-        """G (M, M): the kept matrix, which callers may add to in place, or the product of the kept factors."""
+        """G (M, M): the stored matrix, which callers may add to in place, or the product of the stored factors."""
         return gram(self._factor().T) if self._matrix is None else self._matrix
 
     def add(self, G: torch.Tensor) -> None:
-        """G += another one (M, M), where the matrix itself is kept."""
+        """G += another one (M, M), where the matrix itself is stored."""
         total = self.matrix
         if total.device.type == "cpu" and (G.dtype, total.dtype) == (torch.float32, torch.float64):
             # NumPy converts in pieces that stay in the cache, where torch makes a copy of the whole.

@@ -4,7 +4,7 @@ A generator G learns over a few steps of Adam on each batch to minimise L of `ge
 
     ltc B(A phi(u), e_y),
 
-u = G(e_y), e_y the anchors of the classes y that are asked for, phi and A the network's features and mapping, B as in
+u = G(e_y), e_y the anchors of the classes y that are requested, phi and A the network's features and mapping, B as in
 `anchors.outside`. G begins with linear layers whose weights are drawn anew for each batch: they are the noise. The
 student learns the mapped features, too.
 """
@@ -64,8 +64,8 @@ class Synthesis(SynthesisKnobs):
         return self.adv > 0 and number > self.warmup + 2
 
     @property
-    def kept(self) -> int:
-        """Images of all batches that are kept."""
+    def stored(self) -> int:
+        """Images of all batches that are stored."""
         return self.batch * sum(map(self.keeps, self.numbers))
 
 
@@ -155,7 +155,7 @@ def drawn_images(
     """
     generator.load(values)
     generator.train()  # as it made images when it learnt; batch norm by running statistics gives other ones
-    wanted = min(knobs.images, knobs.kept)
+    wanted = min(knobs.images, knobs.stored)
     images, labels = [], []
     for _ in range(-(-wanted // knobs.batch)):
         targets = balanced(knobs.batch, len(anchors)).to(anchors.device)

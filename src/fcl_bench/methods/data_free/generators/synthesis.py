@@ -4,7 +4,7 @@ A generator learns over a few steps on each batch of images to minimise
 
     L(u) = bn R(u) + oh CE(q(u), y) + (a method's own) - adv mean_u [ 1(argmax s(u) = argmax q(u)) KL(q || s) ],
 
-u its images, augmented, y the classes that are asked for, q the network's logits, s those of a student, R as in
+u its images, augmented, y the classes that are requested, q the network's logits, s those of a student, R as in
 `Distance`, KL of softmaxes. The batch's images are those of the step with the lowest L. The student learns
 from the images made so far, so that new ones are sought where it does not follow the network yet.
 
@@ -265,7 +265,7 @@ class Inversion(ABC, Generic[N]):
         Args:
             make: (b, 3, size, size) from 0 to 1.
             optimiser: of the parameters that make them.
-            labels: (b,) the classes that are asked for.
+            labels: (b,) the classes that are requested.
             adversarial: whether the student plays a part.
             after_backward: looks at each step's gradients.
 

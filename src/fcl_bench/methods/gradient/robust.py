@@ -10,9 +10,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
-#: `training.aggregate`
-AGGREGATES = ("mean", "median", "trimmed_mean", "krum")
-
 Model = Mapping[str, torch.Tensor]
 
 
@@ -69,7 +66,7 @@ def krum(models: Sequence[Model], byzantine: int, statistics: Collection[str] = 
 def combined(
     models: Sequence[Model], kind: str, share: float, byzantine: int, statistics: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """The new model of `kind`, one of `AGGREGATES` but the mean, in float32.
+    """The new model of `kind`, one of `training.knobs.AGGREGATES` but the mean, in float32.
 
     Args:
         models: of the round's clients, by the same names.
