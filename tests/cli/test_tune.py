@@ -52,12 +52,12 @@ def test_what_is_no_range_is_told(typed):
 def test_values_are_in_their_ranges():
     optuna = pytest.importorskip("optuna")
     trial = optuna.trial.FixedTrial({"a": 0.123456, "b": 64, "c": "x", "d": 0.5})
-    assert Range("log", ("1e-4", "1")).asked(trial, "a") == "0.123"
-    assert Range("int_log", ("8", "512")).asked(trial, "b") == "64"
-    assert Range("choice", ("x", "y")).asked(trial, "c") == "x"
-    assert Range("uniform", ("0", "1")).asked(trial, "d") == "0.5"
-    assert Range("uniform", ("0.1234", "0.1235")).asked(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.1235"
-    assert Range("log", ("0.123451", "0.123456")).asked(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.123456"
+    assert Range("log", ("1e-4", "1")).suggested(trial, "a") == "0.123"
+    assert Range("int_log", ("8", "512")).suggested(trial, "b") == "64"
+    assert Range("choice", ("x", "y")).suggested(trial, "c") == "x"
+    assert Range("uniform", ("0", "1")).suggested(trial, "d") == "0.5"
+    assert Range("uniform", ("0.1234", "0.1235")).suggested(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.1235"
+    assert Range("log", ("0.123451", "0.123456")).suggested(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.123456"
 
 
 def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):

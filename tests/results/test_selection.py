@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fcl_bench.results.figures.selection import lines, names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import lines, names, panels, seeds_text, shared, styles
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 
@@ -96,8 +96,8 @@ def test_lines_of_one_method_share_its_colour_and_marker_and_differ_in_dashes_or
 
 def test_the_caption_says_n_and_what_all_share():
     rows = summary_of({"seed": 0}, {"seed": 1}, {"method": "afl"})
-    assert seeds_told(rows) == "n = 1 to 2 seeds, without a deviation where it is 1"
-    assert seeds_told(rows[rows["n"] == 2]) == "n = 2 seeds"
+    assert seeds_text(rows) == "n = 1 to 2 seeds, without a deviation where it is 1"
+    assert seeds_text(rows[rows["n"] == 2]) == "n = 2 seeds"
     assert shared(rows) == "All: data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu."
     usual = {"adapt": "none", "faults": "none", "on_bad_upload": "fail", "protocol": "task-agnostic", "label_rate": 1}
     assert shared(summary_of(usual)) == shared(rows)

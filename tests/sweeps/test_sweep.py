@@ -97,8 +97,8 @@ def test_a_job_that_a_cluster_starts_again_is_told_again(tmp_path, capsys):
     sweep.folder, sweep.workers, sweep.jobs, sweep.began = tmp_path, None, [("seed=0",), ("seed=1",)], True
     for status in (INTERRUPTED, RUNNING, DONE):
         write_report(tmp_path, JobReport(0, ["seed=0"], status, seconds=3.0))
-        sweep._tell()
-        sweep._tell()
+        sweep._print_news()
+        sweep._print_news()
     assert [line.partition("  [")[0] for line in capsys.readouterr().out.splitlines()] == [
         "run 1 of 2 interrupted, and is queued again if it met its time limit: seed=0",
         "run 1 of 2 done in 3 s: seed=0",

@@ -101,6 +101,6 @@ def _run(texts: list[str]) -> Run:
     try:
         return Run(carry_out(settings, tracking).folder)
     except Exception as error:
-        if told := storage_error(error):
-            raise told from error
+        if known := storage_error(error):
+            raise known from error
         raise

@@ -66,9 +66,9 @@ class Run:
         self.id: str = self.record["run_id"]
 
     def __repr__(self) -> str:
-        said = [f"{key}={self.record[key]}" for key in ("method", "data", "beta", "seed")]
+        settings = [f"{key}={self.record[key]}" for key in ("method", "data", "beta", "seed")]
         scores = [f"{key} {self.metrics[key]:.2f}" for key in ("A_avg", "A_T") if self.metrics[key] is not None]
-        return f"<Run {self.id} {' '.join(said)}: {', '.join(scores)}>"
+        return f"<Run {self.id} {' '.join(settings)}: {', '.join(scores)}>"
 
     @property
     def metrics(self) -> dict[str, Any]:
@@ -113,13 +113,13 @@ class Run:
             after: a task, from 0; -1 for the last one.
         """
         with np.load(self._file("confusion.npz")) as file:
-            kept = {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
         tasks = self.record["tasks"]
         if not -tasks <= after < tasks:
             raise UserError(f"after={after} is no task of this run", f"0 to {tasks - 1}, or -1 for the last")
-        own, labels = kept["after"] == after % tasks, kept["class_order"]
+        own, labels = arrays["after"] == after % tasks, arrays["class_order"]
         counts = np.zeros((len(labels), len(labels)), dtype=np.int64)
-        counts[kept["label"][own], kept["answer"][own]] = kept["samples"][own]
+        counts[arrays["label"][own], arrays["answer"][own]] = arrays["samples"][own]
         return pd.DataFrame(counts, pd.Index(labels, name="label"), pd.Index(labels, name="answer"))
 
     @cached_property

@@ -214,9 +214,9 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     contents |= drawn
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
-        told = {name: figure.caption for name, figure in figures.items()}
+        captions = {name: figure.caption for name, figure in figures.items()}
         charts, plotly = _charts(frame, out / "runs")
-        contents["html"] = html_page(arguments.name, sheets, svgs, told, charts, plotly)
+        contents["html"] = html_page(arguments.name, sheets, svgs, captions, charts, plotly)
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files

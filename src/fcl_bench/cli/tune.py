@@ -136,7 +136,7 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
     """Carry out one trial and print a line about it. Raises a `UserError` if it fails before any is complete."""
     optuna = require_optuna()
     trial = study.ask()
-    values = {key: space.asked(trial, key) for key, space in search.space.items()}
+    values = {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
     told = " ".join(f"{key}={value}" for key, value in values.items())
     found = []

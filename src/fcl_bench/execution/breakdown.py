@@ -29,7 +29,7 @@ def client_table(federation: Federation, shards: Sequence[Holdings]) -> Table | 
     return header, ([client, *map(_cell, row)] for client, row in enumerate(matrix.T.tolist()))
 
 
-def clients_told(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
+def clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
     """run.json's `client_accuracy`; None if no client has an accuracy."""
     matrix = _by_client(federation, shards)
     known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
@@ -55,19 +55,19 @@ def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
 
 
 def sample_files(federation: Federation) -> dict[str, bytes]:
-    """predictions.parquet if single samples are kept: one row per task and test sample so far.
+    """predictions.parquet if `predictions` asks for it: one row per task and test sample so far.
 
     `after`, the `sample`'s index in the test set, its `label`, the `prediction` (both as the data set has them), and
     the `score` of that.
     """
-    kept = federation.state.answers.samples
-    if kept is None:
+    samples = federation.state.answers.samples
+    if samples is None:
         return {}
     # Imported only now, since few runs keep them.
     import pyarrow
     import pyarrow.parquet
 
-    rows, labels = kept.array, federation.stream.class_order
+    rows, labels = samples.array, federation.stream.class_order
     columns = {
         "after": rows["after"],
         "sample": rows["sample"],

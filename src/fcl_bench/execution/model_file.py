@@ -88,10 +88,10 @@ def _whole(adapted: Adapted | None) -> bool:
     return numbers <= adapted.trained.keys()
 
 
-def write_model(path: Path, tensors: dict[str, torch.Tensor], said: Mapping[str, Any]) -> None:
+def write_model(path: Path, tensors: dict[str, torch.Tensor], description: Mapping[str, Any]) -> None:
     """Write model.safetensors, whole or not at all."""
     with replacing(path) as temporary:
-        save_file(for_disk(tensors), temporary, metadata={_KEY: json.dumps(said, sort_keys=True)})
+        save_file(for_disk(tensors), temporary, metadata={_KEY: json.dumps(description, sort_keys=True)})
 
 
 def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -109,20 +109,20 @@ def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[s
     if _KEY not in metadata:
         raise UserError(f"{path} does not say what it is", "the model.safetensors of a run")
     try:
-        said = json.loads(metadata[_KEY])
-        form = said["format"]
+        description = json.loads(metadata[_KEY])
+        form = description["format"]
     except (ValueError, KeyError, TypeError) as error:
         what = "what it says of itself cannot be read"
         raise UserError(f"{path} is damaged: {what}", "the model.safetensors of a run") from error
     if form != FORMAT:
         raise UserError(f"{path} is of format {form}", f"a model of format {FORMAT}, as this version writes")
-    return said, tensors
+    return description, tensors
 
 
-def tasks_of(said: Mapping[str, Any]) -> list[Task]:
+def tasks_of(description: Mapping[str, Any]) -> list[Task]:
     """The tasks that a saved model has learnt."""
-    ends = [0, *(task["columns_seen"] for task in said["tasks"])]
+    ends = [0, *(task["columns_seen"] for task in description["tasks"])]
     return [
         Task(index, range(ends[index], ends[index + 1]), ends[index + 1], tuple(task["columns"]))
-        for index, task in enumerate(said["tasks"])
+        for index, task in enumerate(description["tasks"])
     ]

@@ -57,20 +57,20 @@ def tell_of_training(
     if training is None or training.forward_precision(device.type) != "float32" or not _would_gain(device):
         return
     passages = _TRAINED * n * training.rounds * training.epochs * training.fraction
-    _tell(f"{key}.precision=bfloat16", network(), passages)
+    _hint(f"{key}.precision=bfloat16", network(), passages)
 
 
 def tell_of_extraction(network: torch.nn.Module, precision: str, device: torch.device, n: int) -> None:
     """Print a hint if features of n images are extracted in float32 on a CPU that has bfloat16."""
     if precision == "float32" and _would_gain(device):
-        _tell("backbone.precision=bfloat16", network, n)
+        _hint("backbone.precision=bfloat16", network, n)
 
 
 def _would_gain(device: torch.device) -> bool:
     return device.type == "cpu" and environment.multiplies_bfloat16()
 
 
-def _tell(override: str, network: torch.nn.Module, passages: float) -> None:
+def _hint(override: str, network: torch.nn.Module, passages: float) -> None:
     if passages * sum(weight.numel() for weight in network.parameters()) >= _LONG:
         log.info(
             "this CPU multiplies bfloat16 in hardware (AMX), and float32 is slower (a third of the speed for ResNet-18"

@@ -78,11 +78,11 @@ class Model:
         return backbone
 
     def _context_of(self, network: Any) -> Context:
-        said = self.about
-        wire = WireFormat(**{**said["wire"], "dtype": WIRE_DTYPES[said["wire"]["dtype"]]})
-        dtype, device = getattr(torch, said["dtype"]), self._device
-        known = said["clients"], said["recurring"]
-        return Context(said["dimension"], said["seed"], dtype, device, wire, network, *known)
+        about = self.about
+        wire = WireFormat(**{**about["wire"], "dtype": WIRE_DTYPES[about["wire"]["dtype"]]})
+        dtype, device = getattr(torch, about["dtype"]), self._device
+        known = about["clients"], about["recurring"]
+        return Context(about["dimension"], about["seed"], dtype, device, wire, network, *known)
 
     def _like(self) -> Dataset:
         """A data set of one black image as large as the first that was learnt from: some networks are made by it."""

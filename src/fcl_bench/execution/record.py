@@ -15,7 +15,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
 from fcl_bench.execution.audits import drift_of
-from fcl_bench.execution.breakdown import clients_told
+from fcl_bench.execution.breakdown import clients_summary
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
@@ -71,7 +71,7 @@ def run_record(
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "client_accuracy": clients_told(federation, plan.dealt.shards),
+        "client_accuracy": clients_summary(federation, plan.dealt.shards),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),

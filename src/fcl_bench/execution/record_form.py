@@ -39,7 +39,7 @@ def _misfit(value: Any, wanted: Any, where: str) -> str:
         inner = ((one, parts[1], f"{where}.{key}") for key, one in value.items())
     else:
         return _plain(value, wanted, where)
-    return next((told for one in inner if (told := _misfit(*one))), "")
+    return next((wrong for one in inner if (wrong := _misfit(*one))), "")
 
 
 def _plain(value: Any, wanted: Any, where: str) -> str:

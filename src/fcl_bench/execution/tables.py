@@ -20,8 +20,18 @@ from fcl_bench.execution.folder import Table
 from fcl_bench.execution.record import test_sizes
 
 _TASKS = (
-    *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right"),
-    *("test_samples", "accuracy", "stability", "plasticity", "retention"),
+    "task",
+    "classes_seen",
+    "classes",
+    "train_samples",
+    "labelled",
+    "accepted",
+    "right",
+    "test_samples",
+    "accuracy",
+    "stability",
+    "plasticity",
+    "retention",
 )
 #: Of the metrics, the series by task in the columns of the same names.
 _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_task")
@@ -66,19 +76,11 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
     rows, totals = [], {}
     for task in stream.tasks:
         labels, totals = ledger.labels(task.index), ledger.task_totals(task.index)
-        rows.append(
-            [
-                *(
-                    task.index,
-                    task.columns_seen,
-                    len(task.columns),
-                    int(federation.transport.samples(task.index)[0].sum()),
-                ),
-                *(labels["labelled"], labels["accepted"], "" if labels["right"] is None else labels["right"]),
-                *(len(stream.test[task.index]), *series[task.index], *totals.values()),
-                totals["client_seconds"] / ledger.clients + totals["server_seconds"],
-            ]
-        )
+        known: list[object] = [task.index, task.columns_seen, len(task.columns)]
+        known += [int(federation.transport.samples(task.index)[0].sum()), labels["labelled"], labels["accepted"]]
+        known += ["" if labels["right"] is None else labels["right"], len(stream.test[task.index])]
+        seconds = totals["client_seconds"] / ledger.clients + totals["server_seconds"]
+        rows.append([*known, *series[task.index], *totals.values(), seconds])
     return [*_TASKS, *totals, "seconds"], rows
 
 

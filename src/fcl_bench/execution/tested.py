@@ -63,8 +63,8 @@ def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
     """Return it as the run has it, with the hashes that the nodes told of samples that stay at their sites."""
     if not dataset.elsewhere:
         return dataset.fingerprint
-    told = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}
-    return json_hash([dataset.fingerprint, json_hash([told[client] for client in sorted(told)])])
+    hashes = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}
+    return json_hash([dataset.fingerprint, json_hash([hashes[client] for client in sorted(hashes)])])
 
 
 def _chosen(inputs: Images | np.ndarray, indices: np.ndarray) -> Any:

@@ -159,7 +159,7 @@ def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
     if runs is None:
         return pd.DataFrame(index=frame.index)
     texts = [(runs / folder / "run.json").read_text() if folder else "{}" for folder in frame["folder"]]
-    rows = [dict(_flat(json.loads(told))) for told in texts]
+    rows = [dict(_flat(json.loads(content))) for content in texts]
     return pd.DataFrame(rows, frame.index, dtype=object)
 
 
@@ -183,8 +183,8 @@ def of_sweep(frame: pd.DataFrame, out: Path, sweep: str) -> pd.DataFrame:
         found = frame[frame["folder"].isin(_runs_of(folder))]
         if len(found):
             return found
-    told = f"--sweep {sweep}" if sweep else "--latest"
-    raise UserError(f"{told}: no complete run of it is in {out / 'runs'}", "the same sweep again, or another --out")
+    option = f"--sweep {sweep}" if sweep else "--latest"
+    raise UserError(f"{option}: no complete run of it is in {out / 'runs'}", "the same sweep again, or another --out")
 
 
 def _runs_of(sweep: Path) -> set[str]:
@@ -242,8 +242,8 @@ def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str,
     identity = dict(record["features"])
     if record["draws_weights"]:
         identity.pop("weights", None)  # they differ between seeds, over which runs are averaged
-        # The hash of all weights told the source of those that are not drawn. An entry is added only where there is a
-        # source, since the fingerprints of networks from scratch stand in the reference tables.
+        # The hash of all weights would name the source of those that are not drawn. An entry is added only where there
+        # is a source, since the fingerprints of networks from scratch stand in the reference tables.
         if config["backbone"].get("pretrained"):
             identity["pretrained"] = True
         if record["checkpoint"]:

@@ -24,7 +24,7 @@ class Measure:
         higher: whether higher is better.
         plain: whether it always has two decimals (percent and points); others keep three significant digits.
         shown: when a table shows it: "always", if any run has it ("defined"), if any run has some of it ("positive"),
-            or only when asked for ("asked").
+            or only on request ("on request").
     """
 
     name: str
@@ -41,7 +41,7 @@ class Measure:
         return self.shown == "always" or (self.shown == "defined" and not all(map(math.isnan, means)))
 
 
-def _percent(name: str, header: str, higher: bool = True, shown: str = "asked") -> Measure:
+def _percent(name: str, header: str, higher: bool = True, shown: str = "on request") -> Measure:
     return Measure(name, f"{header} (%)", "accuracy", higher, plain=True, shown=shown)
 
 
@@ -87,11 +87,11 @@ MEASURES: dict[str, Measure] = {
         Measure("seconds_per_task", "seconds per task", "runtime", shown="always"),
         Measure("client_seconds", "clients' seconds", "runtime"),
         Measure("server_seconds", "server's seconds", "runtime"),
-        Measure("feature_seconds", "seconds for features, as run", "runtime", shown="asked"),
-        Measure("feature_cost_seconds", "seconds for features, uncached", "runtime", shown="asked"),
-        Measure("cumulative_seconds", "seconds of all clients, server, features", "runtime", shown="asked"),
-        Measure("total_seconds", "seconds in all", "runtime", shown="asked"),
-        Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="asked"),
+        Measure("feature_seconds", "seconds for features, as run", "runtime", shown="on request"),
+        Measure("feature_cost_seconds", "seconds for features, uncached", "runtime", shown="on request"),
+        Measure("cumulative_seconds", "seconds of all clients, server, features", "runtime", shown="on request"),
+        Measure("total_seconds", "seconds in all", "runtime", shown="on request"),
+        Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="on request"),
     )
 }
 
@@ -125,7 +125,7 @@ class ByTask:
         name = f"{self.last.removesuffix('_T')}_{self.task}"
         header = whole.header.replace("_T", f"_{self.task}")
         header = header if header != whole.header else f"{header}, up to task {self.task}"
-        return Measure(name, header, whole.section, whole.higher, whole.plain, "asked")
+        return Measure(name, header, whole.section, whole.higher, whole.plain, "on request")
 
     def of(self, record: Mapping[str, Any], part: str = "") -> float | None:
         """Return the value in a run record or in another `part` of its metrics; None where it is not defined."""

@@ -82,18 +82,18 @@ def load(name: str) -> pd.DataFrame:
     return pd.DataFrame({**rows, **measured, **run, FROM: "reference"})
 
 
-def _value(told: Any) -> Any:
+def _value(read: Any) -> Any:
     """Return a number if the text is one as tables write it; a fingerprint that looks like a number stays text."""
-    if not isinstance(told, str):
-        return told
+    if not isinstance(read, str):
+        return read
     for kind in (int, float):
         try:
-            number = kind(told)
+            number = kind(read)
         except ValueError:
             continue
-        if text(number) == told:
+        if text(number) == read:
             return number
-    return told
+    return read
 
 
 def is_own(rows: pd.DataFrame) -> pd.Series:
@@ -115,7 +115,7 @@ def beside(own: pd.DataFrame, wanted: Sequence[str]) -> pd.DataFrame:
     keys = [key for key in setting(both) if key != "device"]
     kinds = signature(both, keys)
     is_own = both[FROM].isna()
-    kept = is_own | kinds.isin(set(kinds[is_own]))
-    if kept.sum() == is_own.sum():
+    chosen = is_own | kinds.isin(set(kinds[is_own]))
+    if chosen.sum() == is_own.sum():
         log.warning("no reference run has the setting of one of these runs: %s", ", ".join(wanted or names()))
-    return both[kept].reset_index(drop=True).copy()
+    return both[chosen].reset_index(drop=True).copy()

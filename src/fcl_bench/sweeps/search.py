@@ -31,7 +31,7 @@ class Range:
     kind: str
     values: tuple[str, ...]
 
-    def asked(self, trial: Any, key: str) -> str:
+    def suggested(self, trial: Any, key: str) -> str:
         """Return the value that Optuna suggests, as it is typed.
 
         A number has three significant digits, or as many as it needs to stay in a narrow range.

@@ -139,7 +139,7 @@ def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
     return [line for reason, found in commands.items() for line in (reason, *found)]
 
 
-def unheard(reports: Iterable[JobReport]) -> list[str]:
+def unfinished(reports: Iterable[JobReport]) -> list[str]:
     """Return a line for each job that has begun and not ended: the command that repeats it."""
     return [f"    {report.command}" for report in reports if report.status == RUNNING]
 

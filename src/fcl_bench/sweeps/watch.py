@@ -20,7 +20,7 @@ from fcl_bench.data.shared import stop_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
-from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unheard, varying, warnings
+from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unfinished, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import log_to_terminal, printed_to
 from fcl_bench.tracking.lines import say
@@ -59,7 +59,7 @@ class Sweep:
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
-        self._telling = threading.Lock()
+        self._printing = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: Progress | None = None
@@ -123,7 +123,7 @@ class Sweep:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
-            self.tell()
+            self.print_news()
         if self._bar is not None:
             self._bar.stop()
         reports = self.reports() if self.began else []
@@ -135,15 +135,15 @@ class Sweep:
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}", self._screen)
         if self.workers is None and count[RUNNING]:
             # Only the cluster knows whether they are still running, since a cancelled job writes no last report.
-            told = ["begun on other machines, without a word of their end:", *unheard(reports)]
-            say("\n".join(told), self._screen)
+            lines = ["begun on other machines, without a word of their end:", *unfinished(reports)]
+            say("\n".join(lines), self._screen)
         self._results(reports)
         if found := warnings(reports):
             say("\n".join(["warnings:", *found]), self._screen)
         if count[FAILED]:
             output = str(self._shown / "jobs" / "{}.log") if self.folds else ""
-            told = ["failed, with the command that repeats each:", *failures(reports, output)]
-            say("\n".join(told), self._screen)
+            lines = ["failed, with the command that repeats each:", *failures(reports, output)]
+            say("\n".join(lines), self._screen)
             say(f"fcl-bench: {count[FAILED]} of {len(reports)} runs failed", self._err)
 
     def _results(self, reports: list[JobReport]) -> None:
@@ -166,14 +166,14 @@ class Sweep:
 
     def _watch(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
-            self.tell()
+            self.print_news()
 
-    def tell(self) -> None:
+    def print_news(self) -> None:
         """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
-        with self._telling:
-            self._tell()
+        with self._printing:
+            self._print_news()
 
-    def _tell(self) -> None:
+    def _print_news(self) -> None:
         reports = list(read_reports(self.folder).values())
         status = progress_line(reports, len(self.jobs), self.workers or max(1, len(reports)))
         ended = [report for report in reports if report.status != RUNNING]

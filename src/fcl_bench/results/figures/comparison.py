@@ -21,7 +21,7 @@ from fcl_bench.results.figures.canvas import (
 )
 from fcl_bench.results.figures.costs import COSTS, log_bars, log_costs
 from fcl_bench.results.figures.curves import coincidences, draw_curves, references
-from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_text, shared, styles
 from fcl_bench.results.figures.style import CEILING_LOOKS, SMALL_SIZE, Look
 from fcl_bench.results.summarise import CEILINGS
 
@@ -69,7 +69,7 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         f"Above: accuracy on all classes seen so far, after each task{less}.",
         "Line: mean over seeds; band: one standard deviation either way.",
         "Below: mean accuracy over tasks against the measured upload of the busiest client and task.",
-        f"Bars: one standard deviation either way; {seeds_told(rows)}.",
+        f"Bars: one standard deviation either way; {seeds_text(rows)}.",
         coincidences(alike, names(rows)),
         shared(rows),
         fewer,

@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, title
-from fcl_bench.results.figures.selection import names, panels, seeds_told, shared, styles, told
+from fcl_bench.results.figures.selection import names, panels, seeds_text, settings_text, shared, styles
 from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
@@ -65,9 +65,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     # Markers get smaller from family to family, since the exact methods reach the same point.
     own_looks = enumerate(styles(rivals, "family").items())
     looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
-    seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_told(rows)}."
-    said = [about, seeds, shared(rows), left_out]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), said, height=3.6, sharex=True)
+    seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_text(rows)}."
+    caption = [about, seeds, shared(rows), left_out]
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption, height=3.6, sharex=True)
     for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
         if len(front):
@@ -139,7 +139,9 @@ def _draw(
             for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
                 axes.annotate(text(value), (size, accuracy), (6, -12), **note)
             if others.nunique() <= _MOST_NAMED:
-                axes.annotate(", ".join(told(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note)
+                axes.annotate(
+                    ", ".join(settings_text(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note
+                )
 
 
 def log_bars(middle: pd.Series, spread: pd.Series) -> np.ndarray:

@@ -110,8 +110,10 @@ def draw_curves(
 
 def coincidences(groups: list[list[str]], named: Mapping[str, str]) -> str:
     """Return the caption's sentence about coinciding lines."""
-    told = list(dict.fromkeys(" and ".join(named[label] for label in group) for group in groups))
-    return f"Within {ALIKE:g} points of each other, the thinner line above: {'; '.join(told)}." if told else ""
+    coinciding = list(dict.fromkeys(" and ".join(named[label] for label in group) for group in groups))
+    if not coinciding:
+        return ""
+    return f"Within {ALIKE:g} points of each other, the thinner line above: {'; '.join(coinciding)}."
 
 
 def _wider(look: Look, above: int) -> Look:

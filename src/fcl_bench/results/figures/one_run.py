@@ -14,7 +14,7 @@ from fcl_bench.results.figures.style import line_look, looks
 from fcl_bench.results.figures.tasks import matrix_panel
 
 #: The keys of a run that a caption states, where the run has them.
-_SAID = ("method", "data", "backbone", "split", "partition", "beta", "clients", "seed", "adapt", "faults", "run_id")
+_SHOWN = ("method", "data", "backbone", "split", "partition", "beta", "clients", "seed", "adapt", "faults", "run_id")
 
 
 def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Drawing:
@@ -24,8 +24,8 @@ def one_run(record: Mapping[str, Any], matrix: np.ndarray) -> Drawing:
         record: the run's run.json.
         matrix: (T, T) in percent, NaN above the diagonal.
     """
-    said = [f"{key} {text(record[key])}" for key in _SAID if record.get(key) not in (None, "none")]
-    figure, (left, right) = canvas(2, 2, [f"{', '.join(said)}."], height=3.6)
+    shown = [f"{key} {text(record[key])}" for key in _SHOWN if record.get(key) not in (None, "none")]
+    figure, (left, right) = canvas(2, 2, [f"{', '.join(shown)}."], height=3.6)
     curve = [np.nan if value is None else value for value in record["metrics"]["accuracy"]]
     method = record["method"]
     left.plot(np.arange(1, len(curve) + 1), curve, **line_look(looks([method])[method], 0))

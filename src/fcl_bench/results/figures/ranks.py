@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, ticks, title
-from fcl_bench.results.figures.selection import Panel, seeds_told, shared, told
+from fcl_bench.results.figures.selection import Panel, seeds_text, settings_text, shared
 from fcl_bench.results.figures.style import COLOUR_MAP, DASHES, SMALL_SIZE, Look
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 
@@ -34,7 +34,7 @@ def grids(summary: pd.DataFrame) -> list[Panel]:
         return []
     together = pd.concat(full)
     varying = [*varying_setting(together), *(knob for knob in others if together[knob].map(text).nunique() > 1)]
-    found = [Panel(", ".join([str(block["method"].iloc[0]), *told(block, varying)]), block) for block in full]
+    found = [Panel(", ".join([str(block["method"].iloc[0]), *settings_text(block, varying)]), block) for block in full]
     return sorted(found, key=lambda grid: -len(grid.rows))
 
 
@@ -42,10 +42,10 @@ def _crossed(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the rows whose M was run with another r and whose r was run with another M; others show no effect."""
     while len(rows):
         ranks, widths = (rows.groupby(key)[other].transform("nunique") for key, other in ((WIDTH, RANK), (RANK, WIDTH)))
-        kept = rows[(ranks > 1) & (widths > 1)]
-        if len(kept) == len(rows):
+        decided = rows[(ranks > 1) & (widths > 1)]
+        if len(decided) == len(rows):
             break
-        rows = kept
+        rows = decided
     return rows
 
 
@@ -53,13 +53,13 @@ def rank_by_width(found: list[Panel]) -> Drawing:
     """Draw one row of two panels per grid: A_avg against r, one line per M, and a heat map of both with the upload."""
     shown, rows = found[:_MOST], pd.concat([grid.rows for grid in found[:_MOST]])
     more = len(found) - len(shown)
-    said = [
+    notes = [
         "Effect of the SVD rank r at different widths M of the random projection (FedRAN Fig. 6).",
-        f"Mean over seeds; bar: one standard deviation either way; {seeds_told(rows)}.",
+        f"Mean over seeds; bar: one standard deviation either way; {seeds_text(rows)}.",
         "Right: A_avg (%), below it the measured upload of the busiest client and task.",
         *(shared(rows), f"{more} more grids are not drawn here; --where picks them." if more else ""),
     ]
-    figure, axes = canvas(2 * len(shown), 2, said, height=3.6)
+    figure, axes = canvas(2 * len(shown), 2, notes, height=3.6)
     widths = sorted({int(width) for width in rows[WIDTH]})
     lines = {width: _look(position, len(widths)) for position, width in enumerate(widths)}
     for index, grid in enumerate(shown):

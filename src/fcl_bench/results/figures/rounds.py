@@ -12,7 +12,7 @@ import pandas as pd
 
 from fcl_bench.results.figures.canvas import Drawing, canvas, legend, percent_axes, title
 from fcl_bench.results.figures.costs import log_costs
-from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_text, shared, styles
 from fcl_bench.results.figures.style import Look
 from fcl_bench.results.summarise import CEILINGS
 
@@ -45,15 +45,15 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     curves = {run: progress(folders[run]) for ids in rows["run_ids"] for run in ids}
     common = {ids: _common([curves[run] for run in ids]) for ids in map(tuple, rows["run_ids"])}
     is_thinned = any(len(curves[run]) > len(kept) for ids in common for run, kept in zip(ids, common[ids], strict=True))
-    said = [
+    notes = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
         "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
-        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        f"Line: mean over seeds; band: one standard deviation either way; {seeds_text(rows)}.",
         "Seeds of one line were tested at different rounds; its points are where all were." if is_thinned else "",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), said, height=3.4)
+    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), notes, height=3.4)
     for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
         reached: list[float] = []
         for _, row in panel.rows.iterrows():

@@ -41,10 +41,10 @@ def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_
     ranked = sorted(range(len(blocks)), key=lambda position: -blocks[position]["label"].nunique())
     shown = [blocks[position] for position in sorted(ranked[:most])]
     varying = varying_setting(pd.concat(shown).drop(columns=list(without)))
-    found = [Panel(", ".join(told(rows, varying)), rows) for rows in shown]
+    found = [Panel(", ".join(settings_text(rows, varying)), rows) for rows in shown]
     if len(ranked) <= most:
         return found, ""
-    example = told(blocks[ranked[most]], varying_setting(frame)[:3])
+    example = settings_text(blocks[ranked[most]], varying_setting(frame)[:3])
     keys = " ".join(f"--where {shlex.quote(words.replace(' ', '=', 1))}" for words in example)
     settings = "1 more setting has" if len(ranked) == most + 1 else f"{len(ranked) - most} more settings have"
     return found, f"{settings} no panel here; to draw others: fcl-tables --figures {keys}."
@@ -65,16 +65,16 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
         return shown, ""
     ranked = labels.sort_values(["runs", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
     place = ranked.groupby("method").cumcount()
-    kept = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most])
+    chosen = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most])
     fewer = [
-        Panel(panel.title, panel.rows[panel.rows["label"].isin(kept) | panel.rows["method"].isin(CEILINGS)])
+        Panel(panel.title, panel.rows[panel.rows["label"].isin(chosen) | panel.rows["method"].isin(CEILINGS)])
         for panel in shown
     ]
-    said = (
-        f"Of {len(labels)} configurations {len(kept)} are drawn: of each kind the one with most panels, then the most "
-        "accurate here; --where picks others."
+    notes = (
+        f"Of {len(labels)} configurations {len(chosen)} are drawn: of each kind the one with most panels, then the "
+        "most accurate here; --where picks others."
     )
-    return [panel for panel in fewer if len(panel.rows)], said
+    return [panel for panel in fewer if len(panel.rows)], notes
 
 
 def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
@@ -83,8 +83,8 @@ def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
     for method, group in rows.groupby("method", sort=False):
         varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
         for kind, own in group.groupby(column, sort=False):
-            said = told(own, [k for k in varying if column == "label" or not is_number(own[k].iloc[0])])
-            found[kind] = f"{method} ({', '.join(said)})" if said else str(method)
+            notes = settings_text(own, [k for k in varying if column == "label" or not is_number(own[k].iloc[0])])
+            found[kind] = f"{method} ({', '.join(notes)})" if notes else str(method)
     return found
 
 
@@ -109,7 +109,7 @@ def named_looks(rows: pd.DataFrame) -> dict[str, Look]:
     return {f"{called[label]}{ends[label]}": look for label, look in styles(rows).items()}
 
 
-def seeds_told(rows: pd.DataFrame) -> str:
+def seeds_text(rows: pd.DataFrame) -> str:
     """Return n in words: one number if all rows have the same, else its range."""
     least, most = int(rows["n"].min()), int(rows["n"].max())
     if least == most:
@@ -126,7 +126,7 @@ def shared(rows: pd.DataFrame) -> str:
     return f"All: {', '.join(common)}." if common else ""
 
 
-def told(rows: pd.DataFrame, columns: list[str]) -> list[str]:
+def settings_text(rows: pd.DataFrame, columns: list[str]) -> list[str]:
     """Return each column with its value, which is the same in all `rows`; columns without a value are left out."""
     values = {column.removeprefix("method."): text(rows[column].iloc[0]) for column in columns}
     return [f"{column} {value}" for column, value in values.items() if value]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from fcl_bench.config import is_number
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, ticks, title
-from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_text, shared, styles
 from fcl_bench.results.summarise import setting, signature
 
 #: Quantity -> the label of its axis, and the base of its log scale.
@@ -44,12 +44,12 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
     rows = pd.concat([panel.rows for panel in shown])
     looks = styles(rows)
     label, log_base = SWEPT[quantity]
-    said = [
+    notes = [
         f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
-        f"either way; {seeds_told(rows)}.",
+        f"either way; {seeds_text(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), said)
+    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), notes)
     for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
         for name, line in panel.rows.groupby("label", sort=False):
             line = line.assign(**{quantity: line[quantity].astype(float)}).sort_values(quantity)

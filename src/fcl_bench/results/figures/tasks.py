@@ -12,7 +12,7 @@ from matplotlib.image import AxesImage
 
 from fcl_bench.results.figures.canvas import Drawing, accuracy_axis, canvas, caption, legend, percent_axes, share, title
 from fcl_bench.results.figures.curves import coincidences, draw_curves, mean_matrix, references
-from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_told, shared, styles
+from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_text, shared, styles
 from fcl_bench.results.figures.style import COLOUR_MAP
 
 _CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
@@ -46,7 +46,7 @@ def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], refe
     (share if reference else percent_axes)(grid)
     figure.caption = caption(
         f"Accuracy on all classes seen so far, after each task{f', less that of {reference}' if reference else ''}.",
-        f"Line: mean over seeds; band: one standard deviation either way; {seeds_told(rows)}.",
+        f"Line: mean over seeds; band: one standard deviation either way; {seeds_text(rows)}.",
         coincidences(alike, names(rows)),
         shared(rows),
         fewer,
@@ -67,12 +67,12 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Dra
     [shown], fewer = lines(blocks, most=_MOST_MATRICES)
     rows = shown.rows
     named = names(rows)
-    said = [
+    notes = [
         "Accuracy (%) on the test samples of each task (column), after each task (row).",
-        f"Mean over seeds; {seeds_told(rows)}.",
+        f"Mean over seeds; {seeds_text(rows)}.",
         *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(rows), _MATRIX_COLUMNS, said, height=3.4)
+    figure, grid = canvas(len(rows), _MATRIX_COLUMNS, notes, height=3.4)
     means = [mean_matrix(runs, folders) for runs in rows["run_ids"]]
     low, high = min(np.nanmin(matrix) for matrix in means), max(np.nanmax(matrix) for matrix in means)
     columns = min(_MATRIX_COLUMNS, len(rows))
