@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
-from fcl_bench.methods.closed_form.algebra.score_scaling import score_scales
+from fcl_bench.methods.closed_form.algebra.ridge import score_scales
 from fcl_bench.randomness import derived_seed
 from sketches.local import Local
 from sketches.server import Server

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.closed_form.algebra.held_out import (
+from fcl_bench.methods.closed_form.algebra.ridge import Spectrum, gcv, residual_sums
+from fcl_bench.methods.closed_form.ranpac import (
     Sums,
     added,
     cross_validated,
@@ -16,7 +17,6 @@ from fcl_bench.methods.closed_form.algebra.held_out import (
     least,
     squared_error,
 )
-from fcl_bench.methods.closed_form.algebra.ridge import Spectrum, gcv, residual_sums
 from fcl_bench.randomness import generator
 from tests.methods import ranpac_oracle as oracle
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.closed_form.algebra.estimate import Estimate
 from fcl_bench.methods.closed_form.algebra.ridge import Spectrum, gcv, mean_share
+from fcl_bench.methods.closed_form.ridge_server import Estimate
 
 CPU = torch.device("cpu")
 CANDIDATES = np.geomspace(1e-4, 1e4, 33)

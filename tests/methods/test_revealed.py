@@ -13,13 +13,12 @@ import torch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.single_sample_leakage import Leakage, revealed
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.closed_form.algebra.held_out import fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.methods.closed_form.ranpac import RanPAC
+from fcl_bench.methods.closed_form.ranpac import RanPAC, fold_numbers, hash_factors
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free import mfcl
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL

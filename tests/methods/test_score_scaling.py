@@ -11,7 +11,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.algebra.score_scaling import unit_lengths
+from fcl_bench.methods.closed_form.algebra.ridge import unit_lengths
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN

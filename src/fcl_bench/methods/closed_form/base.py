@@ -17,8 +17,7 @@ from fcl_bench.linalg.eigen import nearest_semidefinite
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
-from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV
-from fcl_bench.methods.closed_form.algebra.score_scaling import score_scales, unit_lengths
+from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, score_scales, unit_lengths
 from fcl_bench.protocol.context import ClientData, Context, Prediction, TestBatch
 from fcl_bench.protocol.dp_mechanism import SQUARE
 from fcl_bench.protocol.fields import Schema

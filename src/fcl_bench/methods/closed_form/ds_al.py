@@ -17,9 +17,9 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.gram import grams
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.algebra.estimate import Estimate
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
+from fcl_bench.methods.closed_form.ridge_server import Estimate
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, gram_matrix, real

@@ -1,18 +1,115 @@
-"""Servers of closed-form methods whose solve has a ridge, with or without an estimate of the Gram matrix."""
+"""Servers of closed-form methods whose solve has a ridge, with or without an estimate of the Gram matrix.
+
+A running sum of positive semidefinite matrices, and the ridge problem that is solved with it.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from typing import ClassVar
 
+import numpy as np
 import torch
 
+from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.algebra.estimate import Estimate
 from fcl_bench.methods.closed_form.algebra.ridge import GCV, Spectrum, gcv, mean_share
 from fcl_bench.methods.closed_form.base import AUTO, ClosedFormMethod, ClosedFormServer
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
+
+
+class Estimate:
+    """G (M, M), a sum of matrices or of products F F', and the solution of (G + shift I) W = B.
+
+    Args:
+        size: M.
+        dtype, device: type and device of the stored matrices.
+        low_rank: keep the factors side by side, F (M, m) with G = F F', until m would reach M; from then on, or from
+            the beginning, G itself.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device, low_rank: bool = False) -> None:
+        self._blocks = [torch.zeros(size, 0, dtype=dtype, device=device)]
+        self._matrix = None if low_rank else torch.zeros(size, size, dtype=dtype, device=device)
+
+    @property
+    def size(self) -> int:
+        """M."""
+        return self._blocks[0].shape[0]
+
+    @property
+    def matrix(self) -> torch.Tensor:
+        """G (M, M): the stored matrix, which callers may add to in place, or the product of the stored factors."""
+        return gram(self._factor().T) if self._matrix is None else self._matrix
+
+    def add(self, G: torch.Tensor) -> None:
+        """G += another one (M, M), where the matrix itself is stored."""
+        total = self.matrix
+        if total.device.type == "cpu" and (G.dtype, total.dtype) == (torch.float32, torch.float64):
+            # NumPy converts in pieces that stay in the cache, where torch makes a copy of the whole.
+            np.add(total.numpy(), G.numpy(), out=total.numpy())
+        else:
+            total.add_(G)
+
+    def add_factor(self, F: torch.Tensor) -> None:
+        """G += F F' for F (M, m)."""
+        if self._matrix is not None:
+            add_gram(self._matrix, F.T)
+            return
+        self._blocks.append(F)
+        if sum(block.shape[1] for block in self._blocks) >= self.size:
+            self._matrix = self.matrix
+            self._blocks = [F.new_zeros(self.size, 0)]
+
+    def _factor(self) -> torch.Tensor:
+        self._blocks = [torch.cat(self._blocks, dim=1)]
+        return self._blocks[0]
+
+    def trace(self) -> float:
+        """tr(G)."""
+        return float(self._factor().square().sum() if self._matrix is None else self._matrix.trace())
+
+    def spectrum(self, B: torch.Tensor) -> Spectrum:
+        """The spectrum of G in float64, with B (M, C); the complement of the factors' span is one entry at the end."""
+        if self._matrix is not None:
+            values, V = torch.linalg.eigh(self._matrix.double())
+            return Spectrum(values.clamp_min(0), (V.T @ B.double()).square().sum(dim=1), torch.ones_like(values))
+        Q, R = torch.linalg.qr(self._factor().double())
+        values, V = torch.linalg.eigh(R @ R.T)
+        energies = (V.T @ (Q.T @ B.double())).square().sum(dim=1)
+        found = Spectrum(values.clamp_min(0), energies, torch.ones_like(values))
+        return found.with_rest(0.0, float(B.double().square().sum() - energies.sum()), self.size - len(values))
+
+    def solve(self, B: torch.Tensor, shift: float, rounding: float) -> Solution:
+        """W = (G + shift I)^-1 B, in the span of F and B where that is much smaller than M.
+
+        With Q an orthonormal basis of the span, W = Q (Q'F F'Q + shift I)^-1 Q'B. (The Woodbury identity is the same in
+        exact arithmetic, but it subtracts what it then divides by `shift`: its error grows with the square of the
+        condition number.)
+
+        Args:
+            B: (M, C).
+            shift: a ridge, or (below zero) the sum of the regularisers to be removed from G.
+            rounding: relative error of G's entries; see `linalg.solve.relative_rounding`.
+        """
+        if self._matrix is None and 2 * (self._factor().shape[1] + B.shape[1]) <= self.size:
+            F = self._factor()
+            Q, R = torch.linalg.qr(torch.cat([F, B], dim=1))
+            E = R[:, : F.shape[1]]
+            inner = solve_symmetric(gram(E.T), R[:, F.shape[1] :], rounding, shift)
+            return Solution(Q @ inner.W, inner.condition, inner.trouble)
+        return solve_symmetric(self.matrix, B, rounding, shift)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`G` (M, M), or `factor` (M, m)."""
+        return {"factor": self._factor()} if self._matrix is None else {"G": self._matrix}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restore the state that `state_dict` returned."""
+        like = self._blocks[0]
+        self._matrix = state["G"].to(like) if "G" in state else None
+        self._blocks = [state["factor"].to(like) if "factor" in state else like[:, :0]]
 
 
 class RegularisedServer(ClosedFormServer):

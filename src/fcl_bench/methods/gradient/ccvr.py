@@ -9,6 +9,7 @@ heads, not from the copy.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import cross_entropy, linear
@@ -17,11 +18,57 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.methods.gradient.base import Gaussian
-from fcl_bench.methods.gradient.moments import Moments
 from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.optimisers import SGD
+
+
+@dataclass
+class Moments:
+    """The moments of one class.
+
+    Attributes:
+        count: n.
+        total: (d,) the sum of its samples.
+        second: (d, d) the sum of z z', or (d,) of z * z, which makes the covariance diagonal.
+    """
+
+    count: int
+    total: torch.Tensor
+    second: torch.Tensor
+
+    def __add__(self, other: Moments) -> Moments:
+        """The moments of both sets of samples together."""
+        return Moments(self.count + other.count, self.total + other.total, self.second + other.second)
+
+    @property
+    def mean(self) -> torch.Tensor:
+        """(d,)."""
+        return self.total / self.count
+
+    @property
+    def covariance(self) -> torch.Tensor:
+        """(d, d), or its diagonal (d,): (S - n m m') / (n - 1); 0 for a single sample."""
+        if self.count < 2:
+            return torch.zeros_like(self.second)
+        mean = self.mean
+        square = torch.outer(mean, mean) if self.second.ndim == 2 else mean.square()
+        return (self.second - self.count * square) / (self.count - 1)
+
+    def draw(self, count: int, generator: torch.Generator) -> torch.Tensor:
+        """(count, d) samples of the Gaussian with this mean and covariance; `generator` is on the CPU.
+
+        Rounding may make the covariance indefinite, and fewer samples than features make it singular: variances that
+        are not positive count as 0.
+        """
+        drawn = torch.randn((count, len(self.total)), generator=generator, dtype=torch.float64).to(self.total)
+        covariance = self.covariance
+        if covariance.ndim == 1:
+            return self.mean + drawn * covariance.clamp(min=0).sqrt()
+        variances, directions = torch.linalg.eigh(covariance)
+        return self.mean + (drawn * variances.clamp(min=0).sqrt()) @ directions.T
+
 
 #: Prefixes of the names of the moments and of the retrained head in a checkpoint.
 _MOMENTS, _HEAD = "moments.", "replay_head."

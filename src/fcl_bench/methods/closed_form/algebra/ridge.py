@@ -1,4 +1,7 @@
-"""Choose a ridge from the statistics alone: a share of the mean eigenvalue, or generalised cross-validation."""
+"""Choose a ridge from the statistics alone: a share of the mean eigenvalue, or generalised cross-validation.
+
+`score_scales` makes every class's scores comparable in size, from the sums with which the classifier was solved.
+"""
 
 from __future__ import annotations
 
@@ -107,3 +110,19 @@ def gcv(
     usable = (residual > 0) & (left > _LEFT * samples)
     score = torch.where(usable, samples * residual / left.square(), torch.full_like(left, torch.inf))
     return float(candidates[int(score.argmin())]) if bool(usable.any()) else None
+
+
+def score_scales(own: torch.Tensor) -> torch.Tensor:
+    """(C,) the factor of each class's scores: 1 / sqrt(own_c), and 1 where own_c is not positive.
+
+    Args:
+        own: (C,) the sum of each class's scores over its own samples, B_c'w_c = n_c q_c.
+    """
+    positive = own > 0
+    return torch.where(positive, torch.where(positive, own, torch.ones_like(own)).rsqrt(), torch.ones_like(own))
+
+
+def unit_lengths(W: torch.Tensor) -> torch.Tensor:
+    """(C,) the factor of each class's scores that gives its column of W (M, C) the length 1; 1 for a zero column."""
+    length = W.norm(dim=0)
+    return torch.where(length > 0, length, torch.ones_like(length)).reciprocal()
