@@ -19,7 +19,7 @@ _MOST = 40
 _WARNINGS = 8
 
 
-def progress_line(reports: Iterable[JobReport], total: int | None, workers: int) -> str:
+def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str:
     """Return a line such as `3 done, 2 running, 1 failed, 6 to come, about 4 min left`.
 
     The time left is the mean time of the runs that were carried out (runs that were complete before take none) times
@@ -27,19 +27,18 @@ def progress_line(reports: Iterable[JobReport], total: int | None, workers: int)
 
     Args:
         reports: the reports of the jobs that have started.
-        total: the number of jobs, None if not known.
+        total: the number of jobs.
         workers: the number of jobs side by side.
     """
     reports = list(reports)
     count = Counter(report.status for report in reports)
-    words = [f"{count[status]} {status}" for status in (DONE, RUNNING, FAILED)]
-    if total is not None:
-        words.append(f"{total - len(reports)} to come")
-        carried_out = [report.seconds for report in reports if report.status == DONE and not report.was_complete]
-        to_do = total - len(reports) + count[RUNNING]
-        if carried_out and to_do:
-            seconds = sum(carried_out) / len(carried_out) * to_do / max(1, min(workers, to_do))
-            words.append(f"about {duration(seconds)} left")
+    to_come = total - len(reports)
+    words = [*(f"{count[status]} {status}" for status in (DONE, RUNNING, FAILED)), f"{to_come} to come"]
+    carried_out = [report.seconds for report in reports if report.status == DONE and not report.was_complete]
+    to_do = to_come + count[RUNNING]
+    if carried_out and to_do:
+        seconds = statistics.fmean(carried_out) * to_do / max(1, min(workers, to_do))
+        words.append(f"about {duration(seconds)} left")
     return ", ".join(words)
 
 
@@ -60,9 +59,9 @@ def name_of(overrides: Iterable[str], keys: set[str]) -> str:
     return " ".join([text for text in own if text.partition("=")[0] in keys] or own) or "defaults"
 
 
-def end_line(report: JobReport, total: int | None, keys: set[str], elsewhere: bool = False) -> str:
+def end_line(report: JobReport, total: int, keys: set[str], elsewhere: bool = False) -> str:
     """Return a line about an ended job: its accuracy or its failure; a cluster (`elsewhere`) may start it again."""
-    which = f"run {report.number + 1}" + ("" if total is None else f" of {total}")
+    which = f"run {report.number + 1} of {total}"
     what = name_of(report.overrides, keys)
     if report.status != DONE:
         again = ", and is queued again if it met its time limit" if elsewhere and report.status == INTERRUPTED else ""
