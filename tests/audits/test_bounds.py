@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.execution.audits import against_theory
 from fcl_bench.methods.closed_form.bounds import inverse_gap
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
@@ -22,7 +21,7 @@ from tests.methods.harness import context_of, draw_tasks, learn, learn_task, pro
 def audited(method, tasks, inputs=8):
     """The audit's rows, one after each task."""
     context = context_of(inputs)
-    server, audit = method.server(context), against_theory(method, context)
+    server, audit = method.server(context), method.audits(context)["bounds"]
     tests = np.random.default_rng(9).standard_normal((60, inputs))
     for task, clients in zip(stream_of(tasks), tasks, strict=True):
         learn_task(method, context, server, task, clients)
@@ -164,5 +163,5 @@ def test_bounds_are_numbers_or_none(method, ridge):
 
 
 def test_no_audit_unless_asked_for():
-    assert against_theory(FedRAN(), context_of(8)) is None
-    assert against_theory(CentredSketch(), context_of(8)) is None
+    assert FedRAN().audits(context_of(8)) == {}
+    assert CentredSketch().audits(context_of(8)) == {}

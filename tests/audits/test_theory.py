@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from fcl_bench.engine.codec import decoded, encoded
-from fcl_bench.execution.audits import against_theory
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.projection.projected import ProjectedMethod
@@ -52,7 +51,7 @@ def audited(
 
     `reload` has a new audit take over the state of the last one after every round.
     """
-    audit: Audit = against_theory(method, context)
+    audit: Audit = method.audits(context)["bounds"]
     server, client, starts = method.server(context), method.client(context), []
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
@@ -70,7 +69,7 @@ def audited(
             server.finish_round()
             audit.look(task, round_, server)
             if reload:
-                rows, state, audit = audit.rows, copy_of(audit.state_dict()), against_theory(method, context)
+                rows, state, audit = audit.rows, copy_of(audit.state_dict()), method.audits(context)["bounds"]
                 audit.rows = rows
                 audit.load_state_dict(state)
         server.finish_task()
@@ -180,7 +179,7 @@ def test_the_reference_samples_are_the_first_of_each_client():
     """And a client's few are all there are; those of absent clients do not exist."""
     method = VARIANTS["fedprotip"]
     tasks = three_tasks()
-    audit = against_theory(method, tiny_context())
+    audit = method.audits(tiny_context())["bounds"]
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         for k, (images, labels) in enumerate(clients):
             if len(labels):
@@ -205,8 +204,8 @@ def test_looking_does_not_disturb_the_method():
 
 
 def test_no_samples_no_audit():
-    assert against_theory(FedProTIP(), tiny_context()) is None
-    assert isinstance(against_theory(FedProTIP(theory=1), tiny_context()), ProjectionAudit)
+    assert FedProTIP().audits(tiny_context()) == {}
+    assert isinstance(FedProTIP(theory=1).audits(tiny_context())["bounds"], ProjectionAudit)
 
 
 def test_a_gradient_of_zero_has_no_fraction():

@@ -10,8 +10,9 @@ import pytest
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import FedAvgAdaptation, adaptation_identity
+from fcl_bench.execution.adapt import adaptation_identity
 from fcl_bench.execution.inputs import prepare_inputs
+from fcl_bench.methods.averaging.first_stage import FedAvgAdaptation
 from fcl_bench.typed import typed_instance
 from tests.execution.adaptation_runs import SMALL, STSA, plan_of
 from tests.small_runs import run_in, settings_for

@@ -367,12 +367,11 @@ def test_the_default_run_reaches_95_percent_on_digits(tmp_path):
 def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_file, M, rank, printed):
     """240 samples can't fill a rank of 512, the paper's table counts it all the same."""
     from fcl_bench.execution.plan import make_plan
-    from fcl_bench.papers.byte_conventions import accounting
 
     knobs = (f"method.M={M}", f"method.rank={rank}")
     plan = make_plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
     context = dataclasses.replace(plan.context, classes=100)
-    counted = accounting(plan.settings.method, context, [20] * 5)
+    counted = plan.settings.method.paper_bytes(context, [20] * 5)
     assert f"{counted['fedran_mib']:.2f}" == printed
 
 

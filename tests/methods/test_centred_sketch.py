@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.methods.closed_form.algebra.upload_sizes import centred_sketch_values
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
 from fcl_bench.methods.closed_form.ridge_server import Estimate
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.papers.byte_conventions import centred_sketch_values
 from fcl_bench.typed import typed_instance
 from tests.methods import centred_sketch_oracle as oracle
 from tests.methods.harness import (

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.algebra.upload_sizes import centred_sketch_values
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, GaussianRemainderServer
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.papers.byte_conventions import accounting, centred_sketch_values
 from fcl_bench.typed import typed_instance
 from tests.methods import gaussian_remainder_oracle as oracle
 from tests.methods.harness import (
@@ -272,7 +272,7 @@ def test_the_papers_conventions_count_what_is_sent(M):
     for dropped in ("isotropic", "diagonal") if M else ("isotropic",):
         method = knobs(M=M, rank=6, input_rank=3, input_remainder=dropped)
         sent = upload_of(method, 30, 5, wire="float32").nbytes
-        assert accounting(method, context_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
+        assert method.paper_bytes(context_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
 
 
 def test_the_isotropic_message_is_as_before():

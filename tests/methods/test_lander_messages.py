@@ -16,7 +16,7 @@ from fcl_bench.methods.data_free.anchors import random_anchors
 from fcl_bench.methods.data_free.generators.anchored import AnchoredGenerator, Synthesis
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.papers.byte_conventions import MIB, accounting
+from fcl_bench.papers.nominal import MIB
 from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.task import Task
 from tests.methods.classical_harness import SIZES, federation, training
@@ -141,7 +141,7 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     assert f"{(exchanged + pictures) / MIB:.1f}" == "79047.8"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.2f}" == "79047.91"
     assert f"{(exchanged + pictures + len(later) * images) / MIB:.1f}" == "79047.9"
-    counted = accounting(published, context, [10] * 10)
+    counted = published.paper_bytes(context, [10] * 10)
     assert counted == {"stsa_mib": pytest.approx((exchanged + pictures + len(later) * images) / MIB, rel=1e-12)}
     # The number speaks for all 41 batches: the 10,000 images that clients use would be another.
     used = exchanged + len(later) * 10_000 * (3072 + 1)

@@ -11,12 +11,13 @@ from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.algebra.upload_sizes import fedran_values, stsa_e_values
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.papers.byte_conventions import accounting, fedran_values, rounds_mib, stsa_e_values
+from fcl_bench.papers.nominal import rounds_mib
 from tests.methods.harness import context_of
 from tests.small_runs import settings_for
 
@@ -28,7 +29,7 @@ def printed(value: float, as_printed: str) -> bool:
 
 
 def counted(method, convention: str, classes_per_task: list[int]) -> float:
-    return accounting(method, context_of(512, wire="float32"), classes_per_task)[convention]
+    return method.paper_bytes(context_of(512, wire="float32"), classes_per_task)[convention]
 
 
 def test_classes_that_come_back_count_once(tmp_path):
@@ -36,7 +37,7 @@ def test_classes_that_come_back_count_once(tmp_path):
     plan = make_plan(settings_for(tmp_path, "data=digits", "split=class_overlap", "tasks=4", "clients=2"))
     assert sum(plan.classes_per_task) > plan.context.classes == 10
     method, context = FedRAN(M=2048, rank=512), replace(context_of(512), classes=100)
-    assert accounting(method, context, [10] * 11)["fedran_mib"] == counted(method, "fedran_mib", [10] * 10)
+    assert method.paper_bytes(context, [10] * 11)["fedran_mib"] == counted(method, "fedran_mib", [10] * 10)
     assert counted(method, "fedran_mib", [10] * 11) > counted(method, "fedran_mib", [10] * 10)
 
 
@@ -126,10 +127,10 @@ def test_under_stsas_convention_tasks_add_up_and_budgets_count():
 
 @pytest.mark.parametrize("method", [AFL(), AFCL(), STSA(M=None), CentredSketch(), STSAE()])
 def test_every_federated_method_has_both_conventions(method):
-    assert set(accounting(method, context_of(512), [10, 10])) == {"fedran_mib", "stsa_mib"}
+    assert set(method.paper_bytes(context_of(512), [10, 10])) == {"fedran_mib", "stsa_mib"}
     assert counted(AFL(), "fedran_mib", [10, 10]) == counted(AFCL(), "fedran_mib", [10, 10])
 
 
 @pytest.mark.parametrize("method", [CentralisedRidge(), FedAvg()])
 def test_what_no_papers_table_counts_has_neither(method):
-    assert accounting(method, context_of(512), [10, 10]) == {}
+    assert method.paper_bytes(context_of(512), [10, 10]) == {}

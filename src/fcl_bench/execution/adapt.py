@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
@@ -16,7 +16,6 @@ from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable
-from fcl_bench.config import counting, knob
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.ledger import Ledger
@@ -29,15 +28,9 @@ from fcl_bench.execution.folder import identity_hash
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.model_holder import head_seed
-from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.method import Method, Server
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.cosine_heads import CosineNetwork
-from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Network
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +38,6 @@ log = logging.getLogger(__name__)
 _SCHEMA = 2
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"
-#: What scores the first task's classes while the network trains.
-HEADS = ("linear", "cosine")
 
 
 class FirstStage(Protocol):
@@ -58,8 +49,20 @@ class FirstStage(Protocol):
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         """Raise a `UserError` for knobs that this problem rules out, before any work is done."""
 
-    def method(self) -> GradientMethod:
+    def method(self) -> Method:
         """What trains the first task."""
+
+    def trained(self, server: Server) -> dict[str, torch.Tensor]:
+        """The part of the body that training may have changed, given the method's server: `body.<name>` -> tensor."""
+
+    def body(self, context: Context, first: Task, trained: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        """The trained network without its head, in evaluation mode, on the CPU.
+
+        Args:
+            context: the network that training started from.
+            first: the first task.
+            trained: the result of `trained`.
+        """
 
     def identity(self) -> dict[str, object]:
         """Everything of it that determines the result."""
@@ -77,55 +80,6 @@ class NoAdaptation:
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         """There is nothing to rule out."""
-
-
-@dataclass
-class _FirstStageFedAvg(FedAvg):
-    """FedAvg, whose knobs the user sets at `adapt.training`."""
-
-    head: str = "linear"
-    training_key: ClassVar[str] = "adapt.training"
-
-    def build_network(self, context: Context) -> Network:
-        return CosineNetwork(self.start(context)) if self.head == "cosine" else super().build_network(context)
-
-
-@dataclass
-class FedAvgAdaptation:
-    """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
-
-    Args:
-        head: what the network has for the first task: linear (with a bias), or cosine (`CosineHead`, as in STSA's
-            public code). It is dropped when the first task ends.
-        training: as of a gradient method, for the one task.
-    """
-
-    name: ClassVar[str] = "fedavg"
-    trains_network: ClassVar[bool] = True
-
-    head: str = knob("linear", choices=HEADS)
-    training: Training = field(
-        default_factory=lambda: Training(
-            rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, weight_decay=5e-4, schedule="cosine"
-        )
-    )
-
-    def __post_init__(self) -> None:
-        self.training.check("adapt.training")
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        """Any network does; rates of their own have to be of its parameters, and a round's models may fill memory."""
-        if self.training.rates or self.training.aggregate != "mean":
-            self.method().check(context, classes_per_task)
-
-    def method(self) -> GradientMethod:
-        return _FirstStageFedAvg(training=self.training, head=self.head)
-
-    def identity(self) -> dict[str, object]:
-        return {"revision": FedAvg.revision, **counting(self)}
-
-    def sends_columns(self) -> bool:
-        return False
 
 
 @dataclass(frozen=True)
@@ -219,7 +173,7 @@ def adapt(
             # What its clients kept is of no use any more, and other processes may have it on disks of their own.
             saved = saved[0], {name: tensor for name, tensor in saved[1].items() if not name.startswith(CLIENT)}
         none = torch.empty(0, dtype=torch.uint8)
-        method, dealt = _stage(plan).method(), plan.dealt
+        stage, dealt = _stage(plan), plan.dealt
         stream = dealt.stream
         context = _context(plan)
         first = replace(stream, tasks=stream.tasks[:1], train=stream.train[:1], test=stream.test[:1])
@@ -229,7 +183,7 @@ def adapt(
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
         drops, way = plan.settings.scalars.drops, plan.settings.transport
         federation = Federation(
-            method=method,
+            method=stage.method(),
             context=context,
             stream=first,
             transport=transport,
@@ -243,29 +197,12 @@ def adapt(
             federation.restore(*saved)
             log.info("adaptation: %s", "taken over" if hit else f"going on after round {saved[0]['rounds_done']}")
         state = federation.run(lambda done: checkpoint.save(*done.save()), plan.settings.scalars.checkpoint_rounds)
-    ledger, server = state.ledger, cast(GradientServer, federation.server)
+    ledger = state.ledger
     ledger.rename_stages(STAGE)
     accuracy = metrics(state.answers["correct"], np.array([len(first.test[0])]))["accuracy"][0]
-    trained = {name: value for name, value in server.network.state().items() if name.startswith("body.")}
-    body = adapted_body(method, plan.context, first.tasks[0], trained)
+    trained = stage.trained(federation.server)
+    body = stage.body(plan.context, first.tasks[0], trained)
     return Adapted(body, trained, ledger, accuracy, time.perf_counter() - begin, hit)
-
-
-def adapted_body(
-    method: GradientMethod, context: Context, first: Task, trained: dict[str, torch.Tensor]
-) -> torch.nn.Module:
-    """The network without its head that a first stage left, in evaluation mode, on the CPU.
-
-    Args:
-        method: of the first stage.
-        context: which network it started from.
-        first: the first task.
-        trained: `Adapted.trained`.
-    """
-    network = method.build_network(context)
-    method.grow(network, [len(method.head_columns(first))], head_seed(context))
-    network.load(trained)
-    return network.body.eval().requires_grad_(False)
 
 
 def adapted_extractor(

@@ -24,7 +24,6 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.loading import loaded
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
-from fcl_bench.execution.audits import against_theory
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
 from fcl_bench.options.noise.gaussian import Gaussian
@@ -145,7 +144,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     settings.secure.check(settings.method, context.wire, scalars.clients, scalars.drops)
     _check_sums(settings)
     partial = settings.transport.minimum is not None
-    if (settings.faults.fails or scalars.drops or partial) and against_theory(settings.method, context) is not None:
+    audited = bool(settings.method.audits(context))
+    if (settings.faults.fails or scalars.drops or partial) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
         key = key if settings.faults.fails or scalars.drops else f"transport.minimum={settings.transport.minimum:g}"
         raise UserError(
@@ -153,7 +153,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
     transport = settings.transport
-    if not transport.sees_everything and (scalars.drift or against_theory(settings.method, context) is not None):
+    if not transport.sees_everything and (scalars.drift or audited):
         raise UserError(
             f"transport={transport.name}: audits need all clients' data in one process",
             "drift=0, method.bounds=false and method.theory=0, or transport=in_process",

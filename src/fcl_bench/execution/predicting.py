@@ -23,7 +23,7 @@ from fcl_bench.data.sources.samples import samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor
+from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
@@ -203,7 +203,7 @@ class Model:
         else:
             network = backbone.trainable(self._like(), seed)
             trained = {n.removeprefix(ADAPTED): v for n, v in self._tensors.items() if n.startswith(ADAPTED)}
-            body = adapted_body(stage.method(), self._context_of(network), self._tasks[0], trained)
+            body = stage.body(self._context_of(network), self._tasks[0], trained)
             found = adapted_extractor(backbone, body, network, self._device)
         if self._has_other_weights(found):
             raise UserError(

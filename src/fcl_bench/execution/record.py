@@ -21,7 +21,6 @@ from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.precision import precisions
 from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
-from fcl_bench.papers.byte_conventions import accounting
 
 
 def run_record(
@@ -76,7 +75,7 @@ def run_record(
         "communication": {
             **state.ledger.communication(),
             "wire": asdict(scalars.wire),
-            "accounting": accounting(settings.method, plan.context, plan.classes_per_task),
+            "accounting": settings.method.paper_bytes(plan.context, plan.classes_per_task),
         },
         "dropped": _dropped(federation, inputs),
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},

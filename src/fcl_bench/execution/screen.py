@@ -76,9 +76,11 @@ def print_record(record: RunRecord, folder: str) -> None:
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
     if rounds := record["rounds"]:
         console.print(_rounds(rounds))
-    if record["bounds"]:
-        last = record["bounds"][-1]
-        console.print(_bounds(last) if "gram_error" in last else _projection(record["bounds"]))
+    if bounds := record["bounds"]:
+        if "gram_error" in bounds[-1]:
+            console.print(_bounds(bounds[-1]))
+        elif "rho" in bounds[-1]:
+            console.print(_projection(bounds))
     if levels := record["transport"].get("levels"):
         console.print(_nodes(levels))
     table = Table.grid(padding=(0, 4))

@@ -16,7 +16,7 @@ from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, serialise
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
-from fcl_bench.execution.adapt import NoAdaptation, adapted_body, adapted_extractor, first_stage_clients
+from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import training_images
 from fcl_bench.execution.plan import Plan, make_plan
@@ -51,7 +51,7 @@ class Site:
             stage, context = self.plan.settings.adapt, self.plan.context
             assert not isinstance(stage, NoAdaptation)
             assert context.network is not None
-            body = adapted_body(stage.method(), context, self.plan.dealt.stream.tasks[0], dict(request.message))
+            body = stage.body(context, self.plan.dealt.stream.tasks[0], request.message)
             self._network = adapted_extractor(self._settings.backbone, body, context.network, context.device)
             yield serialise("taken")
         elif request.kind == "extract":

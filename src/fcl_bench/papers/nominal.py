@@ -1,10 +1,11 @@
-"""What the papers' communication tables count, by `byte_conventions`: no run is needed."""
+"""What the papers' communication tables count, by `Method.paper_bytes`: no run is needed."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import re
+from collections.abc import Iterable
 
 import pandas as pd
 import torch
@@ -13,12 +14,12 @@ from fcl_bench.data.splits.base import even_sizes
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.papers.byte_conventions import MIB, accounting, lander_mib, rounds_mib
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
+MIB = 2**20
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
 #: FedProTIP's Tables 9 and 19, whose MB are MiB: the model that a client sends in one round of a task, FOT's
@@ -85,7 +86,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
         sizes = even_sizes(classes, settings.scalars.tasks)
     wire = WireFormat(WIRE_DTYPES["float32"])
     context = Context(1, settings.scalars.seed, torch.float64, torch.device("cpu"), wire)
-    return accounting(settings.method, context, [max(sizes)] if one_task else sizes)[convention]
+    return settings.method.paper_bytes(context, [max(sizes)] if one_task else sizes)[convention]
 
 
 def _model_mib(cell: pd.Series) -> float:
@@ -130,11 +131,16 @@ def _lander_mib(cell: pd.Series) -> float:
     assert isinstance(method, LANDER)
     body = sum(tensor.numel() for tensor in _resnet18_state(0, True)) + (width + 1) * method.anchor_size
     sizes = even_sizes(_classes(cell["data"]), settings.scalars.tasks)
-    return lander_mib(method, body, width + 1, 32, list(itertools.accumulate(sizes)))
+    return method.exchanged_mib(body, width + 1, 32, list(itertools.accumulate(sizes)))
 
 
 def _classes(data: str) -> int:
     return int(settings_of((f"data={data}",)).resolved["data"]["about"]["classes"])
+
+
+def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:
+    """What a gradient method uploads per task (MiB): the whole model state with buffers, in every round."""
+    return rounds * sum(tensor.numel() * tensor.element_size() for tensor in state) / MIB
 
 
 def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -15,6 +15,9 @@ from fcl_bench.protocol.context import ClientData, Context, Prediction, State, T
 from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
+
+if TYPE_CHECKING:
+    from fcl_bench.protocol.audit import Audit
 
 #: Stands for the client of an upload that is the sum of all clients' uploads.
 EVERYONE = -1
@@ -259,6 +262,18 @@ class Method(ABC):
         What counts are the sizes, since sums round by the number of threads: the same command gives the same bits.
         """
         return False
+
+    def audits(self, context: Context) -> Mapping[str, Audit]:
+        """The audits that the method's knobs ask for, new, by the name of their table: "bounds" is bounds.csv."""
+        return {}
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        """One client's uploads in MiB as papers' tables count them; empty for a method that is in none of them.
+
+        `fedran_mib` (FedRAN's Table 4): one task's upload in float64 with label columns for all classes of the stream.
+        `stsa_mib` (STSA's Table 5): the uploads of all tasks in float32, with c_t columns for a task of c_t classes.
+        """
+        return {}
 
     def combination(self, context: Context) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""

@@ -8,6 +8,7 @@ registrations.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -203,6 +205,10 @@ class AFCL(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.gamma if self.ridge is None else self.ridge
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M = self.dimension(context)
+        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
 
     def needs_each_upload(self) -> None:
         return None

@@ -24,6 +24,7 @@ from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.combining import Combination, added_up, as_one, total
@@ -200,6 +201,10 @@ class AFL(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.ridge
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M = self.dimension(context)
+        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
 
     def combination(self, context: Context) -> Combination:
         """With solutions, the aggregation law of several clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""

@@ -11,13 +11,14 @@ Both use class counts that clients send:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -177,6 +178,10 @@ class AIR(STSA):
     def summands(self) -> Mapping[str, str]:
         """None: weights are made of the counts of the round before, in which a sample counts too."""
         return {}
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M = self.dimension(context)
+        return both_conventions(lambda classes: stsa_values(M, classes) + classes, context, classes_per_task)
 
     @property
     def weighted(self) -> bool:

@@ -9,28 +9,24 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import Spectrum, summarise
-from fcl_bench.methods.closed_form.algebra.remainder import Sketch, substitute
+from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, noise_level, substitute
 from fcl_bench.methods.closed_form.base import positions, shared_features
-from fcl_bench.methods.closed_form.centred_sketch import (
-    CentredSketch,
-    CentredSketchServer,
-    GaussianRemainderServer,
-    deviations,
-    noise_level,
-)
-from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, GaussianRemainderServer
+    from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +101,7 @@ class GramAudit(Audit):
         (percent) whose margin makes the corollary promise the same class, `agree` the share that really get the same
         class. `weight_bound_sharper` and `certified_sharper` use `inverse_gap`. FedRAN's row also has Corollary 2.
         """
-        assert isinstance(server, FedRANServer | CentredSketchServer)
+        server = cast("FedRANServer | CentredSketchServer", server)
         gram_bound, weight_bound, sharper = self.bounds(server)
         error = self._G - server.gram()
         exact, _, trouble = solve_symmetric(self._G, server.B, shift=server.ridge)
@@ -182,7 +178,7 @@ class FedRANAudit(GramAudit):
         `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t,
         counting merges that dropped something, and `energy` is E_t, the trace of the exact G.
         """
-        server = cast(FedRANServer, server)
+        server = cast("FedRANServer", server)
         tail = self._share + server.losses.share * server.truncations
         return {
             "trace_error": float(error.trace()),
@@ -199,7 +195,7 @@ class FedRANAudit(GramAudit):
 
         Sharper, the first term is eps_G ||B|| / (lambda (lambda + eps_G)).
         """
-        server = cast(FedRANServer, server)
+        server = cast("FedRANServer", server)
         (V, _), B, ridge = server.sketch, server.B, server.ridge
         gram = self.local_error + server.losses.first
         size = float(torch.linalg.matrix_norm(B))
@@ -241,7 +237,7 @@ class CentredSketchAudit(GramAudit):
 
     def bounds(self, server: Server) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
-        server = cast(CentredSketchServer, server)
+        server = cast("CentredSketchServer", server)
         size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
         error = self.local_error + server.merge_error
         weights = error / ridge / (ridge + server.delta)
@@ -267,7 +263,7 @@ class GaussianRemainderAudit(CentredSketchAudit):
 
     def bounds(self, server: Server) -> Bounds:
         for sketch, residual in self._uploads:
-            largest, level = substitute(sketch, cast(GaussianRemainderServer, server).Q, self._method.mix)
+            largest, level = substitute(sketch, cast("GaussianRemainderServer", server).Q, self._method.mix)
             self.local_error += max(residual - level, largest)
         self._uploads = []
         return super().bounds(server)

@@ -11,7 +11,7 @@ features of Gaussians have. Its parameters, class sums and one covariance of the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +22,8 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
-from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches
+from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, centred_sketch_values
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -30,7 +31,9 @@ from fcl_bench.methods.closed_form.base import (
     ridge_knob,
     sums_without_samples,
 )
+from fcl_bench.methods.closed_form.bounds import CentredSketchAudit, GaussianRemainderAudit
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Field, Schema, counts, descending, orthonormal, real
@@ -40,24 +43,6 @@ from fcl_bench.protocol.task import Task
 
 #: What a node of a tree adds to the sketch that it merged: see `CentredSketchServer.merge_error`.
 MERGES = "merges"
-
-
-def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
-    """A (n, M): the rows of H (n, M) minus the mean of their class, for the class sums (M, c) of H by `which` (n,)."""
-    means = sums / torch.bincount(which, minlength=sums.shape[1]).clamp_min(1)
-    return H - means.T[which]
-
-
-def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
-    """tau, the mean of the eigenvalues of A'A that a sketch with singular values `sigma` drops."""
-    others = A.shape[1] - len(sigma)
-    dropped = float(A.square().sum() - sigma.square().sum())
-    return max(dropped, 0.0) / others if others else 0.0
-
-
-def leading(A: torch.Tensor, rank: int) -> Spectrum:
-    """V (M, r) and sigma (r,) of A (n, M). At rank 0 nothing is decomposed."""
-    return summarise(A, rank)[0] if rank else Spectrum(A.new_zeros(A.shape[1], 0), A.new_zeros(0))
 
 
 class CentredSketchClient(ClosedFormClient):
@@ -378,6 +363,22 @@ class CentredSketch(ClosedFormMethod):
         require_memory(
             f"method.rank={self.rank}", size, f"the factors of {context.clients} clients, kept until a task ends"
         )
+
+    def audits(self, context: Context) -> Mapping[str, Audit]:
+        kind = CentredSketchAudit if self.remainder == "isotropic" else GaussianRemainderAudit
+        return {"bounds": kind(self, context)} if self.bounds else {}
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M, d = self.dimension(context), context.inputs
+        twice = self.remainder == "gaussian" and self.M is not None
+
+        def values(classes: int) -> int:
+            # With the backbone's features, the Gaussian remainder sends the same except for the counts.
+            of_inputs = centred_sketch_values(d, self.input_rank, classes, centre=False) if twice else 0
+            of_inputs += d - 1 if twice and self.input_remainder == "diagonal" else 0
+            return centred_sketch_values(M, self.rank, classes, self.centre) + of_inputs
+
+        return both_conventions(values, context, classes_per_task)
 
     def combination(self, context: Context) -> Combination | None:
         """`merged_sketch`, and sums of the other fields. None with `gaussian`: its remainder is of one sketch."""

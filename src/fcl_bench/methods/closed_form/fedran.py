@@ -6,7 +6,7 @@ the summaries over clients and then over tasks, and solves ridge regression in t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,8 +22,11 @@ from fcl_bench.linalg.subspace import outside
 from fcl_bench.methods.closed_form.algebra.merging import MERGERS, Losses, Merger, Part
 from fcl_bench.methods.closed_form.algebra.ridge import GCV
 from fcl_bench.methods.closed_form.algebra.ridge import Spectrum as Eigenvalues
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, fedran_values
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
+from fcl_bench.methods.closed_form.bounds import FedRANAudit
 from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
+from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema, descending, orthonormal, real
@@ -307,6 +310,19 @@ class FedRAN(ClosedFormMethod):
                     f"method.budget_bytes={self.budget_bytes} does not hold one direction and {most} class sums",
                     f"at least {least} with M={M} and wire.dtype={context.wire}",
                 )
+
+    def audits(self, context: Context) -> Mapping[str, Audit]:
+        return {"bounds": FedRANAudit(self, context)} if self.bounds else {}
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M = self.dimension(context)
+        ranks = {classes: self.feasible_rank(context, classes) for classes in classes_per_task}
+        in_fedran = fedran_values(M, max(ranks.values()), context.all_classes(classes_per_task))
+
+        def values(classes: int) -> int:
+            return fedran_values(M, ranks[classes], classes)
+
+        return both_conventions(values, context, classes_per_task, in_fedran)
 
     def combination(self, context: Context) -> Combination:
         """The server's own merge of a task's clients, cut to the rank that one client may send; B adds up."""

@@ -6,16 +6,17 @@ them up over clients and tasks and solves ridge regression. The result is the ce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.linalg.gram import add_class_sums, grams
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import ClientData, State
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
 from fcl_bench.protocol.fields import Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
@@ -92,6 +93,10 @@ class STSA(ClosedFormMethod):
     @property
     def penalty(self) -> float | str:
         return self.gamma
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M = self.dimension(context)
+        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
 
     def needs_each_upload(self) -> None:
         return None

@@ -7,6 +7,7 @@ scatter of the sums of equally large groups around the class mean gives the serv
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
+from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_e_values
 from fcl_bench.methods.closed_form.base import (
     ClosedFormClient,
     ClosedFormMethod,
@@ -185,6 +187,16 @@ class STSAE(ClosedFormMethod):
 
     def needs_each_upload(self) -> tuple[str, str]:
         return "the server of stsa_e tells the groups of every client apart", "method=stsa, which it estimates"
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        M, groups = self.dimension(context), self.dummy_clients
+        # FedRAN's table charges STSA-E for K_D + 1 groups.
+        in_fedran = stsa_e_values(M, context.all_classes(classes_per_task), groups + 1)
+
+        def values(classes: int) -> int:
+            return stsa_e_values(M, classes, groups)
+
+        return both_conventions(values, context, classes_per_task, in_fedran)
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

@@ -15,8 +15,9 @@ ends with the model that came into the round of the lowest total training loss, 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -316,6 +317,30 @@ class LANDER(DataFreeMethod):
             raise UserError(
                 f"method.anchors={self.anchors} has {len(rows)} anchors", f"one for each of {classes} classes"
             )
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        """`stsa_mib` alone, `exchanged_mib`."""
+        network = self.build_network(context)
+        body, row = sum(value.numel() for value in network.state().values()), network.dimension + 1
+        most = context.all_classes(classes_per_task)
+        seen = [min(classes, most) for classes in itertools.accumulate(classes_per_task)]
+        return {"stsa_mib": self.exchanged_mib(body, row, self.start(context).size, seen)}
+
+    def exchanged_mib(self, body: int, row: int, side: int, seen: Sequence[int]) -> float:
+        """What a client exchanges after the first task, downloads and uploads, in MiB (STSA's Table 5).
+
+        It is the model of all classes so far in every round, and once per task all kept images, with one byte per
+        label.
+
+        Args:
+            body: values of the network without its head, including the mapping to anchors.
+            row: values of the head per class.
+            side: of the images, in pixels.
+            seen: how many classes each task's model has.
+        """
+        images = self.synthesis.stored if self.replays else 0
+        models = sum(2 * self.training.rounds * (body + row * classes) for classes in seen[1:])
+        return (4 * models + (len(seen) - 1) * images * (3 * side**2 + 1)) / 2**20
 
     def anchors_of(self, task: Task, context: Context) -> torch.Tensor:
         """(c, d_e) of the classes that are new in a task."""

@@ -16,14 +16,13 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
+from fcl_bench.methods.projection.basis_names import PART, bases_in
 from fcl_bench.methods.projection.projected import (
     BASES,
-    PART,
     ProjectedClient,
     ProjectedDescent,
     ProjectedMethod,
     ProjectedServer,
-    bases_in,
 )
 from fcl_bench.methods.projection.task_identity import (
     HeadRank,

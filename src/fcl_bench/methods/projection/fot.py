@@ -14,13 +14,13 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.subspace import core_basis
+from fcl_bench.methods.projection.basis_names import bases_in
 from fcl_bench.methods.projection.projected import (
     BASES,
     MASSES,
     ProjectedClient,
     ProjectedMethod,
     ProjectedServer,
-    bases_in,
 )
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Field, Schema, real

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ from fcl_bench.linalg.subspace import Projection, project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.projection.basis_names import basis_name
+from fcl_bench.methods.projection.theory import ProjectionAudit
+from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
@@ -40,8 +43,6 @@ SHARES = ("rest", "inputs")
 NORMS = ("frozen", "decay", "train")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
-#: Prefix of the names of a task's bases that still grow. The number of the turn, the task and the layer follow.
-PART = "part"
 
 
 @dataclass
@@ -117,6 +118,9 @@ class ProjectedMethod(GradientMethod):
     def decay(self) -> float:
         """The weight decay that is in the gradients of `Objective.modify_gradients`."""
         return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
+
+    def audits(self, context: Context) -> Mapping[str, Audit]:
+        return {"bounds": ProjectionAudit(self, context)} if self.theory else {}
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
@@ -196,11 +200,6 @@ class ProjectedObjective(Objective):
             if value.grad is not None:
                 torch.mul(value, self._decay, out=value.grad)
         super().modify_gradients(network)  # last: rows at rest do not decay either
-
-
-def basis_name(task: int, layer: str) -> str:
-    """The name under which Phi_layer^(task) travels."""
-    return f"basis.{task}.{layer}"
 
 
 class ProjectedClient(GradientClient):
@@ -344,13 +343,6 @@ class ProjectedServer(GradientServer):
         for layer, bases in self.bases.items():
             while (name := basis_name(len(bases), layer)) in state:
                 bases.append(state[name].to(self.context.device))
-
-
-def bases_in(broadcast: Message, layer: str) -> torch.Tensor | None:
-    """Phi^(1:t-1) (d_l, q) of a layer as a client has it, and the existing part of Phi^(t); None if there is none."""
-    named = {name: name.split(".", 2) for name in broadcast if name.startswith(("basis.", PART))}
-    found = {int(task): broadcast[name] for name, (_, task, of) in named.items() if of == layer}
-    return torch.cat([found[task] for task in sorted(found)], dim=1) if found else None
 
 
 class ProjectedDescent(ProjectedObjective):

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 
 from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.linalg.subspace import project_out
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder
-from fcl_bench.methods.projection.projected import ProjectedMethod, ProjectedServer
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Network
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.projection.projected import ProjectedMethod, ProjectedServer
 
 
 class ProjectionAudit(Audit):
@@ -45,7 +49,7 @@ class ProjectionAudit(Audit):
             self._samples.setdefault(f"{kind}.{task.index}", []).append(values[:count].cpu())
 
     def look(self, task: Task, round_: int, server: Server) -> None:
-        assert isinstance(server, ProjectedServer)
+        server = cast("ProjectedServer", server)
         if server.stage != MODEL:
             return
         half = self._half
@@ -84,7 +88,7 @@ class ProjectionAudit(Audit):
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:
         """One row: `rho` (mean over rounds), `rho_min`; `beta`, `beta_max` over old tasks; `beta_<tau>` of each."""
-        assert isinstance(server, ProjectedServer)
+        server = cast("ProjectedServer", server)
         rounds, self._norms = self._norms, []
         ratio = [[left / whole if whole else None for left, whole in norms] for norms in rounds]
         rho = [values[-1] ** 2 for values in ratio if values[-1] is not None]

@@ -8,6 +8,25 @@ from typing import NamedTuple
 import torch
 
 from fcl_bench.linalg.product import product
+from fcl_bench.linalg.spectral import Spectrum, summarise
+
+
+def deviations(H: torch.Tensor, which: torch.Tensor, sums: torch.Tensor) -> torch.Tensor:
+    """A (n, M): the rows of H (n, M) minus the mean of their class, for the class sums (M, c) of H by `which` (n,)."""
+    means = sums / torch.bincount(which, minlength=sums.shape[1]).clamp_min(1)
+    return H - means.T[which]
+
+
+def noise_level(A: torch.Tensor, sigma: torch.Tensor) -> float:
+    """tau, the mean of the eigenvalues of A'A that a sketch with singular values `sigma` drops."""
+    others = A.shape[1] - len(sigma)
+    dropped = float(A.square().sum() - sigma.square().sum())
+    return max(dropped, 0.0) / others if others else 0.0
+
+
+def leading(A: torch.Tensor, rank: int) -> Spectrum:
+    """V (M, r) and sigma (r,) of A (n, M). At rank 0 nothing is decomposed."""
+    return summarise(A, rank)[0] if rank else Spectrum(A.new_zeros(A.shape[1], 0), A.new_zeros(0))
 
 
 class Sketch(NamedTuple):

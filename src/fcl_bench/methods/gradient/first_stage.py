@@ -1,19 +1,24 @@
-"""First stages by methods that train a part of their own inside a frozen network: its low-rank updates, its prompts."""
+"""First stages by a gradient method: its knobs are those of `adapt`, its trained body is the run's frozen network."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import ClassVar, cast
 
+import torch
+
 from fcl_bench.config import counting
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import Gaussian, GradientMethod
-from fcl_bench.methods.transformers.cprompt import CPrompt
-from fcl_bench.methods.transformers.pilora import PILoRA
+from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
 
 
 @contextmanager
@@ -26,8 +31,35 @@ def _keys_of_adapt() -> Iterator[None]:
         raise UserError(what, remedy) from error
 
 
+class TrainedBody:
+    """What a first stage takes from the network that its method trained: the body, without its heads."""
+
+    @abstractmethod
+    def method(self) -> GradientMethod:
+        """The method of the first task."""
+
+    def trained(self, server: Server) -> dict[str, torch.Tensor]:
+        """The part of the body that training may have changed: `body.<name>` -> tensor."""
+        state = cast(GradientServer, server).network.state()
+        return {name: value for name, value in state.items() if name.startswith("body.")}
+
+    def body(self, context: Context, first: Task, trained: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        """The trained network without its head, in evaluation mode, on the CPU.
+
+        Args:
+            context: the network that training started from.
+            first: the first task.
+            trained: the result of `trained`.
+        """
+        method = self.method()
+        network = method.build_network(context)
+        method.grow(network, [len(method.head_columns(first))], head_seed(context))
+        network.load(dict(trained))
+        return network.body.eval().requires_grad_(False)
+
+
 @dataclass
-class MethodStage:
+class MethodStage(TrainedBody):
     """A method that trains the first task alone; its knobs are those of `adapt`.
 
     It comes before the method among the bases. A setting without meaning in a first task, or for features, is not a
@@ -68,23 +100,3 @@ class MethodStage:
     def sends_columns(self) -> bool:
         """No model has a matrix per class on the wire."""
         return False
-
-
-@dataclass
-class PILoRAAdaptation(MethodStage, PILoRA):
-    """PILoRA's first task: its low-rank updates are part of the frozen network, its prototypes are dropped."""
-
-    orthogonality: ClassVar[float] = 0.0  # type: ignore[misc]  # knobs of the method, constants here
-    variant: ClassVar[str] = "working"  # type: ignore[misc]
-
-    def sends_columns(self) -> bool:
-        """The class means go to the server, unless it weighs without them."""
-        return self.reweighting != "none"
-
-
-@dataclass
-class CPromptAdaptation(MethodStage, CPrompt):
-    """Fed-CPrompt's first task, in which no earlier model is to be far from: its prompts are part of the network."""
-
-    far: ClassVar[float | None] = None  # type: ignore[misc]
-    margin: ClassVar[float] = 1.0  # type: ignore[misc]

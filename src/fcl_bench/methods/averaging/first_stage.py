@@ -1,0 +1,67 @@
+"""The first stage by FedAvg (STSA 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from fcl_bench.config import counting, knob
+from fcl_bench.methods.averaging.fedavg import FedAvg
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.first_stage import TrainedBody
+from fcl_bench.protocol.context import Context
+from fcl_bench.training.cosine_heads import CosineNetwork
+from fcl_bench.training.knobs import Training
+from fcl_bench.training.network import Network
+
+#: What scores the first task's classes while the network trains.
+HEADS = ("linear", "cosine")
+
+
+@dataclass
+class _FirstStageFedAvg(FedAvg):
+    """FedAvg, whose knobs the user sets at `adapt.training`."""
+
+    head: str = "linear"
+    training_key: ClassVar[str] = "adapt.training"
+
+    def build_network(self, context: Context) -> Network:
+        return CosineNetwork(self.start(context)) if self.head == "cosine" else super().build_network(context)
+
+
+@dataclass
+class FedAvgAdaptation(TrainedBody):
+    """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
+
+    Args:
+        head: what the network has for the first task: linear (with a bias), or cosine (`CosineHead`, as in STSA's
+            public code). It is dropped when the first task ends.
+        training: as of a gradient method, for the one task.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    trains_network: ClassVar[bool] = True
+
+    head: str = knob("linear", choices=HEADS)
+    training: Training = field(
+        default_factory=lambda: Training(
+            rounds=100, epochs=2, batch_size=128, lr=0.04, momentum=0.9, weight_decay=5e-4, schedule="cosine"
+        )
+    )
+
+    def __post_init__(self) -> None:
+        self.training.check("adapt.training")
+
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        """Any network does; rates of their own have to be of its parameters, and a round's models may fill memory."""
+        if self.training.rates or self.training.aggregate != "mean":
+            self.method().check(context, classes_per_task)
+
+    def method(self) -> GradientMethod:
+        return _FirstStageFedAvg(training=self.training, head=self.head)
+
+    def identity(self) -> dict[str, object]:
+        return {"revision": FedAvg.revision, **counting(self)}
+
+    def sends_columns(self) -> bool:
+        return False
