@@ -70,7 +70,7 @@ class FrozenNetwork(Extractor):
         return self._dimension
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
-        # A GPU is asked for the next batch before the host waits for the last one's features.
+        # A GPU gets the next batch before the host waits for the last one's features.
         ahead, pending = int(self._device.type == "cuda"), deque[Returning]()
         for images in self._images(split, start):
             with torch.no_grad(), exact_kernels(), self._autocast():

@@ -82,7 +82,7 @@ def _listening() -> Iterator[list[logging.LogRecord]]:
         _package.removeHandler(handler)
 
 
-#: The cache of this process's jobs while there are several; otherwise None, and nothing is kept.
+#: The cache of this process's jobs while there are several; otherwise None, and nothing is stored.
 _current: list[Shared] = []
 
 

@@ -12,7 +12,7 @@ from fcl_bench.linalg.eigen import leading_eigenpairs
 from fcl_bench.linalg.gram import add_grams
 from fcl_bench.linalg.product import product
 
-#: Smallest ratio of kept singular values at which V = H'U / sigma is orthonormal to 1e-10.
+#: Smallest ratio of retained singular values at which V = H'U / sigma is orthonormal to 1e-10.
 _WELL_CONDITIONED = 1e-3
 #: Rows of a float32 matrix that are converted to float64 at a time.
 _ROWS = 1024
@@ -36,7 +36,7 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     Works in float64 through the eigenvalues of the smaller of HH' (n, n) and H'H (M, M), whatever type H is in and the
     sketch is returned in. If n < M, V sigma = H'U is formed from H itself, so the sketch is accurate to rounding in
     every kept direction, however small. Only the orthonormality of V suffers from the squared condition number; where
-    that matters, one QR-SVD of the kept factor restores it. Directions whose singular value is zero to rounding are
+    that matters, one QR-SVD of the retained factor restores it. Directions whose singular value is zero to rounding are
     left out: they would carry arbitrary vectors.
 
     Returns:

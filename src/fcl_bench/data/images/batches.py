@@ -209,7 +209,7 @@ class Pool:
 
 
 class Replayed(Samples):
-    """A client's own samples, and in every batch as many as asked for of a pool.
+    """A client's own samples, and in every batch as many of a pool as `count` says.
 
     Args:
         own: the client's.

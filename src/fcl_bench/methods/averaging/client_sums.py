@@ -24,7 +24,7 @@ class ClientSumServer(GradientServer):
     """Keeps S = sum_k s_k in float64, s_k being what client k keeps, and N, the number of clients that may have an s_k.
 
     N counts the clients that had labelled samples of some task since the sums began: the server is told of them when it
-    chooses participants. Clients that never have samples never train, so they are in no mean. S is kept rather than
+    chooses participants. Clients that never have samples never train, so they are in no mean. S is stored and not
     S / N, so that the mean stays the mean when a later task brings new clients.
 
     Attributes:

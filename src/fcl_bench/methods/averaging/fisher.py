@@ -33,7 +33,7 @@ def summed_squares(
 ) -> dict[str, torch.Tensor]:
     """S = sum_x (d log p(y|x) / d theta)^2 of each parameter in `names`, in float64; evaluation mode, float32.
 
-    Each gradient is of one sample; at most `HELD_BYTES` of them are held at once. If only heads are asked for,
+    Each gradient is of one sample; at most `HELD_BYTES` of them are held at once. If only heads are requested,
     no gradient is made: those of a linear layer are outer products, so S = (g^2)' (z^2).
 
     Args:

@@ -82,7 +82,7 @@ class AFCLServer(RidgeServer):
     """Registers clients, then aggregates recursively (Sec. 3.4).
 
     The recursion for the Global Knowledge Matrix multiplies each state by G_agg before it adds to it, so the server
-    keeps the product B = G_agg GKM, a running sum, and solves when the GKM is asked for. Uploads may arrive in any
+    keeps the product B = G_agg GKM, a running sum, and solves when the GKM is requested. Uploads may arrive in any
     order: registration has settled the columns.
 
     Attributes:

@@ -325,7 +325,7 @@ class ClosedFormServer(Server):
         return torch.cat([self.scores(H) for H in self.random_features.blocks(inputs)])
 
     def classify(self, batch: TestBatch) -> Prediction:
-        """Scores. While `random_features` stay, H of test batches that come back is kept as far as there is room."""
+        """Scores. While `random_features` stay, H of test batches that come back is stored as far as there is room."""
         H = None if batch.number is None else self._kept.get(batch.number)
         if H is None and len(batch.inputs) > self.random_features.rows:
             return Prediction(self.predict(batch.inputs))  # H is so wide that it is better made by blocks

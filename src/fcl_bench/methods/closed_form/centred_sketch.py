@@ -132,7 +132,7 @@ def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torc
 def weighted(upload: Message) -> torch.Tensor:
     """The columns sqrt(sigma^2 - tau) V (M, r) of a sketch.
 
-    Except for rounding on the wire, a kept eigenvalue is at least the mean of the dropped ones.
+    Except for rounding on the wire, a retained eigenvalue is at least the mean of the dropped ones.
     """
     return upload["V"] * (upload["sigma"].square() - float(upload["tau"])).clamp_min(0).sqrt()
 
@@ -208,7 +208,7 @@ class GaussianRemainderServer(CentredSketchServer):
 
     Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
     of the task and one covariance Sigma of all uploads so far. Without random features Q is Sigma; without an
-    activation it is P' Sigma P. The sketches of a task are kept until its end, when Q is known. delta has what is added
+    activation it is P' Sigma P. The sketches of a task wait for its end, when Q is known. delta has what is added
     evenly, as in the base.
 
     Attributes:

@@ -155,7 +155,7 @@ class DSALServer(STSAServer):
         return self.W_c if self.scales is None else self.W_c * self.scales
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """Scores (n, C) of both streams, from the Z P (n, M) that is kept in place of H."""
+        """Scores (n, C) of both streams, from the Z P (n, M) that is stored in place of H."""
         main = super().scores(self.random_features.main(H))
         return main.add_(product(self.classifier_c().T, H.tanh().T).T, alpha=self.method.kappa)
 

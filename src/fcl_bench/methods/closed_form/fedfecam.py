@@ -242,7 +242,7 @@ class FedFeCAMServer(ClosedFormServer):
             return V.square().sum(dim=1) - 2 * (w @ V.T) + w.square().sum(dim=1, keepdim=True)
         D = U.new_zeros(len(self.n), len(U))
         for number in torch.nonzero(self.n).squeeze(1).tolist():
-            factor = triangular(self._factors[number])  # products in the type that it is kept in
+            factor = triangular(self._factors[number])  # products in the type that it is stored in
             D[number] = ((U - self.W[:, number]).to(factor.dtype) @ factor).square().sum(dim=1)
         return D
 

@@ -93,7 +93,7 @@ class FedKLDAServer(FedLDAServer):
         self._kept, self._room = {}, KEPT_FEATURES  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.fourier and self.method.bandwidth == AUTO and task in self.asked
+        first = self.method.fourier and self.method.bandwidth == AUTO and task in self.query_tasks
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
 
     def lacking(self) -> str:

@@ -89,7 +89,7 @@ class FedLDAServer(DiscriminantServer):
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
         uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
-        asked: the tasks before whose statistics clients are asked for what these depend on.
+        query_tasks: the tasks before whose statistics clients send what these depend on.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
@@ -102,13 +102,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.asked = AskedTasks()
+        self.query_tasks = AskedTasks()
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task in self.asked
+        first = self.method.centre == "all_tasks" and task in self.query_tasks
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -117,7 +117,7 @@ class FedLDAServer(DiscriminantServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if self.lacking() and not int(self.n.sum()):
-            self.asked.add(task)
+            self.query_tasks.add(task)
 
     def lacking(self) -> str:
         """What follows if statistics come before what they depend on is known; "" if it is known."""
@@ -230,7 +230,7 @@ class FedLDAServer(DiscriminantServer):
 
     def statistics(self) -> dict[str, torch.Tensor]:
         offset = {} if self.offset is None else {"offset": self.offset}
-        own = {"G": self.grams, "uncentred": self.uncentred, "asked": self.asked.tensor()}
+        own = {"G": self.grams, "uncentred": self.uncentred, "asked": self.query_tasks.tensor()}
         return {**super().statistics(), **own, **offset}
 
     def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
@@ -238,7 +238,7 @@ class FedLDAServer(DiscriminantServer):
         self.grams = state["G"].to(self.grams)
         self.uncentred = state.get("uncentred", self.uncentred)
         self.offset = state["offset"].to(self.grams) if "offset" in state else None
-        self.asked.restore(state["asked"])
+        self.query_tasks.restore(state["asked"])
 
 
 @dataclass

@@ -177,7 +177,7 @@ class FedRANServer(RegularisedServer):
         return "" if rank <= limit else f"sigma has {rank} directions, and at most {limit} were asked for"
 
     def _limit(self, upload: Message) -> int:
-        """The most directions that the client was asked for, by the number of its task's classes."""
+        """The most directions that the client may send, by the number of its task's classes."""
         return self.method.feasible_rank(self.context, upload["B"].shape[1])
 
     def absorb(self, client: int, upload: Message) -> None:
@@ -294,7 +294,7 @@ class FedRAN(ClosedFormMethod):
         return self.ridge
 
     def matrices(self) -> int:
-        """0, unless the exact solution is asked for."""
+        """0, unless the exact solution is requested."""
         return 3 if self.bounds else 0
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:

@@ -58,7 +58,7 @@ def outside(points: torch.Tensor, anchors: torch.Tensor, radius: float) -> torch
 
 
 def random_anchors(columns: range, size: int, seed: int) -> torch.Tensor:
-    """(c, size) anchors of the classes of `columns`; a class has the same one whichever others are asked for.
+    """(c, size) anchors of the classes of `columns`; a class has the same one whichever others are requested.
 
     Those of columns 0 to size - 1 are orthogonal to each other, those of the next `size` columns again, and so on; all
     have the length 0.2 sqrt(size).

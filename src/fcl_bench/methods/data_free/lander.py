@@ -246,7 +246,7 @@ class LANDER(DataFreeMethod):
         cur, pre: c and p; with `pre` 0 there are no images and no teacher.
         final: what a task ends with: best (see above), last (the last average).
         synthesis: see `Synthesis`.
-        variant: working: the images that clients use are sent; published: all images that are kept are sent, and
+        variant: working: the images that clients use are sent; published: all images that are stored are sent, and
             clients count alike in the average (`weighting: uniform`), as in the public code.
     """
 

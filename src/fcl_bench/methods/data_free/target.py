@@ -273,7 +273,7 @@ class TARGETServer(DataFreeServer):
     """Makes the images of old classes.
 
     Attributes:
-        right: for each task so far that had images, the share that the teacher takes for the class asked for.
+        right: for each task so far that had images, the share that the teacher takes for the class requested.
     """
 
     method: TARGET
@@ -339,7 +339,7 @@ class TARGET(DataFreeMethod):
             with `variant=published`.
         variant: paper: 8,000 images, a student that learns after 20 batches which are not kept, and a client's steps
             are those of its own samples, however many synthetic ones there are. published: as the public code does it:
-            2,560 images, the first batches are kept and count, and a pass ends with the synthetic images.
+            2,560 images, the first batches are stored and count, and a pass ends with the synthetic images.
         synthesis: how images are made.
     """
 

@@ -48,7 +48,7 @@ def not_true_distillation(scores: torch.Tensor, known: torch.Tensor, labels: tor
 
     Args:
         scores: (b, c) logits.
-        known: (b, c) those to be kept.
+        known: (b, c) those to be preserved.
         labels: (b,) the true classes' places among them.
         tau: temperature.
     """

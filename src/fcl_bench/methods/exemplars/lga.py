@@ -234,7 +234,7 @@ class LGAServer(ProxyServer):
 
     Attributes:
         radius: r, how far around.
-        asked: the tasks after whose rounds clients are asked for it.
+        query_tasks: the tasks after whose rounds clients send it.
     """
 
     method: LGA
@@ -243,18 +243,18 @@ class LGAServer(ProxyServer):
         super().__init__(method, context)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
-        self.asked, self._measured = AskedTasks(), False
+        self.query_tasks, self._measured = AskedTasks(), False
         #: Of the stage `radius`: what clients sent so far, added up.
         self._totals: dict[str, torch.Tensor] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if not self._measured:
-            self.asked.add(task)
+            self.query_tasks.add(task)
 
     def stages(self, task: Task) -> list[str]:
         """The method's, and that of the sums in tasks that are asked."""
-        return [*super().stages(task), *([RADIUS] if task in self.asked else [])]
+        return [*super().stages(task), *([RADIUS] if task in self.query_tasks else [])]
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self._totals = {}
@@ -314,13 +314,13 @@ class LGAServer(ProxyServer):
         return {**super().report(), "radius": self.radius}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {"asked": self.asked.tensor(), "measured": torch.tensor(self._measured)}
+        own = {"asked": self.query_tasks.tensor(), "measured": torch.tensor(self._measured)}
         return {**super().state_dict(), **own, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
         self.radius = float(state[RADIUS])
-        self.asked.restore(state["asked"])
+        self.query_tasks.restore(state["asked"])
         self._measured = bool(state["measured"])
 
 

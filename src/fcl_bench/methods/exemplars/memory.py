@@ -103,7 +103,7 @@ def remembered(
     """The state after a task: its classes have lists of its samples, and other lists are cut to the new share.
 
     Every class that the client has had has a share of m = floor(budget / classes). If a class comes back, its
-    candidates are the kept samples, in their order, and then the new ones.
+    candidates are the retained samples, in their order, and then the new ones.
 
     Args:
         state: before.
@@ -129,7 +129,7 @@ def remembered(
 
 
 def storable(inputs: torch.Tensor) -> torch.Tensor:
-    """Samples as they are kept: images in uint8, features in float32, which is what a network sees of them."""
+    """Samples as they are stored: images in uint8, features in float32, which is what a network sees of them."""
     return inputs if inputs.dtype == torch.uint8 else inputs.float()
 
 

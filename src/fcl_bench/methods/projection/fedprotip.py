@@ -133,7 +133,7 @@ class FedProTIPClient(ProjectedClient):
             rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
         else:
             rows = torch.stack([omega.mean(dim=0) for omega in omegas])
-        # One row per task: that of this task is of the shard's samples, the others are of what was kept.
+        # One row per task: that of this task is of the shard's samples, the others are of what was stored.
         kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != client_data.task]
         now = torch.full((len(client_data.labels),), list(own).index(client_data.task))
         sums_of = {"references": torch.cat([now, *kept_of])}

@@ -63,7 +63,7 @@ class FeatureContrast(Contrast):
     def __init__(self, heads: Heads, method: CPrompt, network: Network) -> None:
         super().__init__(heads, method, network)
         prompts, tasks = self.prompts, self.prompts.tasks
-        # The models differ in their last group alone, so nothing else of them has to be kept.
+        # The models differ in their last group alone, so nothing else of them has to be stored.
         known = {layer: prompts.of(layer).detached() for layer in prompts.layers}
         earlier = {layer: prompts.of(layer, tasks - 1).detached() for layer in prompts.layers} if tasks > 1 else None
         self._models = [known] if earlier is None else [known, earlier]

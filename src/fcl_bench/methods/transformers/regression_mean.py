@@ -48,7 +48,7 @@ def weighted(W: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
 
 
 def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
-    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): smaller off-diagonal entries; a diagonal (i,) is kept.
+    """alpha G + (1 - alpha) diag(G) of a Gram matrix (i, i): smaller off-diagonal entries; a diagonal (i,) stays.
 
     Args:
         G: the Gram matrix of a layer's inputs.

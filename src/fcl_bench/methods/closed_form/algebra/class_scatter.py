@@ -15,9 +15,9 @@ class ClassScatter:
     with S = sum_j C_j and n_i = sum_j n_j (Eq. 9). K_i is the number of groups that hold class i: the proof counts one
     covariance term for each group in the sum. The paper prints K, the number of all groups.
 
-    Both weights depend on the whole task, so the rows C_j' / sqrt(n_j) of the groups that hold a class are kept until
+    Both weights depend on the whole task, so the rows C_j' / sqrt(n_j) of the groups that hold a class are stored until
     it ends; there are no more of them than samples in the task. If they are more than M per class, the M x M products
-    of the classes are kept instead. The estimate is two symmetric products.
+    of the classes are stored instead. The estimate is two symmetric products.
 
     Args:
         like: (c, M) a tensor with the shape, type and device of the sums.

@@ -89,7 +89,7 @@ def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, m
         rest = []
         for sketch, own in zip(group, QV.split([len(sketch.sigma) for sketch in group], dim=1), strict=True):
             share, level, inner = _shares(sketch, own, trace, mix)
-            # Except for rounding on the wire, a kept eigenvalue is at least the mean of the dropped ones.
+            # Except for rounding on the wire, a retained eigenvalue is at least the mean of the dropped ones.
             eigenvalues = (sketch.sigma.square() - level).clamp_min(0)
             rest.append(share * own - sketch.V @ (share * inner + eigenvalues.diag()) / 2)
             total += share

@@ -39,10 +39,10 @@ class Synthesis(SynthesisKnobs):
     """`method.synthesis`: how the server makes images of earlier classes.
 
     Args:
-        images: how many of the kept images are used; all, if there are fewer.
-        warmup, batches: of the `warmup` + `batches` batches, those from number `warmup` (from 1) on are kept.
+        images: how many of the retained images are used; all, if there are fewer.
+        warmup, batches: of the `warmup` + `batches` batches, those from number `warmup` (from 1) on are stored.
         noise: numbers of which an image is made, behind the noisy layers.
-        kd_steps: of the student after each batch that is kept.
+        kd_steps: of the student after each batch that is stored.
     """
 
     images: int = knob(10000, least=1)
@@ -56,7 +56,7 @@ class Synthesis(SynthesisKnobs):
         return range(1, self.warmup + self.batches + 1)
 
     def keeps(self, number: int) -> bool:
-        """Whether the batch of this number is kept."""
+        """Whether the batch of this number is stored."""
         return number >= self.warmup
 
     def opposes(self, number: int) -> bool:
@@ -199,7 +199,7 @@ class AnchoredInversion(Inversion[MappedNetwork]):
         self.mean, self.std = (torch.full((1, 3, 1, 1), value, device=anchors.device) for value in (_MEAN, _STD))
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """All batches: the images (n, 3, size, size) in uint8 that are kept, and their columns (n,)."""
+        """All batches: the images (n, 3, size, size) in uint8 that are stored, and their columns (n,)."""
         knobs = self._knobs
         made: list[torch.Tensor] = []
         wanted: list[torch.Tensor] = []

@@ -38,7 +38,7 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Statistics of one layer, per channel (c,): those that it has kept, and those of the batch."""
+    """Statistics of one layer, per channel (c,): those that it has stored, and those of the batch."""
 
     kept_mean: torch.Tensor
     kept_variance: torch.Tensor
@@ -155,7 +155,7 @@ class Distance:
 def divergence(layers: Sequence[LayerStatistics]) -> torch.Tensor:
     """MFCL's R: the mean over layers and channels of log(sqrt(s / v)) - (1 - (v + (m - mu)^2) / s) / 2.
 
-    That is the Kullback-Leibler divergence of a normal law with the kept moments from one with the batch's. 0 without
+    That is the Kullback-Leibler divergence of a normal law with stored moments from one with the batch's. 0 without
     layers.
     """
     parts = [
