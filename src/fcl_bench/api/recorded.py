@@ -61,7 +61,7 @@ class Run:
         record = folder.complete_record(otherwise="not loading it", read=_NotLater())
         if record is None:
             raise UserError(f"{self.path} holds no complete, undamaged run", "the same command again makes it")
-        self.record: dict[str, Any] = dict(record)
+        self.record: Any = dict(record)
         self.config = folder.config()
         self.id: str = self.record["run_id"]
 
@@ -160,10 +160,12 @@ class Run:
         return Tested(*tested_samples(self.path, self.record, self.config))
 
     def plot(self) -> Figure:
-        """Draw accuracy after each task and the accuracy matrix in a Matplotlib figure, not shown and not saved."""
-        from fcl_bench.results.figures.one_run import one_run
+        """Draw what accuracy.png shows as a Matplotlib figure, not shown and not saved."""
+        from fcl_bench.execution.pictures import accuracy_figure
+        from fcl_bench.execution.screen import headline
 
-        return one_run(self.record, self.accuracy_matrix.to_numpy(float))
+        matrix, seen = self.accuracy_matrix.to_numpy(float), self.tasks["classes_seen"].tolist()
+        return accuracy_figure(headline(self.record), self.metrics["accuracy"], matrix, seen)
 
     def _matrix(self, name: str, prefix: str) -> pd.DataFrame:
         table = self._table(name)
