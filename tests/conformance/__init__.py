@@ -1,0 +1,1 @@
+"""What every method passes, those from outside of the repository too."""
