@@ -15,6 +15,7 @@ from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.uploads import Uploads
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ class Clients:
                 for clients in self.holdings
             ]
         data = NodeData(self.context, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
-        chain = Chain([*self.middleware, Codec.of_clients(self.context)])
+        uploads = Uploads.of(self.method, self.context)
+        chain = Chain([*self.middleware, Codec.of_clients(uploads, self.context)])
         truth = None if self.elsewhere else self._right
-        return Node(self.method.client(self.context), self.context, data, chain, truth)
+        return Node(self.method.client(self.context), self.context, data, chain, uploads, truth)
 
     def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
         """How many of the labels that a client gave these samples are true; the engine knows the true labels."""

@@ -12,7 +12,9 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import CLASSES
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.protocol.wire import HALF, WireFormat
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end with them.
@@ -25,6 +27,7 @@ class Codec(Middleware):
     Both directions use one form. With `wire` None, tensors are sent as they are.
 
     Args:
+        uploads: what is declared of uploads.
         wire: the form of sent messages.
         dtype, device: those of received floating-point tensors; None: as they come.
         as_sent: leave whole tensors that came in a narrower type in that type; `validate_upload` widens them after it
@@ -33,25 +36,27 @@ class Codec(Middleware):
 
     def __init__(
         self,
+        uploads: Uploads,
         wire: WireFormat | None,
         dtype: torch.dtype | None = None,
         device: torch.device | None = None,
         as_sent: bool = False,
     ) -> None:
+        self._uploads = uploads
         self._wire, self._dtype, self._device, self._as_sent = wire, dtype, device, as_sent
 
     @classmethod
-    def of_clients(cls, context: Context) -> Codec:
+    def of_clients(cls, uploads: Uploads, context: Context) -> Codec:
         """Uploads travel in the form `wire`; broadcasts are used in the types in which they came."""
-        return cls(context.wire)
+        return cls(uploads, context.wire)
 
     @classmethod
-    def of_server(cls, context: Context, as_sent: bool = False) -> Codec:
+    def of_server(cls, uploads: Uploads, context: Context, as_sent: bool = False) -> Codec:
         """Broadcasts travel in the types they have; uploads are absorbed in the statistics' type on the device."""
-        return cls(None, context.dtype, context.device, as_sent)
+        return cls(uploads, None, context.dtype, context.device, as_sent)
 
     def send(self, message: Message, client: int | None) -> Message:
-        return message if self._wire is None else encoded(message, self._wire)
+        return message if self._wire is None else encoded(message, self._wire, self._uploads)
 
     def receive(self, message: Message, client: int) -> Message:
         # One buffer changes its type in one operation, before anyone looks at it.
@@ -64,7 +69,7 @@ class Codec(Middleware):
         return sent.dtype if narrower(sent, self._dtype) else self._dtype
 
 
-def encoded(message: Message, wire: WireFormat) -> Message:
+def encoded(message: Message, wire: WireFormat, uploads: Uploads) -> Message:
     """The message as it travels: floating-point tensors in `wire.dtype`, integers as they are.
 
     Matrices of unit columns travel as int8 with `wire.factors` "int8": the receiver makes their length 1 again, so no
@@ -76,18 +81,21 @@ def encoded(message: Message, wire: WireFormat) -> Message:
         UserError: a finite value exceeds the range of `wire.dtype`.
         FloatingPointError: a value is not finite before it is sent.
     """
-    if wire.dtype not in HALF and not (message.factors or message.symmetric or message.per_class):
+    if wire.dtype not in HALF and not uploads.has_forms(message.stage):
         return _plain(message, wire)
     sent: dict[str, torch.Tensor] = {}
     for name, tensor in message.items():
         if not tensor.is_floating_point():
             sent[name] = tensor
             continue
-        if name in message.factors and wire.factors == "int8":
+        declared = uploads.field(message.stage, name)
+        if declared is None:
+            parts = _scaled(name, tensor, wire.dtype)
+        elif declared.unit and wire.factors == "int8":
             parts = {name: _quantised(name, tensor)}
-        elif name in message.symmetric and wire.gram == "packed":
+        elif declared.form == "gram" and wire.gram == "packed":
             parts = _packed(name, tensor, wire.dtype)
-        elif name in message.per_class and wire.columns == "held":
+        elif declared.columns == CLASSES and wire.columns == "held":
             held = torch.nonzero((tensor != 0).any(dim=0)).squeeze(1)
             width = torch.tensor([tensor.shape[1]])
             numbers = torch.cat([width.to(held), held]).to(torch.int32)
@@ -147,7 +155,7 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
         if name.endswith((SCALE, HELD)):
             continue
         tensor = _moved(sent, dtype, device)
-        if name in message.factors and sent.dtype == torch.int8:
+        if sent.dtype == torch.int8:
             received[name] = _unit_columns(tensor.to(dtype or torch.float32))
             continue
         name = name.removesuffix(PACKED)
@@ -167,7 +175,7 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
 
 def travels_whole(message: Message) -> bool:
     """Whether each tensor of an encoded message is a whole tensor of the message itself, in no special form."""
-    return not message.factors and not any(name.endswith((SCALE, PACKED, HELD)) for name in message)
+    return not any(sent.dtype is torch.int8 or name.endswith((SCALE, PACKED, HELD)) for name, sent in message.items())
 
 
 def narrower(tensor: torch.Tensor, dtype: torch.dtype | None) -> bool:

@@ -14,27 +14,35 @@ from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.uploads import Uploads
 
 
-def turn_of(half: Client, returned: Any, samples: int) -> tuple[Message, State]:
+def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: int) -> tuple[Message, State]:
     """The upload and the new state that a client half returned.
 
     Args:
         half: the client half, for messages.
         returned: by its `update`.
+        uploads: what the method declares.
+        stage: of the broadcast that it answers.
         samples: n, the labelled samples of the client's shard.
 
     Raises:
-        UserError: `returned` is not a message and a mapping of tensors, or the message groups other samples.
+        UserError: `returned` is not a message and a mapping of tensors, a tensor of the message is not declared, or the
+            message groups other samples.
     """
     where = f"{_name(half)}.update"
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise UserError(f"{where} returned {kind_of(returned)}", "the upload and the new state: return message, state")
     made, state = returned
     _require_message(where, made)
-    for field in ("sums_of", "moments_of"):
-        for name, which in getattr(made, field).items():
-            _require_groups(f"{where}: {field}", name, which, samples)
+    if unknown := [name for name in made if uploads.field(stage, name) is None]:
+        fields = ", ".join(uploads.declared.get(stage, {})) or "none"
+        raise UserError(
+            f"{where} sent {unknown[0]}, which `uploads` of the method does not declare", f"{stage}: {fields}"
+        )
+    for name, which in made.groups.items():
+        _require_groups(f"{where}: groups", name, which, samples)
     _require_tensors(f"{where}: the state", state)
     return made, state
 
@@ -69,9 +77,13 @@ def broadcast_of(server: Server, task: Task, round_: int) -> Message:
     return broadcast
 
 
-def expectation_of(server: Server, task: Task, round_: int) -> Schema:
-    """What the server expects. Raises a `UserError` if that is not an `Field` for each field."""
-    expected, where = server.expects(task, round_), f"{_name(server)}.expects"
+def schema_of(server: Server, task: Task, stage: str) -> Schema:
+    """What the server expects of the round's uploads. Raises a `UserError` if that is not a `Field` for each name."""
+    where = f"{_name(server)}.schema"
+    try:
+        expected = server.schema(task, stage)
+    except KeyError as error:
+        raise UserError(f"{where}: the method declares no stage {stage!r}", "`uploads` with all stages") from error
     remedy = 'a mapping of names to what each is, such as {"G": gram_matrix(M)}'
     if not isinstance(expected, Mapping):
         raise UserError(f"{where} returned {kind_of(expected)}", remedy)

@@ -13,7 +13,7 @@ import torch
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.contract import broadcast_of, expectation_of, participants_of
+from fcl_bench.engine.contract import broadcast_of, participants_of, schema_of
 from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger, Stopwatch
 from fcl_bench.engine.middleware import Chain, Middleware
@@ -32,6 +32,7 @@ from fcl_bench.protocol.fields import SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Method
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.tracking.console import Notices, progress
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,8 @@ class Federation:
         self.rounds = RoundAccuracy(evaluate_rounds, self._examination, np.array([len(own) for own in stream.test]))
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and fan_in is None
-        self._middleware = Chain([*middleware, Codec.of_server(context, as_sent)])
+        self._uploads = Uploads.of(method, context)
+        self._middleware = Chain([*middleware, Codec.of_server(self._uploads, context, as_sent)])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
@@ -105,7 +107,9 @@ class Federation:
         combination, context = method.combination(self.context), self.context
         if combination is None:
             raise ValueError(f"{method.name} has uploads that cannot be combined")
-        return Tree(self.transport.clients, fan_in, combination, Codec.of_clients(context), context.device)
+        return Tree(
+            self.transport.clients, fan_in, combination, Codec.of_clients(self._uploads, context), context.device
+        )
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -188,7 +192,7 @@ class Federation:
         columns: dict[str, np.ndarray] = {name: np.zeros(clients, dtype=np.int64) for name in counted}
         columns |= {"client": np.arange(clients), "client_seconds": np.zeros(clients), **known}
         with watch.running():
-            expected = expectation_of(self.server, task, round_)
+            expected = schema_of(self.server, task, broadcast.stage)
         absorbed: set[int] = set()
         gone = 0
         #: For clients whose uploads are masked, which sums their samples are in.
@@ -337,16 +341,17 @@ class Federation:
             text = "late uploads are left out: the masks of their round are gone (secure=sums)"
             self._notices.tell("late", text, logging.INFO)
             return
-        expected = self.server.expects_late(self.stream.tasks[upload.task], upload.round)
-        if expected is None:
+        task = self.stream.tasks[upload.task]
+        stage = self.server.late_stage(task, upload.round)
+        if stage is None:
             self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
             return
         samples, _ = self.transport.samples(upload.task)
-        if self._taken_in(client, upload, expected, int(samples[client])):
+        if self._taken_in(client, upload, schema_of(self.server, task, stage), int(samples[client])):
             absences["late_absorbed"] += 1
         else:
             absences["late_dropped"] += 1
-            self.server.lose_late(self.stream.tasks[upload.task])
+            self.server.lose_late(task)
 
     def _announce(self, task: Task, samples: np.ndarray) -> None:
         """Update how many samples clients have had up to this task, of which they have `samples` (K,)."""

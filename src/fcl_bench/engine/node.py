@@ -22,6 +22,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
+from fcl_bench.protocol.uploads import Uploads
 
 #: Counts how many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' indices
 #: (m,) in the data set. The engine counts them outside the turn: a node has no true labels.
@@ -134,7 +135,7 @@ class Reply:
             not part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client keeps until its next turn, by kind (see `State`).
         samples_kept: how many raw samples the client keeps (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals about single samples, according to the client half. Their indices are those of
+        revealed: what the upload reveals about single samples, as the method declares. Their indices are those of
             the data set.
         grouped: from which the same follows for a sum of uploads; None if uploads are not added up.
         together: how many clients trained side by side with this one, itself included.
@@ -209,6 +210,7 @@ class Node:
         context: device and types.
         data: the clients' samples.
         middleware: this side's middleware for uploads and broadcasts.
+        uploads: what the method declares of uploads.
         truth: counts right guesses outside the turns; None: the true labels are unknown.
     """
 
@@ -218,12 +220,14 @@ class Node:
         context: Context,
         data: NodeData,
         middleware: Middleware,
+        uploads: Uploads,
         truth: Truth | None = None,
     ) -> None:
         self.data = data
         self._client = client
         self._context = context
         self._middleware = middleware
+        self._uploads = uploads
         self._truth = truth
         self._states: dict[int, State] = {}
         #: Per client with a state, `versions` of it at the end of its turn.
@@ -272,7 +276,11 @@ class Node:
             if guesses is not None:
                 client_data = client_data.with_pseudo_labels(guesses)
             made, state = turn_of(
-                self._client, self._client.update(client_data, received, state), len(client_data.labels)
+                self._client,
+                self._client.update(client_data, received, state),
+                self._uploads,
+                received.stage,
+                len(client_data.labels),
             )
             try:
                 upload = self._middleware.send(made.to_be_sent(received.stage, task, round_), client)
@@ -281,11 +289,12 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        alone, grouped = revealed(made, len(client_data.labels)), None
+        groups = self._uploads.groups(made, client_data.labels)
+        alone, grouped = revealed(groups, len(client_data.labels)), None
         if len(alone.samples) or self._context.sums:
             numbers = self._learnt_from(task, client, guesses)
             alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-            grouped = Grouped.of(made, numbers) if self._context.sums else None
+            grouped = Grouped.of(groups, numbers) if self._context.sums else None
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value

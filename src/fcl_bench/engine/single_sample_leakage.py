@@ -13,11 +13,11 @@ import torch
 
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.rows import Rows
-from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.fields import MOMENTS, SUMS
 
 _TOLD = GROWING + "told"
-#: Of `Grouped`.
-_KINDS = ("sums", "moments")
+#: For sums and for moments, by field which sum each sample is in (see `Uploads.groups`).
+Groups = Mapping[str, Mapping[str, torch.Tensor | None]]
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Leakage:
 NOTHING = Leakage(0, 0, np.zeros(0, dtype=np.int64))
 
 
-def revealed(upload: Message, samples: int) -> Leakage:
-    """What an upload reveals, according to its client half.
+def revealed(groups: Groups, samples: int) -> Leakage:
+    """What an upload reveals.
 
     Args:
-        upload: before anything of it is encoded.
+        groups: which sums its samples are in.
         samples: n, the labelled samples of the client's shard.
     """
-    sums, told = _alone(upload.sums_of, samples)
-    moments, also = _alone(upload.moments_of, samples)
+    sums, told = _alone(groups[SUMS], samples)
+    moments, also = _alone(groups[MOMENTS], samples)
     if not sums and not moments:
         return NOTHING
     found = np.unique(np.concatenate([*told, *also]))
@@ -88,12 +88,12 @@ class Grouped:
     samples: np.ndarray
 
     @classmethod
-    def of(cls, upload: Message, samples: np.ndarray) -> Grouped:
-        """The groups that the client half states for its upload, which was made of these samples."""
+    def of(cls, groups: Groups, samples: np.ndarray) -> Grouped:
+        """The groups of an upload that was made of these samples."""
         in_one = np.zeros(len(samples), dtype=np.int64)
         sums, moments = (
-            {name: in_one if which is None else which.cpu().numpy() for name, which in of}
-            for of in (upload.sums_of.items(), upload.moments_of.items())
+            {name: in_one if which is None else which.cpu().numpy() for name, which in groups[kind].items()}
+            for kind in (SUMS, MOMENTS)
         )
         return cls(sums, moments, samples)
 
@@ -108,7 +108,7 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
         uploads: the groups of each client's upload.
     """
     sums, moments = (
-        _alone_together({client: getattr(own, kind) for client, own in uploads.items()}) for kind in _KINDS
+        _alone_together({client: getattr(own, kind) for client, own in uploads.items()}) for kind in (SUMS, MOMENTS)
     )
     found = {}
     for client, own in uploads.items():

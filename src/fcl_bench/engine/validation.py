@@ -307,12 +307,23 @@ def _form(
         trouble, words = _FORMS[wanted.form]
         if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return said, words
+    if wanted.zero_without and (found := _without_samples(tensor, tensors.get(wanted.zero_without))):
+        return found, f"zeros where {wanted.zero_without} says that there is no sample"
     if wanted.of and (wanted.by or announced is not None):
         samples = tensors[wanted.by] if wanted.by else float(announced.task if announced else 0)
         trace = float(tensors[wanted.of].diagonal().sum(dtype=torch.float64))
         if said := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
             return said, f"sums over the samples of {wanted.of}"
     return None
+
+
+def _without_samples(sums: torch.Tensor, sizes: torch.Tensor | None) -> str:
+    """How sums (M, c) contradict `sizes` (c,), the number of samples of each column; "": they do not."""
+    if sizes is None or not sums.numel():
+        return ""
+    empty = sizes.flatten() == 0
+    contradicting = int((sums != 0).any(dim=0)[empty].sum()) if len(empty) == sums.shape[1] else 0
+    return f"has {contradicting} columns of no sample that are not zero" if contradicting else ""
 
 
 def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) -> tuple[str, str] | None:

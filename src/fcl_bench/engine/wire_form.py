@@ -27,7 +27,7 @@ def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -
         whole = upload.get(name) if packed is None else packed
         if whole is None:
             continue
-        found = wanted.kind == "real" and _type_objection(name, whole, upload, wire)
+        found = wanted.kind == "real" and _type_objection(name, whole, upload, wire, wanted.unit)
         found = found or _scale_objection(whole, scale, packed is not None)
         if not found and scale is None and wire is not None and wire.dtype in HALF and whole.dtype in HALF:
             found = "comes without its scales", "one for each column"
@@ -53,8 +53,10 @@ def rounding_of(upload: Message, name: str) -> float:
     return torch.finfo(sent.dtype).eps
 
 
-def _type_objection(name: str, sent: torch.Tensor, upload: Message, wire: WireFormat | None) -> tuple[str, str] | None:
-    if wire is None or (sent.dtype == torch.int8 and name in upload.factors and wire.factors == "int8"):
+def _type_objection(
+    name: str, sent: torch.Tensor, upload: Message, wire: WireFormat | None, unit: bool
+) -> tuple[str, str] | None:
+    if wire is None or (sent.dtype == torch.int8 and unit and wire.factors == "int8"):
         return None
     if not sent.is_floating_point():
         return f"has the type {str(sent.dtype).removeprefix('torch.')}", "a floating-point type"

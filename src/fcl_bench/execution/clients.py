@@ -8,6 +8,7 @@ from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.execution.plan import Plan
 from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.protocol.uploads import Uploads
 
 
 def clients_of(plan: Plan) -> Clients:
@@ -37,5 +38,6 @@ def _middleware(plan: Plan) -> Sequence[Middleware]:
         # Imported here, since the packages that it needs are installed only for secure sums.
         from fcl_bench.options.secure.party import Parties, seeded
 
-        steps.append(Parties(settings.secure, seeded(context.seed), context.wire.gram == "packed"))
+        uploads = Uploads.of(settings.method, context)
+        steps.append(Parties(settings.secure, seeded(context.seed), uploads, context.wire.gram == "packed"))
     return steps

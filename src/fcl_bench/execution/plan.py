@@ -131,7 +131,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     context = context_of(settings, inputs, device, dealt.stream.recurring, network)
     _check_noise(settings, context)
     samples = None if dataset.elsewhere else sum(map(len, dealt.stream.train))
-    release, threads = settings.noise.release(settings.method), threads_of(settings, context, samples)
+    release, threads = settings.noise.release(settings.method, context), threads_of(settings, context, samples)
     first, last = dealt.stream.tasks[0], dealt.stream.tasks[-1]
     context = dataclasses.replace(context, release=release, threads=threads, classes=last.columns_seen)
     _check_share(settings, context)
@@ -141,7 +141,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     checkpoint = _checkpoint_hash(settings.backbone)
     plan = Plan(settings, dealt, extractor, context, features, identity, fingerprint, checkpoint)
     settings.faults.check(scalars.clients, scalars.tasks)
-    settings.secure.check(settings.method, context.wire, scalars.clients, scalars.drops)
+    settings.secure.check(settings.method, context, scalars.clients, scalars.drops)
     _check_sums(settings)
     partial = settings.transport.minimum is not None
     audited = bool(settings.method.audits(context))

@@ -38,6 +38,7 @@ from fcl_bench.files import locked, special, user_path, writable
 from fcl_bench.options.faults.base import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,8 @@ def _learn(
     if isinstance(secure, SecureSums):
         from fcl_bench.options.secure.transport import SummingTransport
 
-        transport = SummingTransport(cast(Asking, transport), secure, context.seed, method.stages_apart)
+        open_stages = Uploads.of(method, context).open_stages()
+        transport = SummingTransport(cast(Asking, transport), secure, context.seed, open_stages)
     audits = audits_of(method, context, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops

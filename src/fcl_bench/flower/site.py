@@ -89,7 +89,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         raise UserError(f"data.path={data.path} has the task {held.task.max()}", f"0 to {scalars.tasks - 1}")
     inputs = torch.from_numpy(held.x)
     context = context_of(settings, held.x.shape[1], device, bool(run["recurring"]))
-    release, threads = settings.noise.release(settings.method), threads_of(settings, context, None)
+    release, threads = settings.noise.release(settings.method, context), threads_of(settings, context, None)
     context = dataclasses.replace(context, release=release, threads=threads)
     require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), context.dtype, context.wire.dtype)
     nothing = np.zeros(0, dtype=np.int64)

@@ -12,42 +12,62 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from fcl_bench.protocol.fields import SUM
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.uploads import Uploads
 
-#: Combines two or more uploads of one stage, decoded and admitted, in order of their clients, into one upload.
+#: Combines two or more uploads of one stage, decoded and validated, in order of their clients, into one upload.
 Combination = Callable[[Sequence[Message]], Message]
 
 
-def added_up(uploads: Sequence[Message]) -> Message:
-    """The sum of uploads whose fields are all `summed`. A field that some of them leave out counts as zero there.
+def as_declared(declared: Uploads, weighting: str) -> Combination:
+    """The combination of uploads all of whose fields are declared as SUM or MEAN.
 
-    Raises:
-        TypeError: a field is not `summed`, so the method is wrong to say that its uploads add up.
+    Args:
+        declared: the fields.
+        weighting: of means: "samples" or "uniform" (by clients).
     """
-    holders = {name: [own for own in uploads if name in own] for upload in uploads for name in upload}
-    if left := sorted(name for name, held in holders.items() if not all(name in own.summed for own in held)):
-        raise TypeError(f"a field of the stage {uploads[0].stage} does not add up: {', '.join(left)}")
-    return dataclasses.replace(
-        as_one(uploads, {name: total(held, name) for name, held in holders.items()}),
-        symmetric=frozenset().union(*(upload.symmetric for upload in uploads)),
-        summed=frozenset(holders),
-    )
+
+    def combined(uploads: Sequence[Message]) -> Message:
+        holders = {name: [own for own in uploads if name in own] for upload in uploads for name in upload}
+        tensors = {}
+        for name, held in holders.items():
+            field = declared.field(uploads[0].stage, name)
+            adds_up = field is not None and field.combine == SUM
+            tensors[name] = total(held, name) if adds_up else mean(held, name, weighting)
+        return as_one(uploads, tensors)
+
+    return combined
 
 
 def total(uploads: Sequence[Message], name: str) -> torch.Tensor:
-    """The sum of one field, added in order."""
+    """The sum of one field, added in order. A client that leaves it out adds zero."""
     found = uploads[0][name].clone()
     for upload in uploads[1:]:
         found += upload[name]
     return found
 
 
+def mean(uploads: Sequence[Message], name: str, weighting: str) -> torch.Tensor:
+    """The weighted mean of one field in float32, added up in float64."""
+    weights = [weight_in_mean(upload, weighting) for upload in uploads]
+    sums = uploads[0][name].double() * weights[0]
+    for weight, upload in zip(weights[1:], uploads[1:], strict=True):
+        sums.add_(upload[name].double(), alpha=weight)
+    return (sums / sum(weights)).float()
+
+
+def weight_in_mean(upload: Message, weighting: str) -> float:
+    """The weight of a model in a mean over clients; a mean of models counts as all of them."""
+    return float(upload.samples or 0 if weighting == "samples" else upload.clients)
+
+
 def as_one(uploads: Sequence[Message], tensors: Mapping[str, torch.Tensor]) -> Message:
     """One upload with these tensors that stands for several; its samples and clients are the sums of theirs."""
-    told = [upload.samples for upload in uploads if upload.samples is not None]
+    reported = [upload.samples for upload in uploads if upload.samples is not None]
     return dataclasses.replace(
         uploads[0],
         tensors=tensors,
-        samples=sum(told) if len(told) == len(uploads) else None,
+        samples=sum(reported) if len(reported) == len(uploads) else None,
         clients=sum(upload.clients for upload in uploads),
     )

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fcl_bench.protocol.fields import Field, Schema
+from fcl_bench.protocol.fields import COUNT, SQUARE, Field, Schema
 from fcl_bench.protocol.message import Message
 
-#: What one sample, h of class y, adds to a field: h h', h in the column of y, 1 at y. The share of one sample is
-#: bounded for nothing else (`Method.summands`, docs/explanation/noise.md).
-SQUARE, COLUMN, COUNT = "square", "column", "count"
 #: Noise practically never exceeds this many standard deviations: once in 10^15 draws.
 _NEVER = 8.0
 
@@ -75,7 +72,17 @@ class DPMechanism:
         room = _NEVER * deviation + (0.5 * uploads if self.summands[name] == COUNT else 0.0)
         least = None if wanted.least is None else wanted.least - room
         form = "noisy gram" if wanted.form == "gram" else ""
-        return replace(wanted, least=least, form=form, noise=deviation, per_sample=None, of="", by="", speaks_for="")
+        return replace(
+            wanted,
+            least=least,
+            form=form,
+            noise=deviation,
+            per_sample=None,
+            of="",
+            by="",
+            speaks_for="",
+            zero_without="",
+        )
 
 
 def noise_room(deviation: float, rows: int) -> float:

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
-#: The length of a side of a tensor: a number, or a name for a length that the sender chooses. The same name means the
-#: same length wherever it stands in one upload.
+#: The length of a side of a tensor: a number, or a name. `Method.sizes` and the task say which lengths some names have
+#: ("c": classes of the task; "d": features of a sample); the sender chooses the others. The same name means the same
+#: length wherever it stands in one upload.
 Side = int | str
+
+#: `Field.combine`: what the server needs of a round's uploads. SUM: their sum. MEAN: the mean of models, weighted by
+#: `Message.samples` or by clients. EACH: each upload by itself, so that secure sums are refused. OPEN: each by itself,
+#: and secure sums leave it unmasked.
+SUM, MEAN, EACH, OPEN = "sum", "mean", "each", "open"
+#: `Field.one_sample`: what one sample, h of class y, adds to the field: h h', h in the column of y, 1 at y.
+SQUARE, COLUMN, COUNT = "square", "column", "count"
+#: `Field.columns`: a column for each class of the task, in order.
+CLASSES = "classes"
+#: `Field.leaks`: what the field holds of samples. A sum (or mean, or second moment) of one sample tells that sample.
+SUMS, MOMENTS = "sums", "moments"
 
 #: No weight of a network is larger. A training that diverges reaches such numbers too; its client, which knows the step
 #: size, reports it once they are no longer finite.
@@ -21,10 +33,10 @@ LARGEST_WEIGHT = 1e30
 
 @dataclass(frozen=True)
 class Field:
-    """One tensor of an upload.
+    """One tensor of an upload. Validation, wire forms, secure sums, trees, noise and leakage counts follow from it.
 
     Attributes:
-        shape: its sides.
+        shape: its sides; a text such as "M c" stands for ("M", "c").
         kind: "real" (floating point, finite, and so small that products of two stay finite), "whole" (integers), or
             "bytes" (uint8).
         least: no value is below it; None: no bound.
@@ -45,6 +57,16 @@ class Field:
         noise: standard deviation of the noise that clients add to each number (see `protocol.dp_mechanism`); 0: none.
         added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
             floating-point type in which it travelled.
+        combine: what the server needs of a round's uploads: SUM, MEAN, EACH, OPEN.
+        one_sample: what one sample adds to it, if that is all that a sample changes: SQUARE, COLUMN, COUNT; "": its
+            effect has no known bound.
+        columns: CLASSES: it has a column for each class of the task, of which `wire.columns=held` sends those that are
+            not zero; "": it has not.
+        unit: whether its columns are unit vectors, which `wire.factors=int8` sends in 8 bits.
+        leaks: SUMS or MOMENTS of samples; "": neither, so that single samples cannot be read off. By default what
+            `one_sample` says.
+        zero_without: the name of the field of counts that says how many samples each of its columns is of: a column of
+            no sample is zero; "": there is none.
     """
 
     shape: tuple[Side, ...]
@@ -62,12 +84,30 @@ class Field:
     among: frozenset[int] | None = field(default=None, kw_only=True)
     noise: float = field(default=0.0, kw_only=True)
     added: bool = field(default=False, kw_only=True)
+    combine: str = field(default=EACH, kw_only=True)
+    one_sample: str = field(default="", kw_only=True)
+    columns: str = field(default="", kw_only=True)
+    unit: bool = field(default=False, kw_only=True)
+    leaks: str = field(default="", kw_only=True)
+    zero_without: str = field(default="", kw_only=True)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.shape, str):
+            sides = tuple(int(side) if side.isdigit() else side for side in self.shape.split())
+            object.__setattr__(self, "shape", sides)
+        if not self.leaks and self.one_sample != COUNT:
+            object.__setattr__(self, "leaks", {SQUARE: MOMENTS, COLUMN: SUMS}.get(self.one_sample, ""))
+
+    def sized(self, sizes: Mapping[str, int]) -> Field:
+        """The field with the lengths that are known in place of their names."""
+        shape = tuple(sizes.get(side, side) if isinstance(side, str) else side for side in self.shape)
+        return self if shape == self.shape else replace(self, shape=shape)
 
     # These follow from the fields above, and every upload is looked at by them.
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
-        return self.kind == "whole" or self.per_sample is not None or bool(self.form or self.of)
+        return self.kind == "whole" or self.per_sample is not None or bool(self.form or self.of or self.zero_without)
 
     @cached_property
     def around_zero(self) -> float:
@@ -84,6 +124,8 @@ class Field:
         return self.kind == "real" and self.least == 0 and self.below is self.widest is self.most is None
 
 
+#: The fields of an upload by name. A name that ends with "*" stands for all names that begin like it, such as those of
+#: a network's weights.
 Schema = Mapping[str, Field]
 
 
@@ -105,14 +147,14 @@ def gram_matrix(side: Side, least: float | None = None, **known: Any) -> Field:
     return Field((side, side), "real", least, form="gram", **known)
 
 
-def whole_or_diagonal(sides: Sequence[int]) -> Field:
+def whole_or_diagonal(sides: Sequence[int], **known: Any) -> Field:
     """A Gram matrix, or its diagonal (one side)."""
-    return gram_matrix(sides[0]) if len(sides) == 2 else real(*sides, least=0)
+    return gram_matrix(sides[0], **known) if len(sides) == 2 else real(*sides, least=0, **known)
 
 
-def orthonormal(rows: Side, columns: Side, widest: int | None = None) -> Field:
+def orthonormal(rows: Side, columns: Side, widest: int | None = None, **known: Any) -> Field:
     """Orthonormal columns."""
-    return Field((rows, columns), "real", form="orthonormal", widest=widest)
+    return Field((rows, columns), "real", form="orthonormal", widest=widest, **known)
 
 
 def descending(length: Side) -> Field:
@@ -120,32 +162,34 @@ def descending(length: Side) -> Field:
     return Field((length,), "real", 0, form="descending")
 
 
-def counts(*shape: Side, optional: bool = False, speaks_for: str = "task") -> Field:
+def counts(*shape: Side, optional: bool = False, speaks_for: str = "task", **known: Any) -> Field:
     """Whole numbers, 0 or more; their sum is at most the number of samples that they count."""
-    return Field(shape, "whole", 0, None, optional, speaks_for=speaks_for)
+    return Field(shape, "whole", 0, None, optional, speaks_for=speaks_for, **known)
 
 
-def numbers(*shape: Side, below: int, optional: bool = False) -> Field:
+def numbers(*shape: Side, below: int | None = None, optional: bool = False, **known: Any) -> Field:
     """Numbers of classes, tasks and the like: 0 to `below` - 1."""
-    return Field(shape, "whole", 0, below, optional)
+    return Field(shape, "whole", 0, below, optional, **known)
 
 
-def class_numbers(*shape: Side, among: Collection[int], distinct: bool = False) -> Field:
+def class_numbers(*shape: Side, distinct: bool = False, **known: Any) -> Field:
     """Numbers of some classes."""
-    return Field(shape, "whole", form="distinct" if distinct else "", among=frozenset(among))
+    return Field(shape, "whole", form="distinct" if distinct else "", **known)
 
 
-def images(*shape: Side) -> Field:
+def images(*shape: Side, **known: Any) -> Field:
     """Pixels in uint8."""
-    return Field(shape, "bytes")
+    return Field(shape, "bytes", **known)
 
 
-def weights(*shape: Side) -> Field:
+def weights(*shape: Side, **known: Any) -> Field:
     """Weights of a network."""
-    return real(*shape, least=-LARGEST_WEIGHT, most=LARGEST_WEIGHT)
+    return real(*shape, least=-LARGEST_WEIGHT, most=LARGEST_WEIGHT, **known)
 
 
-def like(tensors: Mapping[str, torch.Tensor]) -> dict[str, Field]:
-    """Weights of a network with the names and shapes of these; no variance of a batch norm is negative."""
-    found = {name: weights(*tensor.shape) for name, tensor in tensors.items()}
-    return {name: replace(own, least=0) if name.endswith("running_var") else own for name, own in found.items()}
+def like(tensors: Mapping[str, torch.Tensor], declared: Field) -> dict[str, Field]:
+    """A field for each of these tensors, of its shape; no variance of a batch norm is negative."""
+    return {
+        name: replace(declared, shape=tuple(tensor.shape), **({"least": 0} if name.endswith("running_var") else {}))
+        for name, tensor in tensors.items()
+    }

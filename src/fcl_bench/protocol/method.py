@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.combining import Combination, added_up
+from fcl_bench.protocol.combining import Combination, as_declared
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import Schema
+from fcl_bench.protocol.fields import Field, Schema, like
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.state import restore, saved
 from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.uploads import Uploads
 
 if TYPE_CHECKING:
     from fcl_bench.protocol.audit import Audit
@@ -85,11 +87,17 @@ class Server(ABC):
     task after its `model_rounds`.
 
     Attributes:
+        method, context: what it was made of.
+        state: names of the attributes that a resumed run needs (see `protocol.state`), in this class; those of its base
+            classes are saved, too.
         pure_batches: None: test samples are classified one by one, independently of the others in their batch. A
             number: they are classified in batches of this size that are known to be of one task. This tells the method
             more than a task-agnostic test does, so the results say so.
     """
 
+    method: Any
+    context: Context
+    state: ClassVar[Sequence[str]] = ()
     pure_batches: int | None = None
 
     @abstractmethod
@@ -125,9 +133,21 @@ class Server(ABC):
     def broadcast(self, task: Task, round_: int) -> Message:
         """What every client receives at the start of a round."""
 
-    @abstractmethod
-    def expects(self, task: Task, round_: int) -> Schema:
-        """The fields of the uploads of the round at hand; one that differs is refused before `absorb`."""
+    def schema(self, task: Task, stage: str) -> Schema:
+        """The fields of an upload of the round at hand; one that differs is refused before `absorb`.
+
+        What `Method.uploads` declares for the stage, with the lengths of this task. A server narrows it by what only
+        its state knows.
+        """
+        sizes = {"c": len(task.columns), **self.method.sizes(self.context)}
+        found: dict[str, Field] = {}
+        for name, field in self.method.uploads(self.context)[stage].items():
+            found |= like(self.matching(name), field) if name.endswith("*") else {name: field.sized(sizes)}
+        return found
+
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        """The tensors that a declared name with "*" stands for in the round at hand, of the shapes of an upload's."""
+        raise TypeError(f"{type(self).__name__} does not say which tensors {name} stands for")
 
     def objection(self, upload: Message) -> str:
         """How the fields of an upload, each as expected, contradict each other; "" where they do not."""
@@ -151,8 +171,8 @@ class Server(ABC):
     def lose_late(self, task: Task) -> None:  # noqa: B027
         """One of the uploads that `await_late` announced has arrived and was refused."""
 
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
-        """The fields of an upload of an earlier task or round that arrives now; None: it is no longer of use."""
+    def late_stage(self, task: Task, round_: int) -> str | None:
+        """The stage of an upload of an earlier task or round that arrives now; None: it is no longer of use."""
         return None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
@@ -203,13 +223,20 @@ class Server(ABC):
         """Counts of what the server made or learnt of samples: run.json's `privacy`; missing keys count as 0."""
         return {}
 
-    @abstractmethod
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything a resumed run needs after `finish_task`."""
+        """Everything a resumed run needs after `finish_task`: the attributes that `state` names."""
+        return saved(self, self._state_names())
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
+        restore(self, self._state_names(), state, self.context.device)
+        self.restored()
+
+    def restored(self) -> None:  # noqa: B027
+        """Called when the state was loaded: make again what follows from it."""
+
+    def _state_names(self) -> list[str]:
+        return list(dict.fromkeys(name for own in reversed(type(self).__mro__) for name in vars(own).get("state", ())))
 
 
 class Method(ABC):
@@ -220,34 +247,33 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
-        adds_up: whether every field of its uploads is `Message.summed`, in every stage.
-        stages_apart: stages whose uploads the server needs one by one, while sums are enough in all others.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
-    adds_up: ClassVar[bool] = False
-    stages_apart: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def trains_network(self) -> bool:
         """Whether it trains the backbone itself, on images, instead of using a frozen backbone's features."""
         return False
 
-    @property
-    def summands(self) -> Mapping[str, str]:
-        """What one sample adds to each field of an upload (see `protocol.dp_mechanism`), if it has no other effect.
+    @abstractmethod
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        """The fields of its uploads, by stage: the one place that says what they are.
 
-        Empty: the upload holds something else as well, or its sensitivity has no known bound, so noise would guarantee
-        nothing. The samples of a task go into one upload.
+        Both halves, the wire, secure sums, trees, noise, and the counts of what uploads reveal follow it. With
+        `Context.sums` clients send only fields that are SUM, MEAN or OPEN.
         """
-        return {}
+
+    def sizes(self, context: Context) -> Mapping[str, int]:
+        """The lengths that names of sides stand for in every task; "c" is the number of classes of the task."""
+        return {"d": context.inputs}
 
     @property
-    def sends_updates(self) -> bool:
-        """Whether an upload is nothing but the broadcast model after training, with the number of samples."""
-        return False
+    def weighting(self) -> str:
+        """How the mean of MEAN fields weighs clients: "samples" or "uniform"."""
+        return "samples"
 
     def contents(self) -> Mapping[str, str]:
         """By knobs that name a file, a hash of what it holds, which takes the path's place in the run's id."""
@@ -277,17 +303,8 @@ class Method(ABC):
 
     def combination(self, context: Context) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
-        return added_up if self.adds_up else None
-
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        """Why the sum of a round's uploads is not enough for the server, and what would work; None: it is enough.
-
-        If it is enough, both halves obey `Context.sums`.
-        """
-        return (
-            f"the server of method={self.name} needs each upload by itself",
-            "secure=none, or a method whose uploads add up, such as method=stsa",
-        )
+        declared = Uploads.of(self, context)
+        return as_declared(declared, self.weighting) if declared.can_be_combined() else None
 
     @abstractmethod
     def client(self, context: Context) -> Client:

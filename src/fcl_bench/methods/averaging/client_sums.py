@@ -14,10 +14,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.optimisers import with_prefix
-
-#: Prefix of the names of the sums in a state.
-_SUM = "sum."
 
 
 class ClientSumServer(GradientServer):
@@ -33,6 +29,7 @@ class ClientSumServer(GradientServer):
     """
 
     method: ClientSumMethod
+    state = ("sums", "met")
 
     def __init__(self, method: ClientSumMethod, context: Context) -> None:
         super().__init__(method, context)
@@ -69,15 +66,6 @@ class ClientSumServer(GradientServer):
     def report(self) -> dict[str, Any]:
         """`clients`: N."""
         return {**super().report(), "clients": len(self.met)}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_SUM + name: value for name, value in self.sums.items()}
-        return {**super().state_dict(), **own, "met": torch.tensor(sorted(self.met), dtype=torch.int64)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self.sums = {name: value.to(self.context.device) for name, value in with_prefix(state, _SUM).items()}
-        self.met = set(state["met"].tolist())
 
 
 @dataclass

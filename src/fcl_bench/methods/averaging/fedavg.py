@@ -13,6 +13,4 @@ class FedAvg(GradientMethod):
     """Knobs of fedavg: those of any gradient method."""
 
     name: ClassVar[str] = "fedavg"
-    averages = True
     compiles: ClassVar[bool] = True
-    only_updates: ClassVar[bool] = True

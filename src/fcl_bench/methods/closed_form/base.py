@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -19,8 +19,7 @@ from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, score_scales, unit_lengths
 from fcl_bench.protocol.context import ClientData, Context, Prediction, TestBatch
-from fcl_bench.protocol.dp_mechanism import SQUARE
-from fcl_bench.protocol.fields import Schema
+from fcl_bench.protocol.fields import SQUARE
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -76,6 +75,15 @@ class ClosedFormMethod(Method):
     def dimension(self, context: Context) -> int:
         """M, the width of H."""
         return context.inputs if self.M is None else self.M
+
+    def sizes(self, context: Context) -> Mapping[str, int]:
+        """See `Method`; "M" is the width of H."""
+        return {**super().sizes(context), "M": self.dimension(context)}
+
+    @property
+    def least_feature(self) -> float | None:
+        """0 if no entry of H, and so none of its sums and products, is negative; None: they may be negative."""
+        return 0 if self.M is not None and self.activation == "relu" else None
 
     def matrices(self) -> int:
         """How many M x M matrices a run holds at once."""
@@ -188,6 +196,7 @@ class ClosedFormServer(Server):
         samples: N of all uploads so far, where the method's clients tell it.
     """
 
+    state = ("B", "samples")
     absorbs_late: ClassVar[bool] = False
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
@@ -211,12 +220,6 @@ class ClosedFormServer(Server):
         self._condition: float | None = None
         self._trouble = ""
 
-    @property
-    def floor_of_features(self) -> int | None:
-        """0 if no entry of H, and so none of its sums and products, is negative; None: they may be negative."""
-        features = self.random_features
-        return 0 if features.projection is not None and features.activation == "relu" else None
-
     def zeros(self, *shape: int) -> torch.Tensor:
         """Zeros in the statistics' dtype on the device."""
         return torch.zeros(*shape, dtype=self.context.dtype, device=self.context.device)
@@ -237,8 +240,8 @@ class ClosedFormServer(Server):
             return Message({"projection": projection.to(torch.float64), "columns": columns})
         return Message({"seed": torch.tensor(projection_seed(self.context)), "columns": columns})
 
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
-        return self.expects(task, round_) if self.absorbs_late else None
+    def late_stage(self, task: Task, round_: int) -> str | None:
+        return "statistics" if self.absorbs_late else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
         """`absorb` in the columns of an earlier task."""
@@ -367,20 +370,6 @@ class ClosedFormServer(Server):
         chosen = {"ridge": self.ridge} if isinstance(self.method.penalty, str) else {}
         return {"condition": self._condition, "trouble": self._trouble or None, **chosen}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"B": self.B, "samples": torch.tensor(self.samples), **self.statistics()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.B, self._own = state["B"].to(self.context.device, self.context.dtype), None
-        self.samples = int(state["samples"])
-        own = {name: tensor.to(self.context.device) for name, tensor in state.items() if name not in ("B", "samples")}
-        self.load_statistics(own)
+    def restored(self) -> None:
+        self._own = None
         self._solve()
-
-    @abstractmethod
-    def statistics(self) -> dict[str, torch.Tensor]:
-        """The second-order part of the state, as tensors."""
-
-    @abstractmethod
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `statistics` returned, already on the device."""

@@ -157,6 +157,7 @@ class RidgeServer(RegularisedServer):
         sums_what_came: whether G is a sum of matrices that clients sent; false: the server makes G itself.
     """
 
+    state = ("estimate", "uploads")
     sums_what_came: ClassVar[bool] = True
 
     def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:
@@ -189,10 +190,3 @@ class RidgeServer(RegularisedServer):
         S = self.estimate.matrix.clone()
         S.diagonal().add_(self.offset())
         return solve_symmetric(self.denoised(S, self.uploads), self.B, self.rounding(), self.ridge)
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**self.estimate.state_dict(), "uploads": torch.tensor(self.uploads)}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.estimate.load_state_dict(state)
-        self.uploads = int(state["uploads"])

@@ -14,13 +14,11 @@ import torch
 
 from fcl_bench.linalg.gram import add_class_sums, grams
 from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
 from fcl_bench.methods.closed_form.ridge_server import RidgeServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Schema, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, COLUMN, SQUARE, SUM, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 
 class STSAClient(ClosedFormClient):
@@ -38,28 +36,13 @@ class STSAClient(ClosedFormClient):
                 yield H
 
         upload = {"G": grams(summed(), like, M), "C": sums.T}
-        return Message(
-            upload,
-            samples=self.reported_samples(client_data),
-            symmetric=["G"],
-            per_class=["C"],
-            summed=upload,
-            sums_of={"C": positions(client_data, columns)},
-            moments_of={"G": None},
-        ), state
+        return Message(upload, samples=self.reported_samples(client_data)), state
 
 
 class STSAServer(RidgeServer):
     """G adds up over clients (Eq. 2) and tasks (Eq. 4); W = (G + gamma I)^-1 C (Eq. 8)."""
 
     absorbs_late = True
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        least = self.floor_of_features
-        return {
-            "G": gram_matrix(self.dimension, least, added=True),
-            "C": real(self.dimension, len(task.columns), least=least, of="G"),
-        }
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.add(upload["G"])
@@ -82,13 +65,14 @@ class STSA(ClosedFormMethod):
     name: ClassVar[str] = "stsa"
     client_half = STSAClient
     server_half = STSAServer
-    adds_up = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
 
-    @property
-    def summands(self) -> Mapping[str, str]:
-        return {"G": SQUARE, "C": COLUMN}
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        least = self.least_feature
+        G = gram_matrix("M", least, combine=SUM, one_sample=SQUARE, added=True)
+        C = real("M", "c", least=least, of="G", combine=SUM, one_sample=COLUMN, columns=CLASSES)
+        return {"statistics": {"G": G, "C": C}}
 
     @property
     def penalty(self) -> float | str:
@@ -97,6 +81,3 @@ class STSA(ClosedFormMethod):
     def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
         M = self.dimension(context)
         return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
-
-    def needs_each_upload(self) -> None:
-        return None

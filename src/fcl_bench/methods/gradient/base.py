@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -11,17 +11,17 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices, require_memory
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
-from fcl_bench.methods.gradient.server import GradientServer, weight_in_average
-from fcl_bench.protocol.combining import Combination, added_up, as_one
+from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.fields import EACH, MEAN, Schema, weights
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
-from fcl_bench.training.optimisers import average
 from fcl_bench.training.transformer_blocks import transformer_blocks
 
+#: `GradientMethod.aggregation`, beside MEAN and EACH.
+ONLY_MEAN = "only mean"
 #: The methods with `compiles`, for messages.
 _COMPILE = ("fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "centralised")
 
@@ -66,14 +66,9 @@ class GradientMethod(Method):
         client_half, server_half: what `client` and `server` make.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it trains parts inside a frozen vision transformer, and takes no other network.
-        only_mean: why `training.aggregate` has to be the mean (the new model depends on something else too);
-            "": any aggregate works.
-        averages: whether its server does nothing with clients' models but average them by `training.weighting`, and all
-            other uploads are `Message.summed`.
-        only_updates: whether clients send nothing but the trained model and their number of samples, so that noise on
-            what training changed of it covers all that they say.
-        apart: why sums of uploads are never enough, and what would work (`needs_each_upload`); None: they may be
-            enough.
+        aggregation: what its server makes of clients' models. MEAN: their mean by `training.weighting`, or a robust
+            aggregate in its place (`training.aggregate`). ONLY_MEAN: the mean, since the new model depends on something
+            else, too. EACH: it looks at each of them.
         compiles: whether its steps use nothing of the network but outputs and gradients, so that the body may run
             compiled (`backbone.compile`).
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
@@ -84,12 +79,9 @@ class GradientMethod(Method):
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
-    only_updates: ClassVar[bool] = False
     compiles: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
-    only_mean: ClassVar[str] = ""
-    averages: ClassVar[bool] = False
-    apart: ClassVar[tuple[str, str] | None] = None
+    aggregation: ClassVar[str] = MEAN
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -126,27 +118,26 @@ class GradientMethod(Method):
             raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
 
     @property
-    def sends_updates(self) -> bool:
-        return self.only_updates and self.replay_head == "none"
-
-    @property
     def trains_network(self) -> bool:
         return self.on == "images"
 
-    def combination(self, context: Context) -> Combination | None:
-        """The weighted mean of models; other uploads add up. None if the server looks at single models."""
+    @property
+    def weighting(self) -> str:
+        return self.training.weighting
 
-        def combined(uploads: Sequence[Message]) -> Message:
-            if uploads[0].stage != MODEL:
-                return added_up(uploads)
-            weights = [weight_in_average(upload, self.training.weighting) for upload in uploads]
-            sums = {name: value.double() * weights[0] for name, value in uploads[0].items()}
-            for weight, upload in zip(weights[1:], uploads[1:], strict=True):
-                for name, value in upload.items():
-                    sums[name].add_(value.double(), alpha=weight)
-            return as_one(uploads, average(sums, sum(weights)))
+    def sizes(self, context: Context) -> Mapping[str, int]:
+        """See `Method`; "d" is the number of features that the network's body has."""
+        return {"d": self.start(context).dimension}
 
-        return combined if self.averages and self.training.aggregate == "mean" else None
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        """The model in its rounds; a method adds the fields and stages that it has besides."""
+        each = self.aggregation == EACH or self.training.aggregate != "mean"
+        stages: dict[str, Schema] = {MODEL: {"*": weights(combine=EACH if each else MEAN)}}
+        if self.replay_head == "gaussian":
+            from fcl_bench.methods.gradient.ccvr import moments_schema
+
+            stages[MOMENTS] = moments_schema(self.gaussian, context.sums)
+        return stages
 
     def start(self, context: Context) -> Trainable:
         """What training starts from."""
@@ -190,8 +181,11 @@ class GradientMethod(Method):
     def _check_aggregate(self, context: Context, classes: int) -> None:
         """Check the memory: robust aggregates keep all models of a round in float32, and one more to compare."""
         key, training = f"{self.training_key}.aggregate={self.training.aggregate}", self.training
-        if self.only_mean:
-            raise UserError(f"{key}: {self.only_mean}", f"{self.training_key}.aggregate=mean")
+        if self.aggregation != MEAN:
+            raise UserError(
+                f"{key}: the new model of method={self.name} depends on more than an aggregate of the clients' models",
+                f"{self.training_key}.aggregate=mean",
+            )
         network = self.build_network(context)
         self.grow(network, [classes], seed=0)
         models = 2 + round(training.fraction * (context.clients or 1))
@@ -215,12 +209,6 @@ class GradientMethod(Method):
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         transformer_blocks(start.build(), self.name, start.name)
-
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.apart or self.training.aggregate == "mean":
-            return self.apart
-        key = f"{self.training_key}.aggregate"
-        return f"{key}={self.training.aggregate} compares the models with each other", f"{key}=mean"
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""

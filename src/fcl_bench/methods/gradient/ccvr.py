@@ -18,7 +18,7 @@ from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.methods.gradient.base import Gaussian
-from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.optimisers import SGD
@@ -92,24 +92,29 @@ def moments_message(
     which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
     found = torch.bincount(which, minlength=len(columns))
     reported = found >= knobs.least
-    sums_of = torch.where(reported[which], which, -1)
+    of_class = torch.where(reported[which], which, -1)
     features, which = features[reported[which]], which[reported[which]]
     fields = {"counts": (found * reported).to(torch.int32), "sums": class_sums(features, which, len(columns))}
-    matrices = {}
+    groups = {"sums": of_class}
     if knobs.covariance == "diagonal":
         fields["squares"] = class_sums(features.square(), which, len(columns))
+        groups["squares"] = of_class
     else:
         held = list(range(len(columns))) if dense else reported.nonzero().squeeze(1).tolist()
-        matrices = {f"second.{columns[place]}": gram(features[which == place]) for place in held}
-    per_class = fields.keys() & {"sums", "squares"}
-    return Message(
-        {**fields, **matrices},
-        symmetric=matrices,
-        per_class=per_class,
-        summed={*fields, *matrices},
-        sums_of={"sums": sums_of},
-        moments_of={"squares" if "squares" in fields else "second": sums_of},
-    )
+        fields |= {f"second.{columns[place]}": gram(features[which == place]) for place in held}
+        groups |= {f"second.{columns[place]}": torch.where(of_class == place, 0, -1) for place in held}
+    return Message(fields, groups=groups)
+
+
+def moments_schema(knobs: Gaussian, dense: bool) -> Schema:
+    """The fields of such an upload."""
+    both = {
+        "counts": counts("c", combine=SUM),
+        "sums": real("d", "c", combine=SUM, columns=CLASSES, leaks=SUMS),
+    }
+    if knobs.covariance == "diagonal":
+        return {**both, "squares": real("d", "c", least=0, combine=SUM, columns=CLASSES, leaks=MOMENTS)}
+    return {**both, "second.*": gram_matrix("d", optional=not dense, combine=SUM, leaks=MOMENTS)}
 
 
 class ReplayHead:
@@ -130,13 +135,10 @@ class ReplayHead:
         """Forget the retrained head, since a new task has other heads."""
         self.weight = self.bias = None
 
-    def expects(self, columns: tuple[int, ...]) -> Schema:
-        """The fields of an upload in a task of these classes."""
-        d, c = self._dimension, len(columns)
-        both = {"counts": counts(c), "sums": real(d, c)}
-        if self._knobs.covariance == "diagonal":
-            return {**both, "squares": real(d, c, least=0)}
-        return {**both, **{f"second.{column}": gram_matrix(d, optional=not self._dense) for column in columns}}
+    def matching(self, columns: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        """What "second.*" stands for in a task of these classes."""
+        square = torch.empty(self._dimension, self._dimension, device="meta")
+        return {f"second.{column}": square for column in columns}
 
     def objection(self, upload: Message, columns: tuple[int, ...]) -> str:
         """How an upload's fields contradict each other; "" where they do not."""
@@ -211,7 +213,7 @@ class ReplayHead:
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned, and ignore other names."""
+        """Take over what `state_dict` returned."""
         columns = [int(name.split(".")[1]) for name in state if name.startswith(_MOMENTS) and name.endswith(".count")]
         self.known = {}
         for column in columns:

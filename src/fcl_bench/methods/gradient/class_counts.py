@@ -8,16 +8,14 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts
+from fcl_bench.protocol.fields import counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads
-from fcl_bench.training.optimisers import with_prefix
 
-#: The stage; a method names it in `stages`.
+#: The stage, which a method names in `stages` and `uploads`, and its fields.
 COUNTS = "counts"
-#: Prefix of the clients' numbers in the server's state.
-_PREFIX = "counts."
+COUNTS_SCHEMA = {"counts": counts("c")}
 
 
 class CountingClient(GradientClient):
@@ -37,6 +35,8 @@ class CountingServer(GradientServer):
         counts: client -> (c,) samples of each of the task's classes.
     """
 
+    state = ("counts",)
+
     def __init__(self, method: GradientMethod, context: Context) -> None:
         super().__init__(method, context)
         self.counts: dict[int, torch.Tensor] = {}
@@ -46,20 +46,9 @@ class CountingServer(GradientServer):
             self.counts = {}
         super().start_task(task)
 
-    def expects_answer(self) -> Schema:
-        return {"counts": counts(len(self.tasks[-1]))}
-
     def objection(self, upload: Message) -> str:
         empty = self.stage == COUNTS and not bool(upload["counts"].any())
         return "it counts no sample" if empty else super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self.counts[client] = upload["counts"].long()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), **{f"{_PREFIX}{client}": value for client, value in self.counts.items()}}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        found = with_prefix(state, _PREFIX)
-        self.counts = {int(client): value.to(self.context.device) for client, value in found.items()}

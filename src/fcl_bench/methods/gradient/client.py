@@ -59,7 +59,7 @@ class GradientClient(ModelHolder, Client):
         if self.context.sums and self.method.training.weighting == "samples":
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
-        return Message(trained, samples=samples, summed=trained if self.context.sums else ()), new_state
+        return Message(trained, samples=samples), new_state
 
     def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
         """See `Client`: linear heads on features train side by side."""

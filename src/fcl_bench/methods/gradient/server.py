@@ -12,15 +12,15 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
+from fcl_bench.protocol.combining import weight_in_mean
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
-from fcl_bench.protocol.fields import Schema, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.network import Heads, parts
-from fcl_bench.training.optimisers import average, with_prefix
+from fcl_bench.training.network import Heads
+from fcl_bench.training.optimisers import average
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -28,14 +28,6 @@ if TYPE_CHECKING:
     from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 log = logging.getLogger(__name__)
-
-#: Prefix of the names of the server optimiser's tensors in a state.
-_OPTIMISER = "server_optimiser."
-
-
-def weight_in_average(upload: Message, weighting: str) -> float:
-    """The weight of a model in an average over clients by `weighting`; a mean of models counts as all of them."""
-    return float(upload.samples or 0 if weighting == "samples" else upload.clients)
 
 
 class GradientServer(ModelHolder, Server):
@@ -49,6 +41,9 @@ class GradientServer(ModelHolder, Server):
         columns: the columns of each head's.
         replay: what predicts in place of the trained heads under `replay_head=gaussian`; None: they predict.
     """
+
+    method: GradientMethod
+    state = ("tasks", "columns", "network_tensors", "replay", "_optimiser", "_teacher")
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
         super().__init__(method, context)
@@ -142,14 +137,9 @@ class GradientServer(ModelHolder, Server):
         """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
         return dict(self._teacher)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if self.replay and self.stage == MOMENTS:
-            return self.replay.expects(self.tasks[-1])
-        return like(self.sent) if self.stage == MODEL else self.expects_answer()
-
-    def expects_answer(self) -> Schema:
-        """The fields of an upload of a stage that is no training; only for methods with such stages."""
-        return {}
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        """The parts of the model that the round changes, as broadcast; of `moments`, the task's classes."""
+        return self.replay.matching(self.tasks[-1]) if self.replay and self.stage == MOMENTS else self.sent
 
     def objection(self, upload: Message) -> str:
         if self.replay and self.stage == MOMENTS:
@@ -181,7 +171,7 @@ class GradientServer(ModelHolder, Server):
 
     def weight(self, client: int, upload: Message) -> float:
         """What a client's model counts in the average, relative to the others'; of a sum, all of them together."""
-        return weight_in_average(upload, self.method.training.weighting)
+        return weight_in_mean(upload, self.method.training.weighting)
 
     def finish_round(self) -> None:
         if self.stage == MOMENTS:
@@ -307,30 +297,12 @@ class GradientServer(ModelHolder, Server):
         else:
             self.replay.weight, self.replay.bias = weight, bias
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        state = {**self.network.state(), "classes": torch.tensor(self.heads.sizes), **self._teacher}
-        if self.replay:
-            state |= self.replay.state_dict()
-        if self._optimiser:
-            state |= {_OPTIMISER + name: value for name, value in self._optimiser.state_dict().items()}
-        if not (self.heads.plain and self.tasks == self.columns):
-            state["head_columns"] = torch.tensor(self.heads.logits)
-            state["task_sizes"] = torch.tensor([len(columns) for columns in self.tasks])
-            state["task_columns"] = torch.tensor([column for columns in self.tasks for column in columns])
-        return state
+    @property
+    def network_tensors(self) -> dict[str, torch.Tensor]:
+        """The network's tensors, for a checkpoint; setting them makes the heads so far."""
+        return dict(self.network.state())
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        sizes = state["classes"].tolist()
-        self.columns = parts(state["head_columns"].tolist() if "head_columns" in state else range(sum(sizes)), sizes)
-        given = "task_sizes" in state
-        self.tasks = (
-            parts(state["task_columns"].tolist(), state["task_sizes"].tolist()) if given else list(self.columns)
-        )
+    @network_tensors.setter
+    def network_tensors(self, saved: dict[str, torch.Tensor]) -> None:
         self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
-        self.network.load_known(state)
-        on_device = {name: value.to(self.context.device) for name, value in state.items()}
-        self._teacher = {name: value for name, value in on_device.items() if name.startswith("teacher.")}
-        if self._optimiser:
-            self._optimiser.load_state_dict(with_prefix(on_device, _OPTIMISER))
-        if self.replay:
-            self.replay.load_state_dict(state)
+        self.network.load_known(saved)

@@ -24,7 +24,7 @@ class NoNoise:
     def check(self, method: Method, context: Context) -> None:
         """There is nothing to rule out."""
 
-    def release(self, method: Method) -> DPMechanism | None:
+    def release(self, method: Method, context: Context) -> DPMechanism | None:
         """Statistics go as they are."""
         return None
 

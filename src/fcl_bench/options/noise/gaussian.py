@@ -18,8 +18,10 @@ from fcl_bench.options.noise import accountant
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
 from fcl_bench.options.noise.sensitivity import deviations
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.dp_mechanism import SQUARE, DPMechanism
+from fcl_bench.protocol.dp_mechanism import DPMechanism
+from fcl_bench.protocol.fields import SQUARE
 from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.protocol.wire import HALF
 
 log = logging.getLogger(__name__)
@@ -68,12 +70,13 @@ class Gaussian:
             )
         if self.multiplier != 0:
             accountant.library()
-        if not method.summands and not method.sends_updates:
+        uploads = Uploads.of(method, context)
+        if not uploads.one_sample() and not uploads.only_models:
             raise UserError(
                 f"noise=gaussian: nobody has bounded what one sample changes of the uploads of method={method.name}",
                 "noise=none, or one of the methods and knobs that docs/explanation/noise.md lists, such as method=stsa",
             )
-        right = SAMPLE if method.summands else CLIENT
+        right = SAMPLE if uploads.one_sample() else CLIENT
         if self.unit != right:
             what = "statistics of samples" if right == SAMPLE else "model updates"
             raise UserError(f"noise.unit={self.unit}: method={method.name} sends {what}", f"noise.unit={right}")
@@ -116,13 +119,14 @@ class Gaussian:
             return min(context.release.deviation.values()) / (math.sqrt(2) if context.release.of(SQUARE) else 1)
         return self._deviation_of_updates(method, tasks)
 
-    def release(self, method: Method) -> DPMechanism | None:
+    def release(self, method: Method, context: Context) -> DPMechanism | None:
         """Return what both halves of a method that sends statistics know; None for another method."""
-        if not method.summands:
+        summands = Uploads.of(method, context).one_sample()
+        if not summands:
             return None
         noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
-        deviation = deviations(method.summands, self.clip, noise)
-        return DPMechanism(self.clip, method.summands, deviation, self.ridge, self.share_of is not None)
+        deviation = deviations(summands, self.clip, noise)
+        return DPMechanism(self.clip, summands, deviation, self.ridge, self.share_of is not None)
 
     def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> Sequence[Middleware]:
         """Return what uploads pass through before the wire codec.
@@ -155,7 +159,7 @@ class Gaussian:
 
     def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee:
         """Return the guarantee of a run's uploads, from how many of them each client has sent."""
-        multiplier = self._multiplier(1) if method.summands else self._of_updates(method, tasks)
+        multiplier = self._multiplier(1) if context.release is not None else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
         for task, _, clients in ledger.senders(late=not context.sums):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE
+from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE
 
 #: The most that |h h' - g g'|^2 + |h - g|^2 can be for two samples of one class, by which of the two terms there are.
 _SAME_CLASS = {frozenset(): 0.0, frozenset({SQUARE}): 2.0, frozenset({COLUMN}): 4.0, frozenset({SQUARE, COLUMN}): 4.5}

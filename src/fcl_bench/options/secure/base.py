@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, installing
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.uploads import Uploads
 
 
 @dataclass
@@ -20,7 +21,7 @@ class NoSecurity:
     name: ClassVar[str] = "none"
     sums: ClassVar[bool] = False
 
-    def check(self, method: Method, wire: WireFormat, clients: int, drops: bool) -> None:
+    def check(self, method: Method, context: Context, clients: int, drops: bool) -> None:
         """There is nothing to rule out."""
 
 
@@ -68,26 +69,29 @@ class SecureSums:
         # The rounding error of a product such as 0.7 times 10 is subtracted.
         return max(min(2, holders), math.ceil(self.threshold * holders - 1e-9))
 
-    def check(self, method: Method, wire: WireFormat, clients: int, drops: bool) -> None:
+    def check(self, method: Method, context: Context, clients: int, drops: bool) -> None:
         """Raise a `UserError` for what sums rule out, before any work is done.
 
         Args:
             method: whose uploads are to be added up.
-            wire: in which form they would travel.
+            context: in which form they would travel, and that only sums are seen.
             clients: K.
             drops: whether bad uploads are left out.
         """
         if clients == 1:
             raise UserError("secure=sums with clients=1: the sum over one client is its upload", "clients=2 or more")
-        if why := method.needs_each_upload():
-            what, remedy = why
-            raise UserError(f"secure=sums: {what}", remedy)
+        if found := Uploads.of(method, context).needed_each():
+            stage, name = found
+            raise UserError(
+                f"secure=sums: the server of method={method.name} needs each client's {name} by itself ({stage})",
+                "secure=none, or a method or knobs whose uploads add up, such as method=stsa",
+            )
         if drops:
             raise UserError(
                 "on_bad_upload=drop with secure=sums: the server sees no single upload that it could leave out",
                 "on_bad_upload=fail",
             )
-        if wire.columns == "held":
+        if context.wire.columns == "held":
             raise UserError(
                 "wire.columns=held with secure=sums: which columns travel would tell which classes a client holds",
                 "wire.columns=task",

@@ -14,6 +14,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.linalg.triangle import packed
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.uploads import Uploads
 
 #: After the names of numbers that travel as multiples of the step, and of whole ones.
 FIXED, WHOLE = "::fixed", "::whole"
@@ -40,11 +41,14 @@ class FixedPoint:
         """Return the largest multiple of the step in absolute terms that each of so many clients may send."""
         return (2 ** (self.bits - 1) - 1) // clients
 
-    def encoded(self, upload: Message, clients: int, client: int, packs: bool = False) -> dict[str, torch.Tensor]:
+    def encoded(
+        self, upload: Message, uploads: Uploads, clients: int, client: int, packs: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return all of an upload that is added up, `Message.samples` too, by name in ascending order, on the CPU.
 
         Args:
             upload: of one client.
+            uploads: what is declared of uploads.
             clients: n, of how many uploads the sum may be.
             client: whose it is, for messages.
             packs: whether of symmetric matrices only the upper triangle travels.
@@ -60,7 +64,8 @@ class FixedPoint:
                 continue
             if not all_finite(tensor):
                 raise FloatingPointError(f"the upload's {name} is not finite")
-            triangle = packs and name in upload.symmetric
+            declared = uploads.field(upload.stage, name)
+            triangle = packs and declared is not None and declared.form == "gram"
             value = packed(tensor) if triangle else tensor
             # A power of two, so that nothing is rounded but to the step.
             multiples = (value.double() * 2.0**self.fraction_bits).round_()

@@ -14,12 +14,16 @@ from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import FixedPoint, flat
 from fcl_bench.options.secure.masks import TAG, Masks, agreed_key, by_side, opened, public_key, sealed
 from fcl_bench.options.secure.shamir import BYTES, Draw, as_bytes, drawn, split
+from fcl_bench.protocol.fields import MEAN, SUM
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.randomness import generator
 
 #: The stages of what the server asks for besides the upload: public keys, encrypted shares, to take in the others'
 #: shares, and the shares that take masks out.
 KEYS, SHARES, TAKE_IN, UNMASKING = "secure keys", "secure shares", "secure shares for you", "secure unmasking"
+#: What may be added up, as `Field.combine` says it.
+SUMMED = (SUM, MEAN)
 #: Makes a client's secrets of a round from client, task and round.
 Secrets = Callable[[int, int, int], Draw]
 
@@ -78,11 +82,12 @@ class Parties(Middleware):
     Args:
         secure: the knobs.
         secrets: makes the clients' secrets.
+        uploads: what the method declares of uploads.
         packs: whether of symmetric matrices only the upper triangle travels.
     """
 
-    def __init__(self, secure: SecureSums, secrets: Secrets, packs: bool = False) -> None:
-        self._secure, self._secrets, self._packs = secure, secrets, packs
+    def __init__(self, secure: SecureSums, secrets: Secrets, uploads: Uploads, packs: bool = False) -> None:
+        self._secure, self._secrets, self._uploads, self._packs = secure, secrets, uploads, packs
         self._fixed = FixedPoint(secure.bits, secure.fraction_bits)
         self._sessions: dict[int, _Session] = {}
 
@@ -150,12 +155,12 @@ class Parties(Middleware):
             return message
         if session.masked:
             raise ValueError(f"client {client} has sent its upload of this round already")
-        if apart := sorted(set(message) - set(message.summed)):
+        if apart := sorted(set(message) - {name for name, own in self._uploads.sent(message) if own.combine in SUMMED}):
             raise UserError(
                 f"secure=sums: the server needs each client's {', '.join(apart)} by itself ({message.stage})",
                 "secure=none, or a method whose uploads add up, such as method=stsa",
             )
-        numbers = self._fixed.encoded(message, session.clients, client, self._packs)
+        numbers = self._fixed.encoded(message, self._uploads, session.clients, client, self._packs)
         added, subtracted = by_side(client, [(peer, self._mask_key(client, peer)) for peer in self._peers(client)])
         masks = Masks([session.own, *added], subtracted)
         for tensor in numbers.values():
