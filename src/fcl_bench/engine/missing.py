@@ -1,12 +1,19 @@
-"""Clients whose upload does not arrive in time: their record, and when they may return."""
+"""Clients whose upload does not arrive in time: their record, what arrives late, and when they may return."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Literal, cast
 
-from fcl_bench.engine.node import Lost
+from fcl_bench.engine.contract import schema_of
+from fcl_bench.engine.exchange import Step, Validation
 from fcl_bench.engine.state import FederationState
+from fcl_bench.engine.transport import Transport
+from fcl_bench.engine.turn import LATE, LOST, Arrival, Round, Turn
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.fields import SampleCounts
+from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
@@ -17,50 +24,101 @@ Missing = Literal["silent", "gone", "lost", "late"]
 SIMULATED = ("silent", "gone")
 
 
-class MissingClients:
+class MissingClients(Step):
     """The clients of a run that rounds continue without.
 
     Args:
-        state: the run's state; it keeps the counts, and which clients may not return yet.
+        state: the run's state; it holds the counts, and which clients may not return yet.
         server: decides when they may return.
+        transport: knows how many samples clients have.
+        validation: of uploads that arrive late.
+        tasks: of the stream.
         notices: informs the user.
         minimum: the least share of a round's clients that must answer over the transport; None: all.
         drops: whether clients with a bad upload are left out of the round.
     """
 
     def __init__(
-        self, state: FederationState, server: Server, notices: Notices, minimum: float | None, drops: bool
+        self,
+        state: FederationState,
+        server: Server,
+        transport: Transport,
+        validation: Validation,
+        tasks: Sequence[Task],
+        notices: Notices,
+        minimum: float | None,
+        drops: bool,
     ) -> None:
-        self._state, self._server, self._notices = state, server, notices
+        self._state, self._server, self._validation, self._notices = state, server, validation, notices
+        self._transport, self._tasks, self._sums = transport, tasks, server.context.sums
         self._minimum, self._drops = minimum, drops
+        self._gone = 0
 
-    def lost(self, lost: Lost, task: Task, round_: int, gone: int, present: int) -> None:
-        """Continue without a client whose failure is simulated, or that the transport may lose; else the run ends.
+    def begin(self, round_: Round) -> None:
+        self._gone = 0
 
-        Args:
-            lost: the client.
-            task, round_: the current ones.
-            gone: how many of the `present` clients of the round the transport has lost so far.
-        """
-        if lost.reason in SIMULATED:
-            self.note(cast(Missing, lost.reason), lost.client, task, round_)
+    def take(self, round_: Round, turn: Turn) -> None:
+        if turn.fate == LOST:
+            self._gone += turn.reason not in SIMULATED
+            self._lost(round_, turn)
+            round_.columns[LOST][turn.client] = 1
+        elif turn.fate == LATE:
+            self._note("late", turn.client, round_)
+            round_.columns[LATE][turn.client] = 1
+            if not self._sums:
+                self._server.await_late(round_.task)
+        elif turn.earlier is not None:
+            with round_.watch.running():
+                self._absorb_earlier(round_, turn.client, turn.earlier)
+            turn.earlier = None
+
+    def _lost(self, round_: Round, turn: Turn) -> None:
+        """Continue without a client whose failure is simulated, or that the transport may lose; else the run ends."""
+        if turn.reason in SIMULATED:
+            self._note(cast(Missing, turn.reason), turn.client, round_)
             return
-        where = f"client {lost.client} was lost in task {task.index}, round {round_}: {lost.reason}"
+        where = f"client {turn.client} was lost in task {round_.task.index}, round {round_.number}: {turn.reason}"
         remedy = "the same command goes on from the last checkpoint"
         if self._minimum is None:
             raise UserError(where, remedy)
-        if present - gone < self._minimum * present:
-            left = f"{present - gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
+        present = len(round_.present)
+        if present - self._gone < self._minimum * present:
+            left = f"{present - self._gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
             raise UserError(f"{where}; {left}", remedy)
-        self._notices.tell(f"lost {lost.client}", f"{where}; the round goes on without it")
-        self.note("lost", lost.client, task, round_)
+        self._notices.tell(f"lost {turn.client}", f"{where}; the round goes on without it")
+        self._note("lost", turn.client, round_)
 
-    def note(self, why: Missing, client: int, task: Task, round_: int) -> None:
+    def _note(self, why: Missing, client: int, round_: Round) -> None:
         """Count a client that is missing, and remember it where it may not return at once."""
         self._state.absences[why] += 1
         # Clients that may return are not remembered, since there can be as many of them as turns.
-        if not self._server.may_return(task, round_, round_ + 1):
-            self._state.missing.append((client, round_))
+        if not self._server.may_return(round_.task, round_.number, round_.number + 1):
+            self._state.missing.append((client, round_.number))
+
+    def _absorb_earlier(self, round_: Round, client: int, upload: Message) -> None:
+        """Absorb an upload of an earlier round, if the server can still use it."""
+        absences, task = self._state.absences, self._tasks[upload.task]
+        absences["late_arrived"] += 1
+        if self._sums:
+            text = "late uploads are left out: the masks of their round are gone (secure=sums)"
+            self._notices.tell("late", text, logging.INFO)
+            return
+        stage = self._server.late_stage(task, upload.round)
+        if stage is None:
+            self._notices.tell("late", "late uploads are of no use to this method and are left out", logging.INFO)
+            return
+        samples, _ = self._transport.samples(task.index)
+        counts = SampleCounts(int(samples[client]), int(round_.held.announced[client]))
+        read = self._validation.unless_bad(Arrival(client, upload, counts), schema_of(self._server, task, stage))
+        if read is None:
+            absences["late_dropped"] += 1
+            self._server.lose_late(task)
+            return
+        if task.index < round_.task.index:
+            self._server.absorb_late(client, read, task)
+        else:
+            self._server.absorb(client, read)
+        absences["late_absorbed"] += 1
 
     def barred(self, task: Task, round_: int) -> set[int]:
         """Clients whose upload of this task is missing or was left out while the current round would build on it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +16,8 @@ from fcl_bench.engine.contract import require_unchanged, turn_of, versions
 from fcl_bench.engine.ledger import Stopwatch
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage, revealed
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed
+from fcl_bench.engine.turn import Reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.message import Message
@@ -121,85 +121,6 @@ def on_device(samples: torch.Tensor, indices: np.ndarray, context: Context) -> t
 def of_context(samples: torch.Tensor, context: Context) -> torch.Tensor:
     """Images as they are, features in the statistics' type."""
     return samples if samples.dtype == torch.uint8 else samples.to(context.device, context.dtype)
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The result of a turn.
-
-    Attributes:
-        client: whose turn it was.
-        upload: as it travels.
-        seconds: the client's own, from its shard to the upload on the wire.
-        guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it did not use them. They are
-            not part of the upload, and only a transport that sees everything has them.
-        stored: bytes that the client keeps until its next turn, by kind (see `State`).
-        samples_kept: how many raw samples the client keeps (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals about single samples, as the method declares. Their indices are those of
-            the data set.
-        grouped: from which the same follows for a sum of uploads; None if uploads are not added up.
-        together: how many clients trained side by side with this one, itself included.
-        alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
-        accepted: how many unlabelled samples it gave a label.
-        right: how many of these labels are true; None if the true labels are unknown.
-    """
-
-    client: int
-    upload: Message
-    seconds: float
-    guesses: torch.Tensor | None
-    stored: dict[str, int]
-    samples_kept: int
-    revealed: Leakage = NOTHING
-    accepted: int = 0
-    right: int | None = 0
-    grouped: Grouped | None = None
-    together: int = 1
-    alone: str = ""
-
-
-@dataclass(frozen=True)
-class Lost:
-    """A client that gave no reply, and why."""
-
-    client: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Masked:
-    """A client that has had its turn, and whose upload is unreadable to the server until the `Total` comes."""
-
-    reply: Reply
-
-
-@dataclass(frozen=True)
-class Total:
-    """The sum of a round's masked uploads, and what it cost besides these.
-
-    Attributes:
-        clients: the clients whose uploads are in the sum.
-        upload: the sum.
-        rounding: the largest error of an entry of the sum.
-        up_bytes, down_bytes: (K,) per client, lost ones included.
-        client_seconds: (K,) per client.
-        server_seconds: the server's seconds.
-    """
-
-    clients: tuple[int, ...]
-    upload: Message
-    rounding: float
-    up_bytes: np.ndarray
-    down_bytes: np.ndarray
-    client_seconds: np.ndarray
-    server_seconds: float
-
-
-@dataclass(frozen=True)
-class Late:
-    """A client that has had its turn, and whose upload arrives in a later round; the reply says what it cost."""
-
-    reply: Reply
 
 
 class Node:

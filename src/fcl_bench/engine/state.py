@@ -10,8 +10,8 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.node import Reply
 from fcl_bench.engine.reports import Absences, BatchedTurns
+from fcl_bench.engine.turn import Reply
 
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.

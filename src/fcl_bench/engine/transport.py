@@ -12,8 +12,9 @@ from fcl_bench.engine.batched_clients import BatchedClients, group_size
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.node import Late, Lost, Masked, Node, NodeData, Reply, Total
+from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.raw_cost import RawSamples
+from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
@@ -39,7 +40,7 @@ class Transport(Protocol):
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Answer]:
         """Run the broadcast's round: yields a reply for each client of `present`, in this order, not that of arrival.
 
         The order matters: FedRAN's sequential merge gives another result in another order. Late uploads of earlier
@@ -94,7 +95,7 @@ class Wrapper:
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._inner.samples(task)
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Answer]:
         return self._inner.exchange(present, broadcast)
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
 from fcl_bench.engine.codec import narrower
 from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.turn import Arrival
 from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import (
@@ -25,6 +27,7 @@ from fcl_bench.protocol.dp_mechanism import noise_room
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
+from fcl_bench.protocol.wire import WireFormat
 
 #: More samples than any client has: the largest int32.
 MOST_SAMPLES = 2**31 - 1
@@ -58,59 +61,42 @@ class BadUpload(UserError):
 
 
 def validate_upload(
-    client: int,
-    upload: Message,
-    middleware: Middleware,
-    server: Server,
-    expected: Schema,
-    context: Context | None = None,
-    announced: SampleCounts | None = None,
-    clients: int = 1,
-    sender: str = "",
-    rounding: float = 0.0,
+    arrival: Arrival, expected: Schema, middleware: Middleware, server: Server, context: Context | None = None
 ) -> Message:
     """The upload as the server absorbs it.
 
     Args:
-        client: the client who sent it.
-        upload: as it came from the wire.
+        arrival: what arrived from the wire.
+        expected: its fields.
         middleware: the server side's middleware.
         server: asked for objections.
-        expected: the fields of an upload of this round.
-        context: defines the wire format and types that the upload has to use; None: any.
-        announced: how many samples the client has; None: it has not said.
-        clients: the number of clients' uploads that it is made of.
-        sender: the sender's name in errors; "": "client" and its number.
-        rounding: the largest absolute error of entries, besides the rounding by the wire's type.
+        context: defines the wire format and types that an upload has to use; None: any.
 
     Raises:
         BadUpload: the upload can't be decoded; a field is missing, unknown, of another shape or type, not finite, out
             of its range or not of its form; or the fields contradict each other.
     """
+    upload, announced = arrival.upload, arrival.announced
+    wire = None if context is None else context.wire
+    if wire is not None and arrival.exact:
+        wire = replace(wire, dtype=torch.float64)
 
     def bad(what: str, wanted: str) -> BadUpload:
-        return BadUpload(client, upload, what, wanted, sender)
+        return BadUpload(arrival.client, upload, what, wanted, arrival.sender)
 
-    def refused(field: str, what: str, wanted: str) -> BadUpload:
-        return bad(f"{field} {what}", wanted)
-
-    if upload.clients != clients:
-        raise bad(f"clients={upload.clients}", f"{clients}, since it is of so many")
+    if upload.clients != arrival.clients:
+        raise bad(f"clients={upload.clients}", f"{arrival.clients}, since it is of so many")
     if context is not None and context.release is not None:
-        expected = context.release.loosened(expected, clients)
-    if found := form_objection(upload, expected, None if context is None else context.wire):
-        raise refused(*found)
+        expected = context.release.loosened(expected, arrival.clients)
+    if found := form_objection(upload, expected, wire):
+        raise bad(f"{found[0]} {found[1]}", found[2])
     try:
-        message = middleware.receive(upload, client)
+        message = middleware.receive(upload, arrival.client)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
-    summed = torch.finfo(torch.float64 if context is None else context.dtype).eps
-    relative = {name: rounding_of(upload, name) + _SUMMED * summed for name in _compared(expected)}
-    if rounding:
-        relative = {name: error + _root_of(rounding, message.get(name)) for name, error in relative.items()}
-    largest = _largest(context)
-    if found := first_objection(message.tensors, expected, relative, announced, largest):
-        raise refused(*found)
+    errors = _relative_errors(arrival, message, expected, context)
+    if found := first_objection(message.tensors, expected, errors, announced, _largest(context, wire)):
+        raise bad(f"{found[0]} {found[1]}", found[2])
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
         if type(samples) is not int or not 1 <= samples <= most:
@@ -119,6 +105,15 @@ def validate_upload(
     if said := server.objection(message):
         raise bad(said, "fields that agree with each other")
     return message
+
+
+def _relative_errors(arrival: Arrival, message: Message, expected: Schema, context: Context | None) -> dict[str, float]:
+    """By field whose numbers are looked at jointly, the relative error of its numbers."""
+    summed = torch.finfo(torch.float64 if context is None else context.dtype).eps
+    errors = {name: rounding_of(arrival.upload, name) + _SUMMED * summed for name in _compared(expected)}
+    if not arrival.rounding:
+        return errors
+    return {name: error + _root_of(arrival.rounding, message.get(name)) for name, error in errors.items()}
 
 
 def _widened(message: Message, expected: Schema, dtype: torch.dtype | None) -> Message:
@@ -273,11 +268,11 @@ def _extremes(tensors: Mapping[str, torch.Tensor], expected: Schema, small: set[
     return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
 
 
-def _largest(context: Context | None) -> float:
+def _largest(context: Context | None, wire: WireFormat | None) -> float:
     """Numbers up to this size can be multiplied in the types of the wire and of the statistics without overflow."""
-    if context is None:
+    if context is None or wire is None:
         return math.inf
-    exact = context.wire.dtype == context.dtype == torch.float64
+    exact = wire.dtype == context.dtype == torch.float64
     return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
 
 

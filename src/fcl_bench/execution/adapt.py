@@ -25,6 +25,7 @@ from fcl_bench.engine.reports import Exchanged
 from fcl_bench.engine.transports.base import Connection
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.folder import identity_hash
+from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
@@ -190,7 +191,7 @@ def adapt(
             test=test,
             drops=drops,
             minimum=way.minimum,
-            fan_in=way.fan_in,
+            steps=exchange_steps(stage.method(), context, plan.settings),
         )
         if saved is not None:
             checkpoint.tidy()

@@ -117,8 +117,7 @@ def _privacy(plan: Plan, federation: Federation) -> Privacy:
 
 
 def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any]) -> Transport:
-    tree: Mapping[str, Any] = federation.tree.report() if federation.tree else {}
-    return cast(Transport, {"name": plan.settings.transport.name, **processes, **tree})
+    return cast(Transport, {"name": plan.settings.transport.name, **processes, **federation.exchange.report()})
 
 
 def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.transport import Asking
 from fcl_bench.engine.transports.base import Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.audits import audits_of
@@ -30,15 +28,12 @@ from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.folder import SCHEMA, RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.model_file import about, model_tensors
+from fcl_bench.execution.options import exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.execution.record import run_record, test_sizes
 from fcl_bench.execution.run_json import Result, RunRecord
 from fcl_bench.execution.tables import run_tables
 from fcl_bench.files import locked, special, user_path, writable
-from fcl_bench.options.faults.base import Faults
-from fcl_bench.options.faults.transport import Faulty
-from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 log = logging.getLogger(__name__)
@@ -155,14 +150,7 @@ def _learn(
     settings, dealt = plan.settings, plan.dealt
     method, context = settings.method, plan.context
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
-    secure = settings.secure
-    if isinstance(settings.faults, Faults):
-        transport = Faulty(transport, settings.faults, context.seed)
-    if isinstance(secure, SecureSums):
-        from fcl_bench.options.secure.transport import SummingTransport
-
-        open_stages = Uploads.of(method, context).open_stages()
-        transport = SummingTransport(cast(Asking, transport), secure, context.seed, open_stages)
+    transport = wrapped(transport, method, context, settings)
     audits = audits_of(method, context, settings.scalars.drift, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
@@ -177,7 +165,7 @@ def _learn(
         evaluate_rounds=every,
         drops=drops,
         minimum=minimum,
-        fan_in=settings.transport.fan_in,
+        steps=exchange_steps(method, context, settings),
         by_sample=settings.scalars.predictions,
     )
     seconds_before = _resume(federation, folder)

@@ -62,8 +62,7 @@ def run_tables(
         tables["client_accuracy.csv"] = clients
     if state.answers.routes:
         tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)
-    if federation.tree is not None:
-        tables["nodes.csv"] = federation.tree.cells()
+    tables |= federation.exchange.tables()
     if federation.rounds.every:
         accuracies = (["" if isnan(value) else value for value in row] for row in federation.rounds.values())
         tables["rounds.csv"] = (["task", "round", "accuracy"], accuracies)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed, unpacked
-from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.transport import Transport, Wrapper
+from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.options.faults.base import Fate, Faults
 from fcl_bench.protocol.message import Message
@@ -47,7 +47,7 @@ class Faulty(Wrapper):
         self._on_their_way: list[_OnItsWay] = []
         self._exchanges = 0
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Answer]:
         """First the late uploads that arrive, in order of task, round and client; then the clients of `present`."""
         task, by_task = broadcast.task, self._faults.late_unit == "task"
         now = task if by_task else self._exchanges

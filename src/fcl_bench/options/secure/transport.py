@@ -9,13 +9,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fcl_bench.engine.node import Late, Lost, Masked, Reply, Total
 from fcl_bench.engine.single_sample_leakage import NOTHING
 from fcl_bench.engine.transport import Asking, Wrapper
+from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING
+from fcl_bench.options.secure.sums import Masked, Total
 from fcl_bench.protocol.message import Message
 
 
@@ -52,7 +53,7 @@ class SummingTransport(Wrapper):
         super().__init__(inner)
         self._secure, self._seed, self._apart = secure, seed, frozenset(apart)
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late | Masked | Total]:
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Answer]:
         """Yield each client of `present` as it masks its upload or is lost, then the sum of the masked uploads."""
         if broadcast.stage in self._apart:
             yield from self._inner.exchange(present, broadcast)

@@ -9,7 +9,7 @@ clients there is no node, and it absorbs their own uploads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +18,17 @@ import torch
 
 from fcl_bench.engine.broadcast_cache import Kept
 from fcl_bench.engine.checkpoint import GROWING
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.exchange import Step, Table, Validation
 from fcl_bench.engine.ledger import Stopwatch
-from fcl_bench.engine.middleware import Middleware
-from fcl_bench.engine.node import Late, Lost, Reply
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.rows import Rows
-from fcl_bench.protocol.combining import Combination
+from fcl_bench.engine.turn import Arrival, Round, Turn
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import SampleCounts
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.uploads import Uploads
 
 #: A row of nodes.csv: what one node did in one round. `received` messages came up to it, and `sent` went on (more than
 #: one where late uploads passed) with `up_bytes`; `down_bytes` are those of the broadcast to it. `seconds` are the
@@ -38,29 +41,6 @@ _ROW = np.dtype(
     ]
 )
 _ROWS = GROWING + "nodes"
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """A message that arrives at the server, or at a node.
-
-    Attributes:
-        client: the first client whose upload is in it.
-        sender: the sender's name, for errors.
-        upload: as it travels.
-        announced: samples of all clients that are in it.
-        clients: the number of these clients.
-    """
-
-    client: int
-    sender: str
-    upload: Message
-    announced: SampleCounts
-    clients: int
-
-
-#: Decodes and checks a message sent to a node; raises `BadUpload`.
-Admit = Callable[[Arrival], Message]
 
 
 @dataclass
@@ -90,13 +70,15 @@ class _Node:
     up_bytes: int = 0
     down_bytes: int = 0
 
-    def take(self, read: Message, client: int, announced: SampleCounts, clients: int) -> None:
-        """Add one more admitted upload."""
+    def take(self, read: Message, arrival: Arrival) -> None:
+        """Add one more upload, which has been validated."""
         self.received += 1
-        self.client = client if self.client < 0 else self.client
+        self.client = arrival.client if self.client < 0 else self.client
         self.uploads.append(read)
-        self.announced = SampleCounts(self.announced.task + announced.task, self.announced.run + announced.run)
-        self.clients += clients
+        own, more = self.announced, arrival.announced
+        assert more is not None
+        self.announced = SampleCounts(own.task + more.task, own.run + more.run)
+        self.clients += arrival.clients
 
 
 def level_sizes(clients: int, fan_in: int) -> list[int]:
@@ -108,23 +90,27 @@ def level_sizes(clients: int, fan_in: int) -> list[int]:
     return sizes
 
 
-class Tree:
+class Tree(Step):
     """The nodes between K clients and the server.
 
     Args:
         clients: K.
         fan_in: f, at least 2.
-        combination: of the method.
-        middleware: what nodes' messages pass through on their way out: a client's codec.
-        device: for stopwatches.
+        method, context: whose uploads are combined, and how these travel.
+        validation: what nodes do to what they are sent, as the server would.
+
+    Raises:
+        ValueError: the method's uploads cannot be combined.
     """
 
-    def __init__(
-        self, clients: int, fan_in: int, combination: Combination, middleware: Middleware, device: torch.device
-    ) -> None:
+    def __init__(self, clients: int, fan_in: int, method: Method, context: Context, validation: Validation) -> None:
+        combination = method.combination(context)
+        if combination is None:
+            raise ValueError(f"{method.name} has uploads that cannot be combined")
         self.clients, self.fan_in = clients, fan_in
         self.sizes = level_sizes(clients, fan_in)
-        self._combination, self._middleware, self._device = combination, middleware, device
+        self._combination, self._device, self._validation = combination, context.device, validation
+        self._middleware = Codec.of_clients(Uploads.of(method, context), context)
         self._kept = Kept()
         self._rows = Rows(_ROW)
         #: The current round's nodes by level and number; and the longest path to the server so far.
@@ -133,42 +119,9 @@ class Tree:
         #: Of all rounds so far.
         self._path_seconds = 0.0
 
-    def climbed(
-        self,
-        answers: Iterator[Reply | Lost | Late],
-        present: Sequence[int],
-        broadcast: Message,
-        admit: Admit,
-        absorb: Callable[[Arrival], None],
-    ) -> Iterator[Reply | Lost | Late]:
-        """Yields a round's answers; after each has been handled, nodes that it completes send their message on.
-
-        Args:
-            answers: a transport's answers; uploads of earlier rounds among them pass the nodes unchanged.
-            present: the clients that the round asks.
-            broadcast: the round's broadcast.
-            admit: decodes and checks what nodes are sent.
-            absorb: called with what arrives at the server.
-        """
-        self._begin(present)
-        for answer in answers:
-            reply = answer.reply if isinstance(answer, Late) else answer
-            client, seconds = reply.client, 0.0  # nobody waits for those that are late or lost
-            if isinstance(answer, Reply):
-                seconds = answer.seconds
-                if (answer.upload.task, answer.upload.round) != (broadcast.task, broadcast.round):
-                    self._relayed(client, answer.upload)
-                    yield answer
-                    continue
-            yield answer
-            del answer, reply
-            if (arrival := self._ended(client, seconds, admit)) is not None:
-                absorb(arrival)
-
-    def _begin(self, present: Sequence[int]) -> None:
-        """Begin a round that asks these clients."""
+    def begin(self, round_: Round) -> None:
         self._round, self._slowest = {}, 0.0
-        children = [(0, client) for client in dict.fromkeys(present)]
+        children = [(0, client) for client in dict.fromkeys(round_.present)]
         for level in range(1, 1 + len(self.sizes)):
             parents: dict[int, _Node] = {}
             for _, number in children:
@@ -178,26 +131,36 @@ class Tree:
             self._round |= {(level, number): node for number, node in parents.items()}
             children = [(level, number) for number in parents]
 
-    def watch(self, client: int, server: Stopwatch) -> Stopwatch:
-        """The stopwatch of the node that takes in the client's upload; the server's if the server takes it in."""
-        node = self._round.get((1, client // self.fan_in))
-        return server if node is None else node.watch
+    def take(self, round_: Round, turn: Turn) -> None:
+        """Give an upload to its node; the turn then brings what this, or the client's loss, makes arrive at the server."""
+        if turn.earlier is not None:
+            self._relayed(turn.client, turn.earlier)
+            return
+        if turn.reply is not None:
+            self._received(turn.client, round_.broadcast)
+        seconds = 0.0  # nobody waits for those that are late or lost
+        node = self._round.get((1, turn.client // self.fan_in))
+        if turn.arrival is not None and turn.reply is not None:
+            seconds = turn.reply.seconds
+            if node is not None:
+                self._give(node, round_, turn, turn.arrival)
+        arrival = self._ended(turn.client, seconds, round_)
+        turn.arrival = arrival if node is not None else turn.arrival
 
-    def take(self, client: int, read: Message, announced: SampleCounts) -> bool:
-        """Give a client's admitted upload to its node; False if there is no node between the client and the server."""
-        node = self._round.get((1, client // self.fan_in))
-        if node is None:
-            return False
-        node.take(read, client, announced, 1)
-        return True
+    def _give(self, node: _Node, round_: Round, turn: Turn, arrival: Arrival) -> None:
+        """Have a node take a client's upload in, unless it is refused."""
+        with node.watch.running():
+            read = self._validation.received(round_, turn)
+        if read is not None:
+            node.take(read, arrival)
 
-    def _ended(self, client: int, seconds: float, admit: Admit) -> Arrival | None:
-        """End a client's part in the round; returns what then arrives at the server.
+    def _ended(self, client: int, seconds: float, round_: Round) -> Arrival | None:
+        """End a client's part in the round, whether or not its upload arrived; returns what then arrives at the server.
 
         Args:
-            client: the client, whether or not its upload arrived.
+            client: the client.
             seconds: the client's own seconds; 0 if nobody waits for it.
-            admit: decodes and checks what nodes are sent.
+            round_: at hand.
         """
         path, number = seconds, client
         arrival: Arrival | None = None
@@ -206,7 +169,7 @@ class Tree:
             node = self._round[level, number]
             if arrival is not None:
                 with node.watch.running():
-                    node.take(admit(arrival), arrival.client, arrival.announced, arrival.clients)
+                    node.take(self._validation.read(arrival, round_.schema), arrival)
             node.waiting -= 1
             node.slowest = max(node.slowest, path)
             if node.waiting:
@@ -227,9 +190,9 @@ class Tree:
         node.sent += 1
         node.up_bytes += whole.nbytes
         sender = f"node {node.number} of level {node.level}"
-        return Arrival(node.client, sender, whole, node.announced, node.clients)
+        return Arrival(node.client, whole, node.announced, node.clients, sender)
 
-    def received(self, client: int, broadcast: Message) -> None:
+    def _received(self, client: int, broadcast: Message) -> None:
         """Count the broadcast to a client and to all nodes above it, once per node."""
         number = client
         for level in range(1, 1 + len(self.sizes)):
@@ -251,11 +214,19 @@ class Tree:
         """A number that is unique among the nodes of all levels."""
         return sum(self.sizes[: level - 1]) + number
 
-    def finish(self, task: int, round_: int) -> None:
-        """End the round."""
+    def finish(self, round_: Round) -> None:
         rows = [
             (
-                *(task, round_, level, number, node.received, node.sent, node.up_bytes, node.down_bytes),
+                *(
+                    round_.task.index,
+                    round_.number,
+                    level,
+                    number,
+                    node.received,
+                    node.sent,
+                    node.up_bytes,
+                    node.down_bytes,
+                ),
                 *(node.watch.seconds, node.slowest + node.watch.seconds),
             )
             for (level, number), node in sorted(self._round.items())
@@ -264,11 +235,11 @@ class Tree:
         self._path_seconds += self._slowest
         self._round = {}
 
-    def cells(self) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-        """Header and rows of nodes.csv."""
-        return list(_ROW.names or ()), iter(self._rows.array.tolist())
+    def tables(self) -> Mapping[str, Table]:
+        """nodes.csv: a row for each node and round."""
+        return {"nodes.csv": (list(_ROW.names or ()), self._rows.array.tolist())}
 
-    def report(self) -> TreeReport:
+    def report(self) -> Mapping[str, Any]:
         """The traffic on the links above the nodes, by level, and the rounds' time along their slowest path."""
         rows = self._rows.array
         levels: list[TreeLevel] = []
@@ -284,18 +255,13 @@ class Tree:
                     "seconds": float(own["seconds"].sum()),
                 }
             )
-        return {"fan_in": self.fan_in, "levels": levels, "path_seconds": self._path_seconds}
+        report: TreeReport = {"fan_in": self.fan_in, "levels": levels, "path_seconds": self._path_seconds}
+        return report
 
-    def state(self) -> dict[str, Any]:
-        """The state outside the rows, as JSON."""
-        return {"path_seconds": self._path_seconds, **self._kept.state()}
+    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {"tree": {"path_seconds": self._path_seconds, **self._kept.state()}}, {_ROWS: self._rows.tensor()}
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """The rows, as a tensor that only grows."""
-        return {_ROWS: self._rows.tensor()}
-
-    def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` and `tensors` returned."""
-        self._path_seconds = state["path_seconds"]
-        self._kept.restore(state)
+    def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._path_seconds = saved["tree"]["path_seconds"]
+        self._kept.restore(saved["tree"])
         self._rows.restore(tensors[_ROWS])

@@ -1,0 +1,94 @@
+"""What the server's process knows of masked uploads: that a client sent one, and the sum of a round's."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fcl_bench.engine.exchange import Accounting, Step
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
+from fcl_bench.engine.turn import SUMMED, Arrival, Reply, Round, Turn
+from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import EVERYONE
+from fcl_bench.tracking.console import Notices
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A client that has had its turn, and whose upload is unreadable to the server until the `Total` comes."""
+
+    reply: Reply
+
+    def turn(self, round_: Round) -> Turn:
+        """A turn that brings nothing by itself."""
+        return Turn(self.reply.client, self.reply, SUMMED)
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of a round's masked uploads, and what it cost besides these.
+
+    Attributes:
+        clients: the clients whose uploads are in the sum.
+        upload: the sum.
+        rounding: the largest error of an entry of the sum.
+        up_bytes, down_bytes: (K,) per client, lost ones included.
+        client_seconds: (K,) per client.
+        server_seconds: the server's seconds.
+    """
+
+    clients: tuple[int, ...]
+    upload: Message
+    rounding: float
+    up_bytes: np.ndarray
+    down_bytes: np.ndarray
+    client_seconds: np.ndarray
+    server_seconds: float
+
+    def turn(self, round_: Round) -> Turn:
+        """A turn of everyone; its costs are the round's."""
+        for name in ("up_bytes", "down_bytes", "client_seconds"):
+            round_.columns[name] += getattr(self, name)
+        round_.watch.seconds += self.server_seconds
+        announced = round_.held.counts(list(self.clients))
+        arrival = Arrival(EVERYONE, self.upload, announced, len(self.clients), exact=True, rounding=self.rounding)
+        return Turn(EVERYONE, arrival=arrival)
+
+
+class SummedUploads(Step):
+    """Counts what sums reveal, and restores the counts of samples in noisy ones.
+
+    Args:
+        accounting: of the exchange.
+        context: of the noise.
+    """
+
+    def __init__(self, accounting: Accounting, context: Context) -> None:
+        self._accounting, self._release = accounting, context.release
+        self._notices = Notices(log)
+        #: For clients whose uploads are masked, which sums their samples are in.
+        self._hidden: dict[int, Grouped] = {}
+
+    def begin(self, round_: Round) -> None:
+        self._hidden = {}
+
+    def take(self, round_: Round, turn: Turn) -> None:
+        if turn.fate == SUMMED and turn.reply is not None and turn.reply.grouped is not None:
+            self._hidden[turn.client] = turn.reply.grouped
+        if turn.client != EVERYONE or turn.arrival is None:
+            return
+        if self._release is not None:
+            turn.arrival = replace(turn.arrival, upload=self._release.counted(turn.arrival.upload))
+        for client, alone in revealed_together(self._hidden).items():
+            self._accounting.reveal(round_, client, alone)
+        if turn.arrival.clients == 1:
+            self._notices.tell(
+                "alone",
+                f"task {round_.task.index}, round {round_.number} has one client, whose upload the secure sum is;"
+                " rounds like this hide nothing",
+            )
