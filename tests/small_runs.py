@@ -42,7 +42,7 @@ def interrupt_at(task_index: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
     def interrupted(self: engine.Federation, task: Task) -> None:
         if task.index == task_index:
             raise KeyboardInterrupt
-        learn(self, task)
+        return learn(self, task)
 
     with monkeypatch.context() as patch:
         patch.setattr(engine.Federation, "_learn", interrupted)

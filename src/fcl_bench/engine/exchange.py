@@ -180,7 +180,7 @@ class Validation(Step):
             turn.arrival = None
 
     def received(self, round_: Round, turn: Turn) -> Message | None:
-        """What a turn brings, decoded and validated; None: it was refused, and the client's turn is as if it had not been.
+        """What a turn brings, decoded and validated; None: it was refused, and the client has its old state again.
 
         Raises:
             BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.

@@ -14,8 +14,8 @@ from fcl_bench.protocol.fields import SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
-#: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused, arrives
-#: in a later round, or never.
+#: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused,
+#: arrives in a later round, or never.
 ARRIVES, SUMMED, DROPPED, LATE, LOST = "arrives", "summed", "dropped", "late", "lost"
 
 

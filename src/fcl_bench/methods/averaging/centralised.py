@@ -6,7 +6,7 @@ same network with the same optimiser, for as many epochs as a client of the othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, class_numbers, images
+from fcl_bench.protocol.fields import EACH, SUMS, Schema, class_numbers, images
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
 from fcl_bench.protocol.task import Task
@@ -35,7 +35,7 @@ class JointTrainingClient(Client):
         """The images (n, 3, h, w), a byte per value, and the labels (n,)."""
         each = torch.arange(len(client_data.labels))
         return Message(
-            {"images": client_data.inputs, "labels": client_data.labels.to(torch.int32)}, sums_of={"images": each}
+            {"images": client_data.inputs, "labels": client_data.labels.to(torch.int32)}, groups={"images": each}
         ), state
 
 
@@ -43,6 +43,7 @@ class JointTrainingServer(GradientServer):
     """Plain SGD over all samples so far."""
 
     method: Centralised
+    state = ("samples",)
 
     def __init__(self, method: Centralised, context: Context) -> None:
         super().__init__(method, context)
@@ -54,8 +55,9 @@ class JointTrainingServer(GradientServer):
         self.stage = SAMPLES
         return Message({}, SAMPLES)
 
-    def expects_answer(self) -> Schema:
-        return {"images": images("n", 3, "h", "w"), "labels": class_numbers("n", among=self.tasks[-1])}
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = super().schema(task, stage)
+        return {**found, "labels": replace(found["labels"], among=frozenset(task.columns))}
 
     def objection(self, upload: Message) -> str:
         size = tuple(upload["images"].shape[2:])
@@ -87,14 +89,14 @@ class JointTrainingServer(GradientServer):
                 )
                 bar.update()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        samples = {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
-        return {**super().state_dict(), **samples}
+    @property
+    def samples(self) -> dict[str, torch.Tensor]:
+        """All samples so far, for a checkpoint."""
+        return {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        if "images" in state:
-            self._images, self._labels = ([state[name].to(self.context.device)] for name in ("images", "labels"))
+    @samples.setter
+    def samples(self, saved: dict[str, torch.Tensor]) -> None:
+        self._images, self._labels = ([saved[name]] if saved else [] for name in ("images", "labels"))
 
 
 @dataclass
@@ -108,8 +110,7 @@ class Centralised(GradientMethod):
 
     name: ClassVar[str] = "centralised"
     compiles: ClassVar[bool] = True
-    only_mean: ClassVar[str] = "clients send no models"
-    apart = "the clients of centralised send samples", "method=fedavg"
+    aggregation: ClassVar[str] = EACH
     server_half = JointTrainingServer
     resumes_within_tasks: ClassVar[bool] = False
 
@@ -133,6 +134,9 @@ class Centralised(GradientMethod):
                 raise UserError(
                     f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
                 )
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        return {SAMPLES: {"images": images("n", 3, "h", "w", leaks=SUMS), "labels": class_numbers("n")}}
 
     def stages(self, task: Task) -> list[str]:
         return [SAMPLES]

@@ -21,9 +21,10 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
+from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
@@ -92,7 +93,6 @@ class FedDisco(GradientMethod):
 
     name: ClassVar[str] = "feddisco"
     compiles: ClassVar[bool] = True
-    only_mean: ClassVar[str] = "all that it does is to weigh clients, and nothing but the mean has weights"
     client_half = CountingClient
     server_half = FedDiscoServer
 
@@ -105,13 +105,13 @@ class FedDisco(GradientMethod):
         """Whether weights differ from FedAvg's."""
         return bool(self.a or self.b)
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if not self.weighs:
-            return super().needs_each_upload()
-        return (
-            "feddisco weighs each client's model by its class counts",
-            "method.a=0 method.b=0, which is method=fedavg",
-        )
+    @property
+    def aggregation(self) -> str:  # type: ignore[override]
+        """Each model has the weight of its client's classes."""
+        return EACH if self.weighs else MEAN
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        return {**super().uploads(context), **({COUNTS: COUNTS_SCHEMA} if self.weighs else {})}
 
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.weighs else []), *super().stages(task)]

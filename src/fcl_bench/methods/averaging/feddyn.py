@@ -19,9 +19,11 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
+from fcl_bench.methods.gradient.base import ONLY_MEAN
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import EACH, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
@@ -99,6 +101,7 @@ class FedDynServer(ClientSumServer):
     """
 
     method: FedDyn
+    state = ("sizes",)
 
     def __init__(self, method: FedDyn, context: Context) -> None:
         super().__init__(method, context)
@@ -126,21 +129,15 @@ class FedDynServer(ClientSumServer):
         super().absorb(client, upload)
         if self.stage == MODEL:
             for name in self.parameters():
-                self.add(name, upload[name].double() - upload.clients * self.sent[name].double())
+                # In the sum of all uploads models are added up; a node of a tree sends their mean.
+                models = upload[name].double() * (1 if self.context.sums else upload.clients)
+                self.add(name, models - upload.clients * self.sent[name].double())
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
         for name, rows in self.still().items():
             moved[name][rows] = mean[name][rows]
         return {**mean, **moved}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), "sizes": torch.tensor(self.sizes)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        samples, clients = state["sizes"].tolist()
-        self.sizes = (samples, clients)
 
 
 @dataclass
@@ -156,7 +153,6 @@ class FedDyn(ClientSumMethod):
 
     name: ClassVar[str] = "feddyn"
     compiles: ClassVar[bool] = True
-    only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
     client_half = FedDynClient
     server_half = FedDynServer
 
@@ -164,11 +160,13 @@ class FedDyn(ClientSumMethod):
     scaled: bool = True
     max_norm: float | None = knob(10.0, above=0)
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.training.weighting == "uniform":
-            return super().needs_each_upload()
-        key = f"{self.training_key}.weighting"
-        return f"{key}={self.training.weighting}: FedDyn adds up models that count alike, too", f"{key}=uniform"
+    @property
+    def aggregation(self) -> str:  # type: ignore[override]
+        """The mean of models that count alike is enough; of others, the sum of the d_k does not follow."""
+        return ONLY_MEAN if self.training.weighting == "uniform" else EACH
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        return {**super().uploads(context), **({SIZES: {}} if self.scaled else {})}
 
     def stages(self, task: Task) -> list[str]:
         return [SIZES, *super().stages(task)] if self.scaled else super().stages(task)

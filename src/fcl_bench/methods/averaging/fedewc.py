@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +27,7 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, real
+from fcl_bench.protocol.fields import MOMENTS, SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -39,8 +40,6 @@ log = logging.getLogger(__name__)
 
 #: The stage in which clients send their sums of squared gradients.
 FISHER = "fisher"
-#: Prefixes of the names of the server's tensors in a state.
-_KEPT = "fisher.", "anchor."
 
 
 def fisher_prefix(task: int) -> str:
@@ -110,7 +109,7 @@ class FedEWCClient(GradientClient):
             generator=generator,
             standardise=self.trainer.standardise,
         )
-        return Message(squares, samples=len(labels), summed=squares, moments_of=dict.fromkeys(squares, which)), state
+        return Message(squares, samples=len(labels), groups=dict.fromkeys(squares, which)), state
 
 
 class FedEWCServer(GradientServer):
@@ -122,6 +121,7 @@ class FedEWCServer(GradientServer):
     """
 
     method: FedEWC
+    state = ("fisher", "anchor")
 
     def __init__(self, method: FedEWC, context: Context) -> None:
         super().__init__(method, context)
@@ -140,9 +140,11 @@ class FedEWCServer(GradientServer):
             extra |= {final_prefix(self.task - 1) + name: self.anchor[name] for name in trains}
         return extra
 
-    def expects_answer(self) -> Schema:
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        if self.stage != FISHER:
+            return super().matching(name)
         own = dict(self.network.named_parameters())
-        return {name: real(*own[name].shape, least=0) for name in self.method.measured(self.network)}
+        return {name: own[name] for name in self.method.measured(self.network)}
 
     def objection(self, upload: Message) -> str:
         if self.stage != FISHER:
@@ -191,15 +193,6 @@ class FedEWCServer(GradientServer):
         clipped = 0.0 if most is None else float((together >= torch.tensor(most).double().item()).double().mean())
         return {"fisher": {"mean": float(together.mean()), "largest": self._largest(), "at_maximum": clipped}}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        stored = zip(_KEPT, (self.fisher, self.anchor), strict=True)
-        return {**super().state_dict(), **{prefix + name: v for prefix, own in stored for name, v in own.items()}}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        on_device = {name: value.to(self.context.device) for name, value in state.items() if name.startswith(_KEPT)}
-        self.fisher, self.anchor = (with_prefix(on_device, prefix) for prefix in _KEPT)
-
 
 @dataclass
 class FedEWC(GradientMethod):
@@ -217,7 +210,6 @@ class FedEWC(GradientMethod):
     """
 
     name: ClassVar[str] = "fedewc"
-    averages = True
     client_half = FedEWCClient
     server_half = FedEWCServer
 
@@ -258,6 +250,10 @@ class FedEWC(GradientMethod):
                 "method.variant=published is fedavg: in the public code the penalty never reaches the model that"
                 " trains (docs/methods/fedewc.md)"
             )
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        squares = real(least=0, combine=SUM, leaks=MOMENTS)
+        return {**super().uploads(context), **({FISHER: {"*": squares}} if self.penalises else {})}
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([FISHER] if self.penalises else [])]

@@ -77,9 +77,7 @@ class FedProx(GradientMethod):
     """
 
     name: ClassVar[str] = "fedprox"
-    averages = True
     compiles: ClassVar[bool] = True
-    only_updates: ClassVar[bool] = True
     client_half = FedProxClient
 
     mu: float = knob(0.01, least=0)

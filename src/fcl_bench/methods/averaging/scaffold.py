@@ -11,6 +11,7 @@ c + (1/N) sum of the changes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -20,10 +21,11 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
+from fcl_bench.methods.gradient.base import ONLY_MEAN
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, State
-from fcl_bench.protocol.fields import Schema, like, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
@@ -77,7 +79,7 @@ class ScaffoldClient(GradientClient):
             for name, value in after.items()
             if name in upload
         }
-        return replace(upload, tensors={**upload, **changes}, summed={*upload.summed, *changes}), new_state
+        return replace(upload, tensors={**upload, **changes}), new_state
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         correction = self._common(broadcast)
@@ -126,11 +128,10 @@ class ScaffoldServer(ClientSumServer):
         known = {VARIATE + name: self.mean(name).float() for name in self.parameters() if name in self.sums}
         return message.with_tensors({**message, **known})
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if self.stage != MODEL:
-            return super().expects(task, round_)
-        variates = {VARIATE + name: self.sent[name] for name in self.parameters()}
-        return {**like(self.sent), **{name: real(*sent.shape) for name, sent in variates.items()}}
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        if not name.startswith(VARIATE):
+            return super().matching(name)
+        return {VARIATE + name: self.sent[name] for name in self.parameters()}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -157,11 +158,15 @@ class Scaffold(ClientSumMethod):
 
     name: ClassVar[str] = "scaffold"
     compiles: ClassVar[bool] = True
-    only_mean: ClassVar[str] = "its server adds up what clients keep, which no aggregate of models protects"
+    aggregation: ClassVar[str] = ONLY_MEAN
     client_half = ScaffoldClient
     server_half = ScaffoldServer
 
     eta_g: float = knob(1.0, above=0)
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
+        return {**stages, MODEL: {**stages[MODEL], f"{VARIATE}*": real(combine=SUM)}}
 
     def __post_init__(self) -> None:
         super().__post_init__()

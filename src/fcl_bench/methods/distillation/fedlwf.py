@@ -47,7 +47,6 @@ class FedLwF(GradientMethod):
     """
 
     name: ClassVar[str] = "fedlwf"
-    averages = True
     client_half = FedLwFClient
 
     loss_over: str = knob("task", choices=("seen", "task"))

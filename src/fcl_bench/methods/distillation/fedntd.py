@@ -82,8 +82,6 @@ class FedNTD(GradientMethod):
     """
 
     name: ClassVar[str] = "fedntd"
-    averages = True
-    only_updates: ClassVar[bool] = True
     client_half = FedNTDClient
 
     beta: float = knob(1.0, least=0)

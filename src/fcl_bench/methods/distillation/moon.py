@@ -145,8 +145,6 @@ class MOON(GradientMethod):
     """
 
     name: ClassVar[str] = "moon"
-    averages = True
-    only_updates: ClassVar[bool] = True
     client_half = MOONClient
 
     mu: float = knob(1.0, least=0)

@@ -132,7 +132,7 @@ class Tree(Step):
             children = [(level, number) for number in parents]
 
     def take(self, round_: Round, turn: Turn) -> None:
-        """Give an upload to its node; the turn then brings what this, or the client's loss, makes arrive at the server."""
+        """Give an upload to its node. The turn then brings what the nodes that it completes send to the server."""
         if turn.earlier is not None:
             self._relayed(turn.client, turn.earlier)
             return
