@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import Context

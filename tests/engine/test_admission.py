@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.codec import Chain, Codec, Middleware
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload, first_objection

@@ -8,9 +8,8 @@ import weakref
 import numpy as np
 import torch
 
-from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.codec import Chain, Codec, Middleware
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.protocol.audit import Audit

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fcl_bench.engine.codec import Codec, decoded, encoded
-from fcl_bench.engine.middleware import Chain, Middleware
+from fcl_bench.engine.codec import Chain, Codec, Middleware, decoded, encoded
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
 from fcl_bench.protocol.message import Message

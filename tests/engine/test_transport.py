@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import NOBODY_KNOWS, Upload
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.node import Lost
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.methods.exemplars import proxy as module

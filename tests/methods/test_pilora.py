@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.middleware import Chain
+from fcl_bench.engine.codec import Chain
 from fcl_bench.engine.validation import validate_upload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.pilora import MEANS, PRESENT, PILoRA

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.single_sample_leakage import Leakage, revealed
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.base import ClosedFormMethod

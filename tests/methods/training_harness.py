@@ -13,9 +13,8 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.codec import encoded
+from fcl_bench.engine.codec import Middleware, encoded
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.execution.audits import audits_of
 from fcl_bench.protocol.context import ClientData, Context, State

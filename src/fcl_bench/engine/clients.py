@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.middleware import Chain, Middleware
+from fcl_bench.engine.codec import Chain, Codec, Middleware
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.uploads import Uploads
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,10 @@ import torch
 
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import Prediction, State
-from fcl_bench.protocol.fields import Field, Schema
+from fcl_bench.protocol.fields import Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.uploads import Uploads
 
 
 def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: int) -> tuple[Message, State]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import NOBODY_KNOWS
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.single_sample_leakage import Leakage
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport

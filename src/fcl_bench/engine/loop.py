@@ -12,12 +12,11 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.codec import Chain, Codec, Middleware
 from fcl_bench.engine.contract import broadcast_of, participants_of, schema_of
 from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.exchange import Accounting, Exchange, Observation, OptionStep, Validation
 from fcl_bench.engine.ledger import Ledger, Stopwatch
-from fcl_bench.engine.middleware import Chain, Middleware
 from fcl_bench.engine.missing import MissingClients
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
@@ -26,9 +25,9 @@ from fcl_bench.engine.turn import Held, Round
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.tracking.console import Notices, progress
 
 log = logging.getLogger(__name__)

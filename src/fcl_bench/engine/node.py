@@ -12,17 +12,17 @@ import torch
 from fcl_bench import environment
 from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.contract import require_unchanged, turn_of, versions
 from fcl_bench.engine.ledger import Stopwatch
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.engine.turn import Reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
-from fcl_bench.protocol.uploads import Uploads
 
 #: Counts how many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' indices
 #: (m,) in the data set. The engine counts them outside the turn: a node has no true labels.

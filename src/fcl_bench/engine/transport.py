@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.batched_clients import BatchedClients, group_size
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.turn import Answer, Late, Lost, Reply

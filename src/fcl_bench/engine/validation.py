@@ -8,10 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from fcl_bench.engine.codec import narrower
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware, form_objection, narrower, rounding_of
 from fcl_bench.engine.turn import Arrival
-from fcl_bench.engine.wire_form import form_objection, rounding_of
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import (
     descending_trouble,

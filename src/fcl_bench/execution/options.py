@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import cast
 
 from fcl_bench.config import Settings
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import OptionStep
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import Asking, Transport
 from fcl_bench.options.faults.base import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.tree.tree import Tree
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.uploads import Uploads
 
 
 def client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fcl_bench.protocol.fields import SUM
+from fcl_bench.protocol.fields import SUM, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.uploads import Uploads
 
 #: Combines two or more uploads of one stage, decoded and validated, in order of their clients, into one upload.
 Combination = Callable[[Sequence[Message]], Message]
@@ -50,16 +49,11 @@ def total(uploads: Sequence[Message], name: str) -> torch.Tensor:
 
 def mean(uploads: Sequence[Message], name: str, weighting: str) -> torch.Tensor:
     """The weighted mean of one field in float32, added up in float64."""
-    weights = [weight_in_mean(upload, weighting) for upload in uploads]
+    weights = [upload.weight(weighting) for upload in uploads]
     sums = uploads[0][name].double() * weights[0]
     for weight, upload in zip(weights[1:], uploads[1:], strict=True):
         sums.add_(upload[name].double(), alpha=weight)
     return (sums / sum(weights)).float()
-
-
-def weight_in_mean(upload: Message, weighting: str) -> float:
-    """The weight of a model in a mean over clients; a mean of models counts as all of them."""
-    return float(upload.samples or 0 if weighting == "samples" else upload.clients)
 
 
 def as_one(uploads: Sequence[Message], tensors: Mapping[str, torch.Tensor]) -> Message:

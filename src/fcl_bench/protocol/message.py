@@ -76,6 +76,10 @@ class Message(Mapping[str, torch.Tensor]):
         """The message with what the engine adds, without what only its sender's side may read."""
         return dataclasses.replace(self, stage=stage, task=task, round=round_, groups={})
 
+    def weight(self, weighting: str) -> float:
+        """What a model counts in a mean over clients, by "samples" or "uniform"; a mean of models counts as all."""
+        return float(self.samples or 0 if weighting == "samples" else self.clients)
+
     @property
     def nbytes(self) -> int:
         """The payload in bytes: the tensors' values and the numbers of samples and clients, no names or framing."""

@@ -12,7 +12,6 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
-from fcl_bench.protocol.combining import weight_in_mean
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -171,7 +170,7 @@ class GradientServer(ModelHolder, Server):
 
     def weight(self, client: int, upload: Message) -> float:
         """What a client's model counts in the average, relative to the others'; of a sum, all of them together."""
-        return weight_in_mean(upload, self.method.training.weighting)
+        return upload.weight(self.method.training.weighting)
 
     def finish_round(self) -> None:
         if self.stage == MOMENTS:

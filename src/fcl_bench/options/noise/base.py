@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.reports import Guarantee
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.dp_mechanism import DPMechanism

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.files import content_hash
 from fcl_bench.protocol.dp_mechanism import DPMechanism
 from fcl_bench.protocol.fields import COUNT, SQUARE

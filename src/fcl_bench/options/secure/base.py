@@ -10,8 +10,8 @@ from typing import ClassVar
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, installing
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.uploads import Uploads
 
 
 @dataclass

@@ -13,8 +13,8 @@ from fcl_bench.engine.codec import PACKED
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.linalg.triangle import packed
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.uploads import Uploads
 
 #: After the names of numbers that travel as multiples of the step, and of whole ones.
 FIXED, WHOLE = "::fixed", "::whole"

@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fcl_bench.engine.middleware import Middleware
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import FixedPoint, flat
 from fcl_bench.options.secure.masks import TAG, Masks, agreed_key, by_side, opened, public_key, sealed
 from fcl_bench.options.secure.shamir import BYTES, Draw, as_bytes, drawn, split
-from fcl_bench.protocol.fields import MEAN, SUM
+from fcl_bench.protocol.fields import MEAN, SUM, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.uploads import Uploads
 from fcl_bench.randomness import generator
 
 #: The stages of what the server asks for besides the upload: public keys, encrypted shares, to take in the others'

@@ -25,10 +25,9 @@ from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.rows import Rows
 from fcl_bench.engine.turn import Arrival, Round, Turn
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.fields import SampleCounts
+from fcl_bench.protocol.fields import SampleCounts, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.uploads import Uploads
 
 #: A row of nodes.csv: what one node did in one round. `received` messages came up to it, and `sent` went on (more than
 #: one where late uploads passed) with `up_bytes`; `down_bytes` are those of the broadcast to it. `seconds` are the
