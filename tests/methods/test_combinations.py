@@ -13,7 +13,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
-from fcl_bench.methods.gradient.base import Gaussian
+from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.protocol.combining import added_up, as_one
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

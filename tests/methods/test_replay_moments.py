@@ -9,8 +9,7 @@ import torch
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.base import Gaussian
-from fcl_bench.methods.gradient.ccvr import Moments, ReplayHead, moments_message
+from fcl_bench.methods.gradient.ccvr import Gaussian, Moments, ReplayHead, moments_message
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.network import Heads, Network, feature_start

@@ -22,7 +22,7 @@ from fcl_bench.methods.closed_form.ranpac import RanPAC, fold_numbers, hash_fact
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free import mfcl
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL
-from fcl_bench.methods.gradient.base import Gaussian
+from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.methods.transformers.regmean import RegMean

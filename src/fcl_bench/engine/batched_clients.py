@@ -8,9 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from fcl_bench.engine.ledger import Stopwatch
+from fcl_bench.engine.exchange import Reply, Stopwatch
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.turn import Reply
 from fcl_bench.protocol.context import ClientData
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices

@@ -10,10 +10,9 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.contract import answer_of
 from fcl_bench.engine.node import on_device
 from fcl_bench.engine.rows import Rows
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.method import Server
@@ -219,3 +218,38 @@ def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> I
     for task, indices in enumerate(test):
         shuffled = generator(seed, "test batches", task).permutation(indices)
         yield from (shuffled[begin : begin + pure] for begin in range(0, len(shuffled), pure))
+
+
+def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Prediction:
+    """The server's prediction for test samples.
+
+    Args:
+        server: for messages.
+        prediction: what its `classify` returned.
+        samples: n.
+        task: the last one learnt.
+
+    Raises:
+        UserError: it has not a row of scores for each sample and a column for each class seen so far, a score is not
+            finite, or it names tasks that have not been.
+    """
+    where = f"{type(server).__name__}.classify"
+    if not isinstance(prediction, Prediction):
+        raise UserError(f"{where} returned {kind_of(prediction)}", "a Prediction, such as Prediction(scores)")
+    tasks = prediction.tasks
+    _require_scores(f"{where}: scores", prediction.scores, (samples, task.columns_seen))
+    if tasks is not None:
+        whole = isinstance(tasks, torch.Tensor) and tasks.dtype == torch.int64 and tasks.shape == (samples,)
+        if not whole or (samples and not 0 <= int(tasks.min()) <= int(tasks.max()) <= task.index):
+            last = "" if not whole or not samples else f" {int(tasks.min())} to {int(tasks.max())}"
+            raise UserError(
+                f"{where}: tasks is {kind_of(tasks)}{last} after task {task.index}",
+                f"None, or int64 numbers ({samples},) from 0 to {task.index}",
+            )
+    return prediction
+
+
+def _require_scores(where: str, scores: Any, shape: tuple[int, int]) -> None:
+    wanted = f"floating-point numbers {shape}, a row per test sample and a column per class seen so far"
+    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or scores.shape != shape:
+        raise UserError(f"{where} is {kind_of(scores)}", wanted)

@@ -1,30 +1,242 @@
 """A round's exchange: every answer passes the steps, each of which knows one thing, before the server absorbs it.
 
-What stands between the transport and the server is composed here, once: the ledger, what options add (sums under masks,
-a tree), clients whose upload is missing, validation, audits. Noise and the wire's forms are middleware of the codec.
+What stands between the transport and the server is composed in `engine.loop`: the ledger, what options add (sums under
+masks, a tree), clients whose upload is missing, validation, audits. Noise and the wire's forms are middleware of the
+codec.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 
-from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import NOBODY_KNOWS
-from fcl_bench.engine.single_sample_leakage import Leakage
-from fcl_bench.engine.state import FederationState
-from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.turn import ARRIVES, DROPPED, SUMMED, Arrival, Round, Turn
-from fcl_bench.engine.validation import BadUpload, validate_upload
-from fcl_bench.protocol.audit import Audit
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.fields import Schema
+from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage
+from fcl_bench.errors import UserError, kind_of
+from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import EVERYONE, Server
-from fcl_bench.tracking.console import Notices
+from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.task import Task
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.state import FederationState
+    from fcl_bench.engine.transport import Transport
+
+#: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused,
+#: arrives in a later round, or never.
+ARRIVES, SUMMED, DROPPED, LATE, LOST = "arrives", "summed", "dropped", "late", "lost"
+
+
+class Stopwatch:
+    """Wall-clock seconds of a block.
+
+    On CUDA they lie between two events in the device's queue, so that work which was queued before the block does not
+    count, and the host waits once for each block: at its end.
+    """
+
+    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
+        self._device = device
+        self.seconds = seconds
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Add the block's seconds."""
+        if self._device.type == "cuda":
+            begun = self._mark()
+            try:
+                yield
+            finally:
+                ended = self._mark()
+                ended.synchronize()
+                self.seconds += begun.elapsed_time(ended) / 1000
+            return
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - begin
+
+    def _mark(self) -> torch.cuda.Event:
+        """An event that happens when the device has done what it was asked so far."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+@dataclass(frozen=True)
+class Held:
+    """How many samples clients hold in a task.
+
+    Attributes:
+        samples, labelled: (K,) of the task, and how many of them have a label.
+        announced: (K,) of all tasks so far.
+    """
+
+    samples: np.ndarray
+    labelled: np.ndarray
+    announced: np.ndarray
+
+    def counts(self, clients: list[int]) -> SampleCounts:
+        """How many samples these clients have together."""
+        return SampleCounts(int(self.samples[clients].sum()), int(self.announced[clients].sum()))
+
+
+@dataclass
+class Round:
+    """A round under way.
+
+    Attributes:
+        task, number: which; numbers are from 0 in each task.
+        present: the clients that are asked, in order of their turns.
+        broadcast: what they receive.
+        schema: the fields that their uploads have to have.
+        held: how many samples clients hold.
+        watch: of the server.
+        columns: the round's rows of uploads.csv, (K,) each.
+    """
+
+    task: Task
+    number: int
+    present: list[int]
+    broadcast: Message
+    schema: Schema
+    held: Held
+    watch: Stopwatch
+    columns: dict[str, np.ndarray] = field(init=False)
+
+    def __post_init__(self) -> None:
+        clients = len(self.held.samples)
+        counted = ("accepted", "right", "up_bytes", "down_bytes", "one_sample_sums", "one_sample_moments")
+        zeros = {name: np.zeros(clients, dtype=np.int64) for name in (*counted, DROPPED, LOST, LATE)}
+        known = {"client": np.arange(clients), "samples": self.held.samples, "labelled": self.held.labelled}
+        self.columns = {**zeros, **known, "client_seconds": np.zeros(clients)}
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A message that arrives at the server, or at a node of a tree.
+
+    Attributes:
+        client: who sent it; the first client whose upload is in it; `EVERYONE` for the sum of a round.
+        upload: as it travelled.
+        announced: how many samples the clients in it have; None: they have not said.
+        clients: how many these are.
+        sender: the sender's name in errors; "": the client's.
+        exact: whether it is a sum that did not travel in the wire's floating-point type.
+        rounding: the largest absolute error of its entries, besides that of the wire's type.
+    """
+
+    client: int
+    upload: Message
+    announced: SampleCounts | None = None
+    clients: int = 1
+    sender: str = ""
+    exact: bool = False
+    rounding: float = 0.0
+
+
+@dataclass
+class Turn:
+    """What the steps of an exchange know of one answer; each of them may change it.
+
+    Attributes:
+        client: whose turn it was.
+        reply: what it cost; None: there was none, or it was counted in an earlier round.
+        fate: what became of it.
+        reason: why it is LOST.
+        arrival: what arrives at the server in this round; None: nothing.
+        earlier: an upload of an earlier round that arrives now.
+        upload: what the server absorbs: the arrival, decoded and validated.
+        source: whose upload that is; see `Arrival.client`.
+    """
+
+    client: int
+    reply: Reply | None = None
+    fate: str = ARRIVES
+    reason: str = ""
+    arrival: Arrival | None = None
+    earlier: Message | None = None
+    upload: Message | None = None
+    source: int = -1
+
+
+class Answer(Protocol):
+    """What a transport gives for a client that a round asks."""
+
+    def turn(self, round_: Round) -> Turn:
+        """The turn that it answers."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A client that has answered.
+
+    Attributes:
+        client: whose turn it was.
+        upload: as it travels.
+        seconds: the client's own, from its data to the upload on the wire.
+        guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it did not use them. They are
+            not part of the upload, and only a transport that sees everything has them.
+        stored: bytes that the client retains until its next turn, by kind (see `State`).
+        samples_kept: how many raw samples the client retains (see `SAMPLE_KINDS`).
+        revealed: what the upload reveals about single samples, as the method declares. Their indices are those of the
+            data set.
+        accepted: how many unlabelled samples it gave a label.
+        right: how many of these labels are true; None if the true labels are unknown.
+        grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
+        together: how many clients trained side by side with this one, itself included.
+        alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
+    """
+
+    client: int
+    upload: Message
+    seconds: float
+    guesses: torch.Tensor | None
+    stored: dict[str, int]
+    samples_kept: int
+    revealed: Leakage = NOTHING
+    accepted: int = 0
+    right: int | None = 0
+    grouped: Grouped | None = None
+    together: int = 1
+    alone: str = ""
+
+    def turn(self, round_: Round) -> Turn:
+        """The upload is of this round or, without any cost, of an earlier one."""
+        if (self.upload.task, self.upload.round) != (round_.task.index, round_.number):
+            return Turn(self.client, earlier=self.upload)
+        announced = round_.held.counts([self.client])
+        return Turn(self.client, self, arrival=Arrival(self.client, self.upload, announced))
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A client that gave no reply, and why."""
+
+    client: int
+    reason: str
+
+    def turn(self, round_: Round) -> Turn:
+        """A turn without a reply."""
+        return Turn(self.client, fate=LOST, reason=self.reason)
+
+
+@dataclass(frozen=True)
+class Late:
+    """A client that has had its turn, and whose upload arrives in a later round; the reply says what it cost."""
+
+    reply: Reply
+
+    def turn(self, round_: Round) -> Turn:
+        """A turn that cost something and brings nothing yet."""
+        return Turn(self.reply.client, self.reply, LATE)
+
 
 #: Header and rows.
 Table = tuple[list[str], Iterable[Sequence[Any]]]
@@ -126,7 +338,10 @@ class Accounting(Step):
         columns["up_bytes"][turn.client] = reply.upload.nbytes
         columns["down_bytes"][turn.client] = self._state.ledger.send(turn.client, round_.broadcast)
         columns["client_seconds"][turn.client] = reply.seconds
-        self._state.note_turn(reply)
+        batched = self._state.batched_turns
+        batched["turns_batched" if reply.together > 1 else "turns_single"] += 1
+        if reply.alone and reply.alone not in batched["single_because"]:
+            batched["single_because"].append(reply.alone)
         if turn.fate != SUMMED:  # of these the sum reveals what is revealed
             self.reveal(round_, turn.client, reply.revealed)
 
@@ -134,13 +349,18 @@ class Accounting(Step):
         """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
         round_.columns["one_sample_sums"][client] = alone.sums
         round_.columns["one_sample_moments"][client] = alone.moments
-        self._state.ledger.told.add(alone.samples)
+        if len(alone.samples):
+            self._state.ledger.told.add(alone.samples)
 
     def absorbed(self, round_: Round, turn: Turn) -> None:
         reply = turn.reply
         if reply is None or turn.fate == DROPPED:
             return
-        self._state.note_stored(reply)
+        state = self._state
+        for kind, size in reply.stored.items():
+            state.client_storage_bytes[kind] = max(state.client_storage_bytes.get(kind, 0), size)
+        state.client_storage_max_bytes = max(state.client_storage_max_bytes, sum(reply.stored.values()))
+        state.client_samples_kept = max(state.client_samples_kept, reply.samples_kept)
         round_.columns["accepted"][turn.client] = reply.accepted
         round_.columns["right"][turn.client] = NOBODY_KNOWS if reply.right is None else reply.right
 
@@ -148,107 +368,17 @@ class Accounting(Step):
         self._state.ledger.add_round(round_.task.index, round_.number, round_.broadcast.stage, round_.columns)
 
 
-class Validation(Step):
-    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round.
-
-    Args:
-        middleware: the server side's middleware.
-        server: declares what it expects.
-        context: of the wire and the statistics.
-        transport: is told of uploads that were left out.
-        notices: informs the user.
-        drops: whether a client's bad upload is left out.
-    """
-
-    def __init__(
-        self,
-        middleware: Middleware,
-        server: Server,
-        context: Context,
-        transport: Transport,
-        notices: Notices,
-        drops: bool,
-    ) -> None:
-        self._middleware, self._server, self._context = middleware, server, context
-        self._transport, self._notices, self._drops = transport, notices, drops
-
-    def take(self, round_: Round, turn: Turn) -> None:
-        if turn.arrival is not None:
-            turn.source = turn.arrival.client
-            with round_.watch.running():
-                turn.upload = self.received(round_, turn)
-            turn.arrival = None
-
-    def received(self, round_: Round, turn: Turn) -> Message | None:
-        """What a turn brings, decoded and validated; None: it was refused, and the client has its old state again.
-
-        Raises:
-            BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
-        """
-        arrival = turn.arrival
-        assert arrival is not None
-        if arrival.sender or arrival.client == EVERYONE:
-            return self.read(arrival, round_.schema)
-        upload = self.unless_bad(arrival, round_.schema)
-        if upload is None:
-            self._transport.refused(turn.client)
-            round_.columns[DROPPED][turn.client] = 1
-            turn.fate = DROPPED
-        return upload
-
-    def read(self, arrival: Arrival, schema: Schema) -> Message:
-        """The message that the receiver computes with. Raises `BadUpload` if it is not as expected."""
-        return validate_upload(arrival, schema, self._middleware, self._server, self._context)
-
-    def unless_bad(self, arrival: Arrival, schema: Schema) -> Message | None:
-        """The same; None for a bad upload that is left out."""
-        try:
-            return self.read(arrival, schema)
-        except BadUpload as bad:
-            if not self._drops:
-                raise
-            self._notices.tell(f"client {arrival.client}", f"{bad}; it is left out of the round (on_bad_upload=drop)")
-            return None
-
-
-class Observation(Step):
-    """Shows the audits what clients learn from, in a task's first round.
-
-    Args:
-        audits: those that look.
-        transport: sees all clients' data.
-    """
-
-    def __init__(self, audits: Mapping[str, Audit], transport: Transport) -> None:
-        self._audits, self._transport = audits, transport
-        self._seen: set[int] = set()
-
-    def begin(self, round_: Round) -> None:
-        self._seen = set()
-
-    def absorbed(self, round_: Round, turn: Turn) -> None:
-        reply = turn.reply
-        if (
-            round_.number == 0
-            and reply is not None
-            and turn.fate in (ARRIVES, SUMMED)
-            and round_.held.labelled[turn.client]
-        ):
-            self._seen.add(turn.client)
-            self._observe(round_, turn.client, reply.guesses)
-
-    def finish(self, round_: Round) -> None:
-        if round_.number == 0:
-            for client in sorted(set(np.flatnonzero(round_.held.labelled).tolist()) - self._seen):
-                self._observe(round_, client)
-
-    def _observe(self, round_: Round, client: int, guesses: torch.Tensor | None = None) -> None:
-        data = self._transport.everything
-        assert data is not None
-        own = data.client_data(round_.task.index, client)
-        for audit in self._audits.values():
-            audit.observe(round_.task, own if guesses is None else own.with_pseudo_labels(guesses))
-
-
-#: Makes a step that an option adds, given the accounting and the validation of the exchange.
-OptionStep = Callable[[Accounting, Validation], Step]
+def schema_of(server: Server, task: Task, stage: str) -> Schema:
+    """What the server expects of the round's uploads. Raises a `UserError` if that is not a `Field` for each name."""
+    where = f"{type(server).__name__}.schema"
+    try:
+        expected = server.schema(task, stage)
+    except KeyError as error:
+        raise UserError(f"{where}: the method declares no stage {stage!r}", "`uploads` with all stages") from error
+    remedy = 'a mapping of names to what each is, such as {"G": gram_matrix(M)}'
+    if not isinstance(expected, Mapping):
+        raise UserError(f"{where} returned {kind_of(expected)}", remedy)
+    for name, wanted in expected.items():
+        if not isinstance(wanted, Field):
+            raise UserError(f"{where}: {name} is {kind_of(wanted)}", remedy)
+    return expected

@@ -2,59 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fcl_bench.engine.broadcast_cache import Kept
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.reports import LabelCounts, Raw, Seconds, StageExchanged, StagesExchanged, Told
 from fcl_bench.engine.rows import Rows
 from fcl_bench.engine.single_sample_leakage import ToldSamples
 from fcl_bench.protocol.message import Message
-
-
-class Stopwatch:
-    """Wall-clock seconds of a block.
-
-    On CUDA they lie between two events in the device's queue, so that work which was queued before the block does not
-    count, and the host waits once for each block: at its end.
-    """
-
-    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
-        self._device = device
-        self.seconds = seconds
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Add the block's seconds."""
-        if self._device.type == "cuda":
-            begun = self._mark()
-            try:
-                yield
-            finally:
-                ended = self._mark()
-                ended.synchronize()
-                self.seconds += begun.elapsed_time(ended) / 1000
-            return
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds += time.perf_counter() - begin
-
-    def _mark(self) -> torch.cuda.Event:
-        """An event that happens when the device has done what it was asked so far."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
 
 
 def _kept_as(kind: type, default: Any = MISSING) -> Any:
@@ -110,6 +71,53 @@ _DEFAULTS = {column.name: column.default for column in fields(Upload) if column.
 #: How many rows are converted to Python objects at a time, when they are read one by one.
 _BLOCK = 4096
 _ROWS, _SERVER_SECONDS = GROWING + "uploads", GROWING + "server_seconds"
+
+
+class Kept:
+    """Who keeps which tensors of broadcasts (see `Message.kept`).
+
+    Attributes:
+        names: per receiver, the names of the tensors that it keeps. Receivers that keep the same share one set.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, frozenset[str]] = {}
+        #: The last broadcast, and its cost for a receiver that keeps these names: bytes, and the names kept afterwards.
+        self._sent: Message | None = None
+        self._costs: dict[frozenset[str], tuple[int, frozenset[str]]] = {}
+
+    def send(self, receiver: int, broadcast: Message) -> int:
+        """Bytes that `broadcast` costs this receiver, which has the tensors from now on."""
+        if broadcast is not self._sent:
+            self._sent, self._costs = broadcast, {}
+            self._forget(frozenset(broadcast) - frozenset(broadcast.kept))
+        if not broadcast.kept:
+            return broadcast.nbytes
+        there = self.names.get(receiver, frozenset())
+        if there not in self._costs:
+            # Most receivers keep the same names, so they share one set.
+            self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
+        size, self.names[receiver] = self._costs[there]
+        return size
+
+    def _forget(self, changing: frozenset[str]) -> None:
+        """Forget tensors that change again, such as weights of classes that come back: no receiver has the new ones."""
+        left = {there: there - changing for there in set(self.names.values())}
+        self.names = {receiver: left[there] for receiver, there in self.names.items()}
+
+    def state(self) -> dict[str, Any]:
+        """Return it as JSON; receivers that keep the same share one list of names."""
+        sets = list(dict.fromkeys(self.names.values()))
+        number = {names: i for i, names in enumerate(sets)}
+        return {
+            "kept": [sorted(names) for names in sets],
+            "kept_by": {str(receiver): number[names] for receiver, names in self.names.items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        sets = [frozenset(names) for names in state["kept"]]
+        self.names = {int(receiver): sets[number] for receiver, number in state["kept_by"].items()}
 
 
 class Ledger:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +13,21 @@ import torch
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Chain, Codec, Middleware
-from fcl_bench.engine.contract import broadcast_of, participants_of, schema_of
 from fcl_bench.engine.evaluation import Evaluation, Predictions
-from fcl_bench.engine.exchange import Accounting, Exchange, Observation, OptionStep, Validation
-from fcl_bench.engine.ledger import Ledger, Stopwatch
+from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
+from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.missing import MissingClients
+from fcl_bench.engine.observation import Observation
 from fcl_bench.engine.rounds import RoundAccuracy
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.turn import Held, Round
+from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
-from fcl_bench.protocol.method import Method
+from fcl_bench.protocol.message import Message, require_message
+from fcl_bench.protocol.method import Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
 
@@ -222,3 +223,25 @@ class Federation:
         for name, audit in self.audits.items():
             audit.rows = saved["audits"][name]
             audit.load_state_dict(parts[f"{_AUDIT}{name}."])
+
+
+def broadcast_of(server: Server, task: Task, round_: int) -> Message:
+    """What the server broadcasts. Raises a `UserError` if that is no message of tensors."""
+    broadcast = server.broadcast(task, round_)
+    require_message(f"{type(server).__name__}.broadcast", broadcast)
+    return broadcast
+
+
+def participants_of(server: Server, named: Iterable[int], clients: int) -> list[int]:
+    """The clients that the server named for a round, among them perhaps others than those that were available.
+
+    Raises:
+        UserError: one of them is no client of the run, or is named twice.
+    """
+    present = [int(client) for client in named]
+    if present and (min(present) < 0 or max(present) >= clients or len(set(present)) < len(present)):
+        raise UserError(
+            f"{type(server).__name__}.participants named the clients {', '.join(map(str, present[:20]))}",
+            f"some of 0 to {clients - 1}, each once",
+        )
+    return present

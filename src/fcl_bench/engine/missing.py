@@ -6,11 +6,10 @@ import logging
 from collections.abc import Sequence
 from typing import Literal, cast
 
-from fcl_bench.engine.contract import schema_of
-from fcl_bench.engine.exchange import Step, Validation
+from fcl_bench.engine.exchange import LATE, LOST, Arrival, Round, Step, Turn, schema_of
 from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.turn import LATE, LOST, Arrival, Round, Turn
+from fcl_bench.engine.validation import Validation
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.fields import SampleCounts
 from fcl_bench.protocol.message import Message

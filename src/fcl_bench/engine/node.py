@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,15 +14,13 @@ from fcl_bench import environment
 from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.contract import require_unchanged, turn_of, versions
-from fcl_bench.engine.ledger import Stopwatch
+from fcl_bench.engine.exchange import Reply, Stopwatch
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed
-from fcl_bench.engine.turn import Reply
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.fields import Uploads
-from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.message import Message, require_message, require_tensors
 from fcl_bench.protocol.method import Client
 
 #: Counts how many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' indices
@@ -299,3 +298,68 @@ def stored_bytes(state: State) -> dict[str, int]:
 def samples_in(state: State) -> int:
     """How many rows of raw samples a client's state holds."""
     return sum(len(value) for name, value in state.items() if name.partition(".")[0] in SAMPLE_KINDS)
+
+
+def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: int) -> tuple[Message, State]:
+    """The upload and the new state that a client half returned.
+
+    Args:
+        half: the client half, for messages.
+        returned: by its `update`.
+        uploads: what the method declares.
+        stage: of the broadcast that it answers.
+        samples: n, the labelled samples of the client's shard.
+
+    Raises:
+        UserError: `returned` is not a message and a mapping of tensors, a tensor of the message is not declared, or the
+            message groups other samples.
+    """
+    where = f"{type(half).__name__}.update"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise UserError(f"{where} returned {kind_of(returned)}", "the upload and the new state: return message, state")
+    made, state = returned
+    require_message(where, made)
+    if unknown := [name for name in made if uploads.field(stage, name) is None]:
+        fields = ", ".join(uploads.declared.get(stage, {})) or "none"
+        raise UserError(
+            f"{where} sent {unknown[0]}, which `uploads` of the method does not declare", f"{stage}: {fields}"
+        )
+    for name, which in made.groups.items():
+        _require_groups(f"{where}: groups", name, which, samples)
+    require_tensors(f"{where}: the state", state)
+    return made, state
+
+
+def versions(state: State) -> dict[str, int]:
+    """How often each tensor of a state was changed in place so far."""
+    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in state.items()}
+
+
+def require_unchanged(half: Client, client: int, state: State, before: Mapping[str, int] | None) -> None:
+    """Raise a `UserError` if a client's state was changed in place since its last turn ended.
+
+    It would be another client's, or depend on where the clients live, without a word.
+
+    Args:
+        half: the client half, for messages.
+        client: whose state it is.
+        state: as it is now.
+        before: `versions` at the end of that turn; None: the state comes from elsewhere.
+    """
+    if before is not None and (changed := [name for name, now in versions(state).items() if now != before[name]]):
+        raise UserError(
+            f"{type(half).__name__}: {changed[0]} of the state of client {client} was changed in place after its turn",
+            "a copy in the state, such as tensor.clone()",
+        )
+
+
+def _require_groups(where: str, name: str, which: Any, samples: int) -> None:
+    """Raise a `UserError` unless `which` says of each sample in which sum it is."""
+    if which is None:
+        return
+    whole = isinstance(which, torch.Tensor) and which.ndim == 1 and not which.is_floating_point()
+    if not whole or len(which) < samples:
+        raise UserError(
+            f"{where}: {name} is {kind_of(which)}",
+            f"None, or a whole number for each of the {samples} samples",
+        )

@@ -11,7 +11,6 @@ from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Absences, BatchedTurns
-from fcl_bench.engine.turn import Reply
 
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.
@@ -60,20 +59,6 @@ class FederationState:
     absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
     batched_turns: BatchedTurns = field(default_factory=_none_batched)
-
-    def note_stored(self, reply: Reply) -> None:
-        """Record how much a client keeps after a turn."""
-        for kind, size in reply.stored.items():
-            self.client_storage_bytes[kind] = max(self.client_storage_bytes.get(kind, 0), size)
-        self.client_storage_max_bytes = max(self.client_storage_max_bytes, sum(reply.stored.values()))
-        self.client_samples_kept = max(self.client_samples_kept, reply.samples_kept)
-
-    def note_turn(self, reply: Reply) -> None:
-        """Count whether a client trained beside others."""
-        counts = self.batched_turns
-        counts["turns_batched" if reply.together > 1 else "turns_single"] += 1
-        if reply.alone and reply.alone not in counts["single_because"]:
-            counts["single_because"].append(reply.alone)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""

@@ -12,9 +12,9 @@ from fcl_bench.engine.batched_clients import BatchedClients, group_size
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
 from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method

@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 
 from fcl_bench.engine.codec import Middleware, form_objection, narrower, rounding_of
-from fcl_bench.engine.turn import Arrival
+from fcl_bench.engine.exchange import DROPPED, Accounting, Arrival, Round, Step, Turn
+from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import (
     descending_trouble,
@@ -26,6 +27,7 @@ from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
 from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.tracking.console import Notices
 
 #: More samples than any client has: the largest int32.
 MOST_SAMPLES = 2**31 - 1
@@ -40,8 +42,7 @@ _FORMS: dict[str, tuple[Callable[[torch.Tensor, float], str], str]] = {
     "orthonormal": (orthonormal_trouble, "orthonormal columns"),
     "descending": (descending_trouble, "singular values, the largest first"),
 }
-#: The field, what it contains, and what was expected.
-Objection = tuple[str, str, str]
+Objection = tuple[str, str, str]  # the field, what it contains, and what was expected
 
 
 class BadUpload(UserError):
@@ -332,3 +333,70 @@ def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) 
         if (total := float(tensor.double().sum())) > most:
             return f"counts {total:.6g} samples", f"at most the {most} that the client has"
     return None
+
+
+class Validation(Step):
+    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round.
+
+    Args:
+        middleware: the server side's middleware.
+        server: declares what it expects.
+        context: of the wire and the statistics.
+        transport: is told of uploads that were left out.
+        notices: informs the user.
+        drops: whether a client's bad upload is left out.
+    """
+
+    def __init__(
+        self,
+        middleware: Middleware,
+        server: Server,
+        context: Context,
+        transport: Transport,
+        notices: Notices,
+        drops: bool,
+    ) -> None:
+        self._middleware, self._server, self._context = middleware, server, context
+        self._transport, self._notices, self._drops = transport, notices, drops
+
+    def take(self, round_: Round, turn: Turn) -> None:
+        if turn.arrival is not None:
+            turn.source = turn.arrival.client
+            with round_.watch.running():
+                turn.upload = self.received(round_, turn)
+            turn.arrival = None
+
+    def received(self, round_: Round, turn: Turn) -> Message | None:
+        """What a turn brings, decoded and validated; None: it was refused, and the client has its old state again.
+
+        Raises:
+            BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
+        """
+        arrival = turn.arrival
+        assert arrival is not None
+        if arrival.sender or arrival.client == EVERYONE:
+            return self.read(arrival, round_.schema)
+        upload = self.unless_bad(arrival, round_.schema)
+        if upload is None:
+            self._transport.refused(turn.client)
+            round_.columns[DROPPED][turn.client] = 1
+            turn.fate = DROPPED
+        return upload
+
+    def read(self, arrival: Arrival, schema: Schema) -> Message:
+        """What the receiver computes with. Raises `BadUpload` if it is not as expected."""
+        return validate_upload(arrival, schema, self._middleware, self._server, self._context)
+
+    def unless_bad(self, arrival: Arrival, schema: Schema) -> Message | None:
+        """The same; None for a bad upload that is left out."""
+        try:
+            return self.read(arrival, schema)
+        except BadUpload as bad:
+            if not self._drops:
+                raise
+            self._notices.tell(f"client {arrival.client}", f"{bad}; it is left out of the round (on_bad_upload=drop)")
+            return None
+
+
+#: Makes a step that an option adds, given the accounting and the validation of the exchange.
+OptionStep = Callable[[Accounting, Validation], Step]

@@ -7,8 +7,8 @@ from typing import cast
 
 from fcl_bench.config import Settings
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.exchange import OptionStep
 from fcl_bench.engine.transport import Asking, Transport
+from fcl_bench.engine.validation import OptionStep
 from fcl_bench.options.faults.base import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums

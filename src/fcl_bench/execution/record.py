@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, cast
@@ -9,11 +10,11 @@ from typing import Any, cast
 import numpy as np
 
 from fcl_bench import environment
-from fcl_bench.engine.contract import report_of
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
+from fcl_bench.errors import UserError
 from fcl_bench.execution.audits import drift_of
 from fcl_bench.execution.breakdown import clients_summary
 from fcl_bench.execution.folder import SCHEMA
@@ -21,6 +22,7 @@ from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.precision import precisions
 from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
+from fcl_bench.protocol.method import Server
 
 
 def run_record(
@@ -163,3 +165,16 @@ def _drift(federation: Federation) -> Drift | None:
         return None
     last = drift.matrix(len(federation.stream.tasks))[-1, :-1]
     return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}
+
+
+def report_of(server: Server) -> dict[str, Any]:
+    """The method's own entries in the run record. Raises a `UserError` if JSON cannot hold them."""
+    report = server.report()
+    try:
+        json.dumps(report, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"{type(server).__name__}.report: {error}",
+            "numbers, texts, lists and mappings, None where a number is not defined",
+        ) from error
+    return report

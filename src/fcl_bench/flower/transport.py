@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.client_state import as_state, tag_of
+from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.replies import deserialise, reply_heard, serialise
-from fcl_bench.engine.turn import Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.flower.line import Answer, Line, LinkLost
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry

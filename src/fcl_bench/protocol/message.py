@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from fcl_bench.errors import UserError, kind_of
+
 #: Bytes of `Message.samples` on the wire, and of `Message.clients`.
 SAMPLES_BYTES = _CLIENTS = 8
 
@@ -89,3 +91,19 @@ class Message(Mapping[str, torch.Tensor]):
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
         values = sum(tensor.nbytes for name, tensor in self.items() if name not in there)
         return values + (0 if self.samples is None else SAMPLES_BYTES) + (0 if self.clients == 1 else _CLIENTS)
+
+
+def require_message(where: str, message: Any) -> None:
+    """Raise a `UserError` unless what a method's `where` returned is a message of tensors."""
+    if not isinstance(message, Message):
+        raise UserError(f"{where} returned {kind_of(message)}", "a Message of named tensors")
+    require_tensors(f"{where}: the message", message.tensors)
+
+
+def require_tensors(where: str, tensors: Any) -> None:
+    """Raise a `UserError` unless this is a mapping of names to tensors."""
+    if not isinstance(tensors, Mapping):
+        raise UserError(f"{where} is {kind_of(tensors)}", "a mapping of names to tensors, such as {}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise UserError(f"{where} has {name}, which is {kind_of(tensor)}", "a tensor, such as torch.tensor(3)")

@@ -28,7 +28,7 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.fedgen import FedGen
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL
 from fcl_bench.methods.exemplars.glfc import GLFC
-from fcl_bench.methods.gradient.base import Gaussian
+from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.pilora import PILoRA

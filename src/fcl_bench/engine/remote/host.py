@@ -10,10 +10,10 @@ import torch
 
 from fcl_bench.engine.client_state import Keeper, resolved
 from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, deserialise, on, reply_said, serialise
-from fcl_bench.engine.turn import Reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

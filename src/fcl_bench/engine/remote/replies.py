@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.single_sample_leakage import Leakage
-from fcl_bench.engine.turn import Reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

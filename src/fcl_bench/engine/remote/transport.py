@@ -11,12 +11,12 @@ import torch
 
 from fcl_bench.engine.client_state import as_state, new_tag
 from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.host import Host, states_of
 from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
 from fcl_bench.engine.remote.replies import Received, deserialise, reply_heard, serialise
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
-from fcl_bench.engine.turn import Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

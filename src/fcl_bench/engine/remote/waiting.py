@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote.replies import deserialise, reply_heard, reply_said
-from fcl_bench.engine.turn import Reply
 
 #: Bytes of one process's replies that may wait in the server's process; a single larger reply may, too.
 MOST = 128 * 2**20

@@ -9,6 +9,7 @@ from typing import ClassVar
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices, require_memory
+from fcl_bench.methods.gradient.ccvr import Gaussian, moments_schema
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
 from fcl_bench.methods.gradient.server import GradientServer
@@ -24,28 +25,6 @@ from fcl_bench.training.transformer_blocks import transformer_blocks
 ONLY_MEAN = "only mean"
 #: The methods with `compiles`, for messages.
 _COMPILE = ("fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "centralised")
-
-
-@dataclass
-class Gaussian:
-    """`method.gaussian`, the knobs of `replay_head=gaussian`.
-
-    Args:
-        covariance: full (d x d for each class), diagonal (variances alone).
-        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
-            that sample.
-        samples: drawn features for each class.
-        epochs: passes over them.
-        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
-        batch_size: features per step.
-    """
-
-    covariance: str = knob("full", choices=("full", "diagonal"))
-    least: int = knob(2, least=1)
-    samples: int = knob(256, least=1)
-    epochs: int = knob(5, least=1)
-    lr: float = knob(0.01, above=0)
-    batch_size: int = knob(64, least=1)
 
 
 @dataclass
@@ -134,8 +113,6 @@ class GradientMethod(Method):
         each = self.aggregation == EACH or self.training.aggregate != "mean"
         stages: dict[str, Schema] = {MODEL: {"*": weights(combine=EACH if each else MEAN)}}
         if self.replay_head == "gaussian":
-            from fcl_bench.methods.gradient.ccvr import moments_schema
-
             stages[MOMENTS] = moments_schema(self.gaussian, context.sums)
         return stages
 

@@ -11,7 +11,9 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted
+from fcl_bench.methods.gradient.ccvr import ReplayHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
+from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -23,8 +25,6 @@ from fcl_bench.training.optimisers import average
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
-    from fcl_bench.methods.gradient.ccvr import ReplayHead
-    from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 log = logging.getLogger(__name__)
 
@@ -54,13 +54,9 @@ class GradientServer(ModelHolder, Server):
         self._round = 0
         self.replay: ReplayHead | None = None
         if method.replay_head == "gaussian":
-            from fcl_bench.methods.gradient.ccvr import ReplayHead
-
             self.replay = ReplayHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
-            from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
-
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._told = Notices(log)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
 from fcl_bench.engine.transport import Transport, Wrapper
-from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.options.faults.base import Fate, Faults
 from fcl_bench.protocol.message import Message

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fcl_bench.engine.exchange import Accounting, Step
+from fcl_bench.engine.exchange import SUMMED, Accounting, Arrival, Reply, Round, Step, Turn
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
-from fcl_bench.engine.turn import SUMMED, Arrival, Reply, Round, Turn
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE

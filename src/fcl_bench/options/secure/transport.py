@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
 from fcl_bench.engine.single_sample_leakage import NOTHING
 from fcl_bench.engine.transport import Asking, Wrapper
-from fcl_bench.engine.turn import Answer, Late, Lost, Reply
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums

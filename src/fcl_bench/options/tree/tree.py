@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.broadcast_cache import Kept
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
-from fcl_bench.engine.exchange import Step, Table, Validation
-from fcl_bench.engine.ledger import Stopwatch
+from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
+from fcl_bench.engine.ledger import Kept
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.rows import Rows
-from fcl_bench.engine.turn import Arrival, Round, Turn
+from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import SampleCounts, Uploads
 from fcl_bench.protocol.message import Message
