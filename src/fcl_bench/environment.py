@@ -267,20 +267,3 @@ def peak_memory(device: torch.device) -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """A context that seeds torch's CPU generator with `seed` and restores its state afterwards.
-
-    `torch.manual_seed` would seed the GPUs' generators as well, and leave them so.
-    """
-    import torch
-
-    # `torch.random.fork_rng` does the same, and takes three times as long.
-    before = torch.default_generator.get_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.default_generator.set_state(before)

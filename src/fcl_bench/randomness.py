@@ -5,6 +5,8 @@ clients can run in any order.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -43,3 +45,20 @@ def derived_seed(seed: int, purpose: str, *indices: int) -> int:
     """A 63-bit seed for `purpose`, for a library's own generator or for the wire (8 bytes)."""
     state = _entropy(seed, purpose, indices).generate_state(2, np.uint32)
     return (int(state[0]) << 31) ^ int(state[1])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """A context that seeds torch's CPU generator with `seed` and restores its state afterwards.
+
+    `torch.manual_seed` would seed the GPUs' generators as well, and leave them so.
+    """
+    import torch
+
+    # `torch.random.fork_rng` does the same, and takes three times as long.
+    before = torch.default_generator.get_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before)

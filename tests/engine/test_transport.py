@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.ledger import NOBODY_KNOWS, Upload
+from fcl_bench.engine.exchanges import NOBODY_KNOWS, Upload
 from fcl_bench.engine.node import Lost
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.environment import seeded
 from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server
+from fcl_bench.randomness import seeded
 from tests.methods.fedprotip_harness import (
     fedprotip_of,
     linear_context,

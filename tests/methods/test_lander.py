@@ -10,11 +10,11 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from fcl_bench.environment import seeded
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.task import Task
+from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Heads
 from tests.methods.classical_harness import exchanged, federation, pictures, training
 from tests.methods.classical_oracle import softmax

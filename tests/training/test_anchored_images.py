@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Augment, Standardise
-from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.anchored import (
@@ -22,6 +21,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
     drawn_images,
 )
 from fcl_bench.methods.data_free.generators.images import opposition
+from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Network
 from tests.methods.classical_oracle import softmax
 from tests.methods.training_harness import tiny_context

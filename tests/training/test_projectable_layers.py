@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from timm.layers import Conv2dSame
 from torch import nn
 
-from fcl_bench.environment import seeded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.randomness import seeded
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, projectable
 from tests.methods.training_harness import CPU, image_tasks, learn_images

@@ -17,10 +17,9 @@ from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_n
 from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import special, user_path
-from fcl_bench.randomness import derived_seed
+from fcl_bench.randomness import derived_seed, seeded
 
 log = logging.getLogger(__name__)
 

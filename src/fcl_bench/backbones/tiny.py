@@ -16,9 +16,8 @@ from fcl_bench.backbones.network_extractor import PRECISIONS, NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError
-from fcl_bench.randomness import derived_seed
+from fcl_bench.randomness import derived_seed, seeded
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.exchanges import Rows
 from fcl_bench.engine.node import on_device
-from fcl_bench.engine.rows import Rows
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.context import Context, Prediction, TestBatch

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from fcl_bench.engine.ledger import NOBODY_KNOWS
+from fcl_bench.engine.exchanges import NOBODY_KNOWS
 from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema

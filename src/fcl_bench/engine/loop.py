@@ -96,15 +96,19 @@ class Federation:
 
     def _composed(
         self, steps: Sequence[OptionStep], drops: bool, minimum: float | None
-    ) -> tuple[MissingClients, Exchange]:
-        """The steps between the transport and the server, in their order."""
+    ) -> tuple[MissingClients | None, Exchange]:
+        """The steps between the transport and the server, in their order; the first where clients can be missing."""
         server, transport, notices = self.server, self.transport, Notices(log)
         accounting = Accounting(self.state)
         validation = Validation(self._middleware, server, self.context, transport, notices, drops)
-        missing = MissingClients(self.state, server, transport, validation, self.stream.tasks, notices, minimum, drops)
         options = [step(accounting, validation) for step in steps]
+        missing = None
+        if drops or minimum is not None or not transport.complete:
+            tasks = self.stream.tasks
+            missing = MissingClients(self.state, server, transport, validation, tasks, notices, minimum, drops)
         observed = [Observation(self.audits, transport)] if self.audits else []
-        return missing, Exchange(transport, [accounting, *options, missing, validation, *observed])
+        absent = [missing] if missing else []
+        return missing, Exchange(transport, [accounting, *options, *absent, validation, *observed])
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -167,7 +171,7 @@ class Federation:
 
     def _participants(self, task: Task, number: int, labelled: np.ndarray) -> list[int]:
         """The clients that the server names for a round, without those whose missing upload it would build on."""
-        barred = self._missing.barred(task, number)
+        barred = self._missing.barred(task, number) if self._missing else set()
         available = [k for k in np.flatnonzero(labelled).tolist() if k not in barred]
         named = self.server.participants(task, number, available)
         return [k for k in participants_of(self.server, named, self.transport.clients) if k not in barred]

@@ -7,9 +7,9 @@ import torch
 
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.evaluation import Evaluation, Predictions
+from fcl_bench.engine.exchanges import Rows
 from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.reports import BestRounds
-from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 

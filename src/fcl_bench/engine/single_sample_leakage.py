@@ -11,11 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.rows import Rows
 from fcl_bench.protocol.fields import MOMENTS, SUMS
 
-_TOLD = GROWING + "told"
 #: For sums and for moments, by field which sum each sample is in (see `Uploads.groups`).
 Groups = Mapping[str, Mapping[str, torch.Tensor | None]]
 
@@ -128,35 +125,3 @@ def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int,
         for client, own in places.items():
             found[client].append(np.flatnonzero(alone[own]))
     return {client: np.concatenate(own) for client, own in found.items()}
-
-
-class ToldSamples:
-    """The distinct training samples that were revealed so far, in the order in which they were."""
-
-    def __init__(self) -> None:
-        self._rows = Rows(np.dtype(np.int64))
-        self._known = np.zeros(0, dtype=bool)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def add(self, samples: np.ndarray) -> None:
-        """Add revealed samples (m,): distinct indices among all training samples; some may have been added before."""
-        if not len(samples):
-            return
-        if (missing := 1 + int(samples.max()) - len(self._known)) > 0:
-            self._known = np.pad(self._known, (0, max(missing, len(self._known))))
-        new = samples[~self._known[samples]]
-        self._known[new] = True
-        self._rows.extend(new)
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """A tensor that only grows."""
-        return {_TOLD: self._rows.tensor()}
-
-    def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `tensors` returned."""
-        saved = Rows(np.dtype(np.int64))
-        saved.restore(tensors[_TOLD])
-        self._rows, self._known = Rows(np.dtype(np.int64)), np.zeros(0, dtype=bool)
-        self.add(saved.array)

@@ -25,11 +25,13 @@ class Transport(Protocol):
 
     Attributes:
         clients: K.
+        complete: whether every client that is asked answers in its round.
         everything: the clients' data, for audits; None where the server's process does not see them.
         raw: the cost of sending a sample as it is; None if it is unknown.
     """
 
     clients: int
+    complete: bool
 
     @property
     def raw(self) -> RawSamples | None: ...
@@ -83,6 +85,7 @@ class Wrapper:
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self.clients = inner.clients
+        self.complete = False
 
     @property
     def everything(self) -> NodeData | None:
@@ -120,6 +123,8 @@ class InProcess:
         kept: where processes of clients kept their states, for a run that used several processes before.
         abreast: takes turns whose training is done side by side; None: each client does all of its own.
     """
+
+    complete = True
 
     def __init__(self, node: Node, kept: Keeper | None = None, abreast: BatchedClients | None = None) -> None:
         self._node, self._kept, self._abreast = node, kept, abreast

@@ -170,7 +170,7 @@ def first_objection(
         if name not in small and (context := _values(tensor, wanted, largest, ends.get(name))):
             return name, *context
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
-    # These checks cost more than those above, so they come last, when all fields have passed.
+    # These cost more, so they come last.
     for name in tensors:
         if expected[name].joint and (context := _form(name, tensors, expected[name], rounding, announced)):
             return name, *context

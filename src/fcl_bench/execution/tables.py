@@ -10,7 +10,7 @@ from math import isnan
 import numpy as np
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.ledger import Upload
+from fcl_bench.engine.exchanges import Upload
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import Metrics

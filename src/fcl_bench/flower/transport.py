@@ -83,6 +83,7 @@ class Flower:
     """
 
     everything = None
+    complete = False
 
     def __init__(
         self, line: Line, run: dict[str, Any], homes: NodeRegistry, deadline: float, apart: bool = False

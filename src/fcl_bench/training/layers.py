@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from fcl_bench.environment import seeded
+from fcl_bench.randomness import seeded
 
 
 def linear_to_fill(inputs: int, outputs: int) -> torch.nn.Linear:

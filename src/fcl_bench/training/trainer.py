@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 
 from fcl_bench.data.images.batches import Augment, Samples
-from fcl_bench.environment import exact_attention, exact_kernels, seeded
+from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite
+from fcl_bench.randomness import seeded
 from fcl_bench.training.knobs import Training, diverged
 from fcl_bench.training.linear_heads import LinearHeads
 from fcl_bench.training.network import Network

@@ -65,6 +65,7 @@ class Remote:
     """
 
     everything = None
+    complete = False
 
     def __init__(
         self, clients: Clients, post: Channel, homes: Sequence[int], local: Host | None = None, most: int = MOST

@@ -15,10 +15,10 @@ import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fcl_bench.backbones.trainable import Trainable
-from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import special, user_path
 from fcl_bench.methods.data_free.generators.images import ImagePool
+from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 

@@ -27,7 +27,6 @@ from torch.nn.functional import cross_entropy
 
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Augmentation, Samples, Standardise
-from fcl_bench.environment import seeded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
@@ -36,7 +35,7 @@ from fcl_bench.methods.data_free.generators.synthesis import BETAS, Inversion, S
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import derived_seed
+from fcl_bench.randomness import derived_seed, seeded
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 

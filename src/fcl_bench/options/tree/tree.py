@@ -19,9 +19,8 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
-from fcl_bench.engine.ledger import Kept
+from fcl_bench.engine.exchanges import Kept, Rows
 from fcl_bench.engine.reports import TreeLevel, TreeReport
-from fcl_bench.engine.rows import Rows
 from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import SampleCounts, Uploads
