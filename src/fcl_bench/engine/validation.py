@@ -301,8 +301,8 @@ def _form(
         trouble, words = _FORMS[wanted.form]
         if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return said, words
-    if wanted.zero_without and (found := _without_samples(tensor, tensors.get(wanted.zero_without))):
-        return found, f"zeros where {wanted.zero_without} says that there is no sample"
+    if wanted.zero_without and (said := _without_samples(tensor, tensors.get(wanted.zero_without))):
+        return said, f"zeros where {wanted.zero_without} says that there is no sample"
     if wanted.of and (wanted.by or announced is not None):
         samples = tensors[wanted.by] if wanted.by else float(announced.task if announced else 0)
         trace = float(tensors[wanted.of].diagonal().sum(dtype=torch.float64))

@@ -198,10 +198,8 @@ def weights(*shape: Side, **known: Any) -> Field:
 
 def like(tensors: Mapping[str, torch.Tensor], declared: Field) -> dict[str, Field]:
     """A field for each of these tensors, of its shape; no variance of a batch norm is negative."""
-    return {
-        name: replace(declared, shape=tuple(tensor.shape), **({"least": 0} if name.endswith("running_var") else {}))
-        for name, tensor in tensors.items()
-    }
+    found = {name: replace(declared, shape=tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return {name: replace(own, least=0) if name.endswith("running_var") else own for name, own in found.items()}
 
 
 class Uploads:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,7 +30,7 @@ class ClientSumServer(GradientServer):
     """
 
     method: ClientSumMethod
-    state = ("sums", "met")
+    state: ClassVar[Sequence[str]] = ("sums", "met")
 
     def __init__(self, method: ClientSumMethod, context: Context) -> None:
         super().__init__(method, context)

@@ -196,7 +196,7 @@ class ClosedFormServer(Server):
         samples: N of all uploads so far, where the method's clients tell it.
     """
 
-    state = ("B", "samples")
+    state: ClassVar[Sequence[str]] = ("B", "samples")
     absorbs_late: ClassVar[bool] = False
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:

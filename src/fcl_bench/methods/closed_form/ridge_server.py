@@ -6,6 +6,7 @@ A running sum of positive semidefinite matrices, and the ridge problem that is s
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -157,7 +158,7 @@ class RidgeServer(RegularisedServer):
         sums_what_came: whether G is a sum of matrices that clients sent; false: the server makes G itself.
     """
 
-    state = ("estimate", "uploads")
+    state: ClassVar[Sequence[str]] = ("estimate", "uploads")
     sums_what_came: ClassVar[bool] = True
 
     def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:

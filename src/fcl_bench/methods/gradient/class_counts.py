@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -35,7 +38,7 @@ class CountingServer(GradientServer):
         counts: client -> (c,) samples of each of the task's classes.
     """
 
-    state = ("counts",)
+    state: ClassVar[Sequence[str]] = ("counts",)
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
         super().__init__(method, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -42,7 +42,7 @@ class GradientServer(ModelHolder, Server):
     """
 
     method: GradientMethod
-    state = ("tasks", "columns", "network_tensors", "replay", "_optimiser", "_teacher")
+    state: ClassVar[Sequence[str]] = ("tasks", "columns", "network_tensors", "replay", "_optimiser", "_teacher")
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
         super().__init__(method, context)
