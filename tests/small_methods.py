@@ -92,7 +92,7 @@ def class_of(name: str) -> Any:
     return target_class("method", content["_target_"])
 
 
-_TYPED = sorted(file.stem for file in (config_dir() / "method").glob("*.yaml"))
+_TYPED = sorted(file.stem for file in (config_dir() / "method").glob("[!_]*.yaml"))
 NAMES = [name for name in _TYPED if class_of(name).name == name]
 #: Other names that may be typed, and the method that each stands for, with other defaults.
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import typing
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import yaml
@@ -21,7 +22,7 @@ EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"
 #: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
 CHOICES = sorted(
     (file.parent.name, file.stem)
-    for file in config_dir().glob("*/*.yaml")
+    for file in config_dir().glob("*/[!_]*.yaml")
     if file.parent.name not in ("experiment", "profile", "track")
 )
 
@@ -37,12 +38,18 @@ def test_every_choice_composes_and_converts(group, choice):
     assert dataclasses.is_dataclass(getattr(settings, group))
 
 
+def node_of(group: str, choice: str) -> dict[str, Any]:
+    """A choice's YAML over what it takes over from others of its group."""
+    node = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text())
+    shared = [name for name in node.get("defaults", []) if isinstance(name, str) and name != "_self_"]
+    parts = [OmegaConf.create(node_of(group, name)) for name in shared]
+    return OmegaConf.to_container(OmegaConf.merge(*parts, OmegaConf.create(node)))
+
+
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_lists_all_knobs_at_their_defaults(group, choice):
     """The YAML is where users read the knobs; the dataclass is where code gets them. An alias has other defaults."""
-    node = yaml.safe_load((config_dir() / group / f"{choice}.yaml").read_text())
-    if "timm" in node.get("defaults", []):
-        node = {**yaml.safe_load((config_dir() / group / "timm.yaml").read_text()), **node}
+    node = node_of(group, choice)
     if "variant" in node and "${variant" in str(node):
         node = OmegaConf.to_container(OmegaConf.create(node), resolve=True)
     schema = target_class(group, node.pop("_target_"))

@@ -26,7 +26,7 @@ PAPERS = sorted(file.parent.name for file in (REPOSITORY / "src/fcl_bench/papers
 
 
 def names(group: str) -> set[str]:
-    return {file.stem for file in (CONF / group).glob("*.yaml")}
+    return {file.stem for file in (CONF / group).glob("[!_]*.yaml")}
 
 
 @cache

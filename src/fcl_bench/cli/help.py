@@ -45,7 +45,7 @@ def usage(conf: Path) -> str:
     ]
     for group in groups():
         parts.append(f"  {group}")
-        files = sorted((conf / group).glob("*.yaml"))
+        files = sorted((conf / group).glob("[!_]*.yaml"))
         width = max(18, *(len(file.stem) for file in files))
         for file in files:
             mark = "*" if file.stem == default_choices().get(group) else " "

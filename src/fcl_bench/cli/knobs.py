@@ -64,10 +64,13 @@ def groups() -> list[str]:
 
 
 def choices_of(group: str) -> list[str]:
-    """Return the choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups."""
+    """Return the choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups.
+
+    A file whose name begins with "_" is what several choices share, and none itself.
+    """
     if group == "experiment/preset":
         return register_presets()
-    return sorted(file.stem for file in (config_dir() / group).glob("*.yaml"))
+    return sorted(file.stem for file in (config_dir() / group).glob("[!_]*.yaml"))
 
 
 @functools.cache
