@@ -13,7 +13,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.fields import real
+from fcl_bench.protocol.fields import SUM, SUMS, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -36,8 +36,10 @@ class CountingClient(Client):
 class CountingServer(Server):
     """Two rounds in every task; scores are the first C_t features."""
 
-    def __init__(self, log):
-        self.log = log
+    state = ("total",)
+
+    def __init__(self, method, context):
+        self.method, self.context, self.log = method, context, method.log
         self.seen = 0
         self.total = torch.zeros(3, dtype=torch.float64)
 
@@ -50,9 +52,6 @@ class CountingServer(Server):
 
     def broadcast(self, task, round_):
         return Message({"round": torch.tensor(round_)})
-
-    def expects(self, task, round_):
-        return {"sum": real(3)}
 
     def absorb(self, client_id, message):
         self.log.append(("absorb", client_id, message["sum"].dtype))
@@ -70,12 +69,6 @@ class CountingServer(Server):
     def model(self):
         return {}
 
-    def state_dict(self):
-        return {"total": self.total}
-
-    def load_state_dict(self, state):
-        self.total = state["total"].clone()
-
 
 class Counting(Method):
     name = "counting"
@@ -88,7 +81,10 @@ class Counting(Method):
         return self._client(self.log)
 
     def server(self, context):
-        return CountingServer(self.log)
+        return CountingServer(self, context)
+
+    def uploads(self, context):
+        return {"statistics": {"sum": real(3, combine=SUM, leaks=SUMS)}}
 
 
 def federation(

@@ -13,6 +13,7 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.protocol.audit import Audit
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from tests.engine.counting import federation
 
@@ -81,7 +82,9 @@ def test_no_upload_outlives_its_turn():
 
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, columns, inputs)
-        return InProcess(Node(method.client(context), context, data, Chain([made, Codec.of_clients(context), wire])))
+        uploads = Uploads.of(method, context)
+        chain = Chain([made, Codec.of_clients(uploads, context), wire])
+        return InProcess(Node(method.client(context), context, data, chain, uploads))
 
     running, _ = federation(transport=transport, middleware=[received])
     running.run(checkpoint=lambda _: None)

@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.engine.validation import first_objection
 from fcl_bench.linalg.tensors import Flat
-from fcl_bench.protocol.fields import like
+from fcl_bench.protocol.fields import like, weights
 
 
 @pytest.mark.parametrize("field", ["a.weight", "b.running_mean", "b.running_var"])
@@ -17,7 +17,7 @@ from fcl_bench.protocol.fields import like
 def test_a_model_in_one_buffer_is_refused_for_what_a_model_in_tensors_is(field, value):
     model = {"a.weight": torch.ones(30, 40), "b.running_mean": -torch.ones(4), "b.running_var": torch.ones(4)}
     model[field].view(-1)[-2] = value
-    expected = like(model)
+    expected = like(model, weights())
     for largest in (math.inf, 1e18):
         found = first_objection(Flat.of(model), expected, largest=largest)
         assert found == first_objection(model, expected, largest=largest)

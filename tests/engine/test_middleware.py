@@ -10,11 +10,14 @@ import torch
 from fcl_bench.engine.codec import Chain, Codec, Middleware, decoded, encoded
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
+from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WireFormat
 from tests.engine.counting import CONTEXT, federation
 from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of
+
+DECLARED = Uploads({"stage": {"G": gram_matrix("M"), "B": real("M", "c", columns=CLASSES), "n": counts("c")}})
 
 
 class Writing(Middleware):
@@ -138,11 +141,11 @@ def test_a_step_of_the_server_sees_whole_tensors_whatever_the_wire(wire):
 
 def test_the_codec_of_each_side_is_the_other_ones_inverse():
     context = dataclasses.replace(CONTEXT, wire=WireFormat(torch.float32, gram="packed", columns="held"))
-    clients, server = Codec.of_clients(context), Codec.of_server(context)
+    clients, server = Codec.of_clients(DECLARED, context), Codec.of_server(DECLARED, context)
     A = torch.randn(4, 4).double()
-    upload = Message({"G": A @ A.T, "B": A[:, :2]}, "stage", 7, symmetric=["G"], per_class=["B"], task=2, round=3)
+    upload = Message({"G": A @ A.T, "B": A[:, :2]}, "stage", 7, task=2, round=3)
     sent = clients.send(upload, 0)
-    assert torch.equal(sent["G::packed"], encoded(upload, context.wire)["G::packed"])
+    assert torch.equal(sent["G::packed"], encoded(upload, context.wire, DECLARED)["G::packed"])
     arrived = server.receive(sent, 0)
     assert (arrived.stage, arrived.samples, arrived.task, arrived.round) == ("stage", 7, 2, 3)
     assert {value.dtype for value in arrived.values()} == {torch.float64}
@@ -156,17 +159,18 @@ def test_the_codec_of_each_side_is_the_other_ones_inverse():
 
 def test_a_codec_may_leave_whole_tensors_as_they_were_sent():
     A = torch.randn(4, 4)
-    upload = Message({"G": A @ A.T, "n": torch.arange(3)}, symmetric=["G"])
-    as_sent = Codec.of_server(CONTEXT, as_sent=True)
+    upload = Message({"G": A @ A.T, "n": torch.arange(3)}, "stage")
+    as_sent = Codec.of_server(DECLARED, CONTEXT, as_sent=True)
     assert {name: value.dtype for name, value in as_sent.receive(upload, 0).items()} == {
         "G": torch.float32,
         "n": torch.int64,
     }
-    packed = encoded(upload, WireFormat(torch.float32, gram="packed"))
+    packed = encoded(upload, WireFormat(torch.float32, gram="packed"), DECLARED)
     assert as_sent.receive(packed, 0)["G"].dtype == torch.float64
     narrow = dataclasses.replace(CONTEXT, dtype=torch.float32)
     assert (
-        Codec.of_server(narrow, as_sent=True).receive(upload.with_tensors({"G": A.double()}), 0)["G"].dtype == A.dtype
+        Codec.of_server(DECLARED, narrow, as_sent=True).receive(upload.with_tensors({"G": A.double()}), 0)["G"].dtype
+        == A.dtype
     )
 
 

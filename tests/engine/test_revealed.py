@@ -1,4 +1,4 @@
-"""What one upload reveals, by what its client half says of it."""
+"""What one upload reveals, by what its method declares."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.single_sample_leakage import revealed
 from fcl_bench.methods.closed_form.fedncm import FedNCM, FedNCMClient
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.protocol.fields import (
+    CLASSES,
+    COLUMN,
+    COUNT,
+    MOMENTS,
+    SQUARE,
+    SUMS,
+    Uploads,
+    counts,
+    gram_matrix,
+    real,
+)
 from fcl_bench.protocol.message import Message
 from tests.methods.harness import context_of
 from tests.methods.test_revealed import small, tasks_of
@@ -19,35 +31,51 @@ from tests.methods.training_harness import federation_of, tiny_context
 from tests.small_methods import architecture, trains
 
 
-def test_nothing_of_a_declaration_travels():
-    upload = Message({"C": torch.ones(2, 2)}, sums_of={"C": torch.tensor([0, 1])}, moments_of={"C": None})
+def test_nothing_of_the_groups_travels():
+    upload = Message({"C": torch.ones(2, 2)}, groups={"C": torch.tensor([0, 1])})
     assert upload.nbytes == 16
-    assert not upload.to_be_sent("", 0, 0).sums_of
-    assert not upload.to_be_sent("", 0, 0).moments_of
+    assert not upload.to_be_sent("", 0, 0).groups
 
 
-def test_what_is_in_no_sum_and_what_is_kept_is_told_apart():
+def test_what_is_in_no_sum_and_what_is_retained_is_told_apart():
     which = torch.tensor([2, -1, 0, 0, 5, -1, 5, 7])
-    found = revealed(Message({}, sums_of={"a": which, "b": None}, moments_of={"c": which[:4]}), samples=6)
+    found = revealed({SUMS: {"a": which, "b": None}, MOMENTS: {"c": which[:4]}}, samples=6)
     assert (found.sums, found.moments) == (2, 1)  # sums 2 and 7; 2 once more
     assert found.samples.tolist() == [0]
-    alone = revealed(Message({}, sums_of={"b": None}, moments_of={"c": torch.tensor([-1])}), samples=1)
+    alone = revealed({SUMS: {"b": None}, MOMENTS: {"c": torch.tensor([-1])}}, samples=1)
     assert (alone.sums, alone.moments, alone.samples.tolist()) == (1, 0, [0])
-    none = revealed(Message({}, sums_of={"b": None, "a": which[:0]}), samples=0)
+    none = revealed({SUMS: {"b": None, "a": which[:0]}, MOMENTS: {}}, samples=0)
     assert (none.sums, none.moments, len(none.samples)) == (0, 0, 0)
+
+
+def test_groups_follow_from_the_declaration_where_the_client_says_nothing():
+    """One sum per class in a field with columns for classes, else one of all samples; fields that leak nothing have none."""
+    fields = {
+        "C": real("M", "c", columns=CLASSES, one_sample=COLUMN),
+        "G": gram_matrix("M", one_sample=SQUARE),
+        "n": counts("c", one_sample=COUNT),
+        "own": real("M", leaks=SUMS),
+    }
+    own, labels = torch.tensor([0, 0, -1]), torch.tensor([4, 7, 4])
+    upload = Message({name: torch.zeros(1) for name in fields}, "stage", groups={"own": own})
+    groups = Uploads({"stage": fields}).groups(upload, labels)
+    assert groups.keys() == {SUMS, MOMENTS}
+    assert groups[MOMENTS] == {"G": None}
+    assert groups[SUMS].keys() == {"C", "own"}
+    assert torch.equal(groups[SUMS]["C"], labels)
+    assert torch.equal(groups[SUMS]["own"], own)
 
 
 def test_ten_thousand_clients_cost_few_operations():
     """Work, not seconds: of an upload the engine looks at its samples once per field, whatever K and the classes."""
-    which = torch.arange(200) % 50
-    upload = Message({}, sums_of={"C": which}, moments_of={"G": None})
+    groups = {SUMS: {"C": torch.arange(200) % 50}, MOMENTS: {"G": None}}
     calls = []
 
     def count(frame, event, _):
         calls.append(event)
 
     sys.setprofile(count)
-    revealed(upload, 200)
+    revealed(groups, 200)
     sys.setprofile(None)
     assert len(calls) < 60
 

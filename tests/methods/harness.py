@@ -8,8 +8,10 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.codec import Codec, decoded, encoded
+from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import validate_upload
 from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
@@ -98,8 +100,10 @@ def over_the_wire(upload: Message, context: Context) -> Message:
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
     """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
     context = server.context
-    expected = server.expects(task, round_)
-    server.absorb(client, validate_upload(client, sent, Codec.of_server(context), server, expected, context))
+    codec = Codec.of_server(Uploads.of(server.method, context), context)
+    server.absorb(
+        client, validate_upload(Arrival(client, sent), server.schema(task, sent.stage), codec, server, context)
+    )
 
 
 def learn_task(method: Method, context: Context, server: Server, task: Task, clients, order=None) -> None:
@@ -112,7 +116,7 @@ def learn_task(method: Method, context: Context, server: Server, task: Task, cli
             Z, labels = clients[k]
             if len(labels):
                 upload = turn(client, shard_of(k, task.index, Z, labels), broadcast, states, round_)
-                take_in(server, k, encoded(upload, context.wire), task, round_)
+                take_in(server, k, encoded(upload, context.wire, Uploads.of(method, context)), task, round_)
         server.finish_round()
     server.finish_task()
 

@@ -17,6 +17,7 @@ from fcl_bench.engine.codec import Middleware, encoded
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.execution.audits import audits_of
+from fcl_bench.options.tree.tree import Tree
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
@@ -174,4 +175,7 @@ def federation_of(
         labelled[shards[task][client]] = False
     made = transport(method, context, shards, columns, labelled, images)
     audits = audits_of(method, context, drift, shards)
-    return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, fan_in=fan_in)
+    steps = []
+    if fan_in is not None:
+        steps.append(lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation))
+    return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)

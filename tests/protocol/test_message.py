@@ -7,10 +7,27 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat, column_bytes, factor_bytes
 
 CPU = torch.device("cpu")
+#: What tests declare of their fields.
+DECLARED = Uploads(
+    {
+        "statistics": {
+            "G": gram_matrix("M"),
+            "B": real("M", "c", columns=CLASSES),
+            "V": orthonormal("M", "r", unit=True),
+            "sigma": real("r"),
+            "counts": counts("c"),
+        }
+    }
+)
+
+
+def declared(message: Message, wire: WireFormat) -> Message:
+    return encoded(message, wire, DECLARED)
 
 
 def message() -> Message:
@@ -83,18 +100,18 @@ def gram(size: int = 40, rank: int = 12) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["float64", "float32"])
 def test_a_packed_gram_matrix_has_half_the_bytes_and_loses_nothing(name):
-    sent = Message({"G": gram()}, symmetric=["G"])
+    sent = Message({"G": gram()})
     full, packed = (WireFormat(WIRE_DTYPES[name], gram=how) for how in ("full", "packed"))
-    assert encoded(sent, packed).nbytes == 40 * 41 // 2 * WIRE_DTYPES[name].itemsize
-    assert encoded(sent, full).nbytes == 40 * 40 * WIRE_DTYPES[name].itemsize
-    arrived = [decoded(encoded(sent, wire), torch.float64, CPU)["G"] for wire in (full, packed)]
+    assert declared(sent, packed).nbytes == 40 * 41 // 2 * WIRE_DTYPES[name].itemsize
+    assert declared(sent, full).nbytes == 40 * 40 * WIRE_DTYPES[name].itemsize
+    arrived = [decoded(declared(sent, wire), torch.float64, CPU)["G"] for wire in (full, packed)]
     assert torch.equal(*arrived)
 
 
 @pytest.mark.parametrize(("name", "error"), [("float16", 1e-3), ("bfloat16", 8e-3)])
 def test_a_packed_gram_matrix_in_16_bit_travels_as_correlations(name, error):
     G = gram()
-    sent = encoded(Message({"G": G}, symmetric=["G"]), WireFormat(WIRE_DTYPES[name], gram="packed"))
+    sent = declared(Message({"G": G}), WireFormat(WIRE_DTYPES[name], gram="packed"))
     assert sent.nbytes == 40 * 41 // 2 * 2 + 40 * 4
     arrived = decoded(sent, torch.float64, CPU)["G"]
     scale = G.diagonal().sqrt()
@@ -106,11 +123,11 @@ def test_a_packed_gram_matrix_in_16_bit_travels_as_correlations(name, error):
 def test_columns_of_classes_that_are_not_held_stay_at_home(name):
     B = message()["B"].repeat(1, 3)
     B[:, [0, 2, 3, 7]] = 0
-    sent = Message({"B": B, "counts": torch.arange(9)}, per_class=["B"])
+    sent = Message({"B": B, "counts": torch.arange(9)})
     task, held = (WireFormat(WIRE_DTYPES[name], columns=how) for how in ("task", "held"))
     numbers = 4 * (1 + 5)
-    assert encoded(sent, held).nbytes == 5 * column_bytes(50, WIRE_DTYPES[name]) + numbers + 9 * 8
-    arrived = [decoded(encoded(sent, wire), torch.float64, CPU) for wire in (task, held)]
+    assert declared(sent, held).nbytes == 5 * column_bytes(50, WIRE_DTYPES[name]) + numbers + 9 * 8
+    arrived = [decoded(declared(sent, wire), torch.float64, CPU) for wire in (task, held)]
     assert torch.equal(arrived[0]["B"], arrived[1]["B"])
     assert set(arrived[1]) == {"B", "counts"}
 
@@ -119,21 +136,20 @@ def test_nothing_held_and_nothing_to_pack_travel_too():
     wire = WireFormat(torch.float16, gram="packed", columns="held")
     sent = Message(
         {"G": torch.zeros(3, 3, dtype=torch.float64), "B": torch.zeros(3, 4, dtype=torch.float64)},
-        symmetric=["G"],
-        per_class=["B"],
     )
-    arrived = decoded(encoded(sent, wire), torch.float64, CPU)
+    arrived = decoded(declared(sent, wire), torch.float64, CPU)
     assert torch.equal(arrived["G"], sent["G"])
     assert torch.equal(arrived["B"], sent["B"])
 
 
 def test_values_beyond_the_range_are_told_for_packed_and_held_tensors_too():
     wire = WireFormat(torch.float32, gram="packed", columns="held")
-    for sent in (Message({"G": 1e39 * gram()}, symmetric=["G"]), Message({"G": 1e39 * gram()}, per_class=["G"])):
-        with pytest.raises(UserError, match="wire.dtype=float32 can't hold the upload's G"):
-            encoded(sent, wire)
+    for name in ("G", "B"):
+        sent = Message({name: 1e39 * gram()})
+        with pytest.raises(UserError, match=f"wire.dtype=float32 can't hold the upload's {name}"):
+            declared(sent, wire)
     with pytest.raises(FloatingPointError, match="G is not finite"):
-        encoded(Message({"G": torch.full((2, 2), torch.nan)}, symmetric=["G"]), wire)
+        declared(Message({"G": torch.full((2, 2), torch.nan)}), wire)
 
 
 def unit_columns(rows: int, columns: int) -> torch.Tensor:
@@ -145,9 +161,9 @@ def unit_columns(rows: int, columns: int) -> torch.Tensor:
 def test_unit_columns_travel_in_eight_bits(name):
     """One byte per entry and no scale, whatever `wire.dtype` is; the rest of the message as ever."""
     V = unit_columns(200, 5)
-    message = Message({"V": V, "sigma": torch.ones(5)}, factors=["V"])
+    message = Message({"V": V, "sigma": torch.ones(5)})
     wire = WireFormat(WIRE_DTYPES[name], factors="int8")
-    sent = encoded(message, wire)
+    sent = declared(message, wire)
     assert sent.nbytes == 5 * (factor_bytes(200, wire) + column_bytes(None, wire.dtype))
     assert factor_bytes(200, wire) == 200
     arrived = decoded(sent, torch.float64, CPU)["V"]
@@ -162,13 +178,13 @@ def test_factors_travel_like_everything_else_by_default():
     V = unit_columns(20, 3)
     for dtype in WIRE_DTYPES.values():
         wire = WireFormat(dtype)
-        assert encoded(Message({"V": V}, factors=["V"]), wire).nbytes == 3 * factor_bytes(20, wire)
+        assert declared(Message({"V": V}), wire).nbytes == 3 * factor_bytes(20, wire)
         assert factor_bytes(20, wire) == column_bytes(20, dtype)
 
 
 def test_columns_of_zeros_and_no_columns_arrive_as_they_are():
     wire = WireFormat(torch.float32, factors="int8")
     for V in (torch.zeros(4, 2), torch.zeros(4, 0), torch.zeros(0, 3)):
-        assert torch.equal(decoded(encoded(Message({"V": V}, factors=["V"]), wire), torch.float32)["V"], V)
+        assert torch.equal(decoded(declared(Message({"V": V}), wire), torch.float32)["V"], V)
     with pytest.raises(FloatingPointError, match="V is not finite"):
-        encoded(Message({"V": torch.full((3, 2), torch.nan)}, factors=["V"]), wire)
+        declared(Message({"V": torch.full((3, 2), torch.nan)}), wire)

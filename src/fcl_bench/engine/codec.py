@@ -15,7 +15,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.fields import CLASSES, Field, Schema, Uploads
+from fcl_bench.protocol.fields import CLASSES, UNDECLARED, Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import HALF, WireFormat
 
@@ -115,7 +115,7 @@ class Codec(Middleware):
         return sent.dtype if narrower(sent, self._dtype) else self._dtype
 
 
-def encoded(message: Message, wire: WireFormat, uploads: Uploads) -> Message:
+def encoded(message: Message, wire: WireFormat, uploads: Uploads = UNDECLARED) -> Message:
     """The message as it travels: floating-point tensors in `wire.dtype`, integers as they are.
 
     Matrices of unit columns travel as int8 with `wire.factors` "int8": the receiver makes their length 1 again, so no

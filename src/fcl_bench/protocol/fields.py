@@ -279,6 +279,10 @@ class Uploads:
         return all(own.combine in (SUM, MEAN) for schema in self.declared.values() for own in schema.values())
 
 
+#: Of messages whose fields are all alike to the wire.
+UNDECLARED = Uploads({})
+
+
 def declared_field(schema: Schema, name: str) -> Field | None:
     """What a schema declares of a name, by itself or by the beginning of it."""
     if name in schema:

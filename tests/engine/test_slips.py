@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.engine.contract import participants_of, require_unchanged, versions
+from fcl_bench.engine.loop import participants_of
+from fcl_bench.engine.node import require_unchanged, versions
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.method import Client, Server
 from tests.own_methods import own_method
