@@ -49,7 +49,7 @@ def test_what_is_in_no_sum_and_what_is_retained_is_told_apart():
 
 
 def test_groups_follow_from_the_declaration_where_the_client_says_nothing():
-    """One sum per class in a field with columns for classes, else one of all samples; fields that leak nothing have none."""
+    """One sum per class in a field with columns for classes, else one sum; none where nothing leaks."""
     fields = {
         "C": real("M", "c", columns=CLASSES, one_sample=COLUMN),
         "G": gram_matrix("M", one_sample=SQUARE),
