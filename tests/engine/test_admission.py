@@ -27,7 +27,7 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.mfcl import MFCL, Generation
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.protocol.fields import real
+from fcl_bench.protocol.fields import Uploads, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from fcl_bench.protocol.wire import WIRE_DTYPES
@@ -274,13 +274,14 @@ def test_a_bad_upload_is_one_line_and_nothing_of_it_is_absorbed(case):
 
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, np.where(labelled, columns, UNKNOWN), inputs)
-        steps: list[Middleware] = [Codec.of_clients(context)]
+        uploads = Uploads.of(method, context)
+        steps: list[Middleware] = [Codec.of_clients(uploads, context)]
         client: Client = method.client(context)
         if travelled:
             steps.append(AfterTheCodec(change, stage))
         else:
             client = BadClient(client, change, stage)
-        return InProcess(Node(client, context, data, Chain(steps)))
+        return InProcess(Node(client, context, data, Chain(steps), uploads))
 
     federation = federation_of(method, context, tasks, transport=transport)
     error, absorbed = refused(federation)

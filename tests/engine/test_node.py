@@ -19,6 +19,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import Tip
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import CountingClient, federation
@@ -55,7 +56,8 @@ def node_of(method, context, tasks, spoilt: float | int | None = None, keep: int
         images[others] = spoilt
         labels[others] = 0
     data = NodeData(context, holdings, labels.numpy(), images)
-    return Node(method.client(context), context, data, Codec.of_clients(context))
+    uploads = Uploads.of(method, context)
+    return Node(method.client(context), context, data, Codec.of_clients(uploads, context), uploads)
 
 
 def broadcasts(method, context, tasks) -> list[Message]:

@@ -16,6 +16,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import Middleware, encoded
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.validation import OptionStep
 from fcl_bench.execution.audits import audits_of
 from fcl_bench.options.tree.tree import Tree
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -146,6 +147,7 @@ def federation_of(
     evaluate_rounds: int = 0,
     drops: bool = False,
     fan_in: int | None = None,
+    steps: Sequence[OptionStep] = (),
 ) -> Federation:
     """The engine over the tasks; they are tested on what they are trained on.
 
@@ -158,6 +160,7 @@ def federation_of(
         evaluate_rounds: every so many rounds of the model are tested; 0: only tasks are.
         drops: whether bad uploads are left out.
         fan_in: of a tree between clients and server; None: there is none.
+        steps: further ones of the exchange.
     """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
@@ -175,7 +178,6 @@ def federation_of(
         labelled[shards[task][client]] = False
     made = transport(method, context, shards, columns, labelled, images)
     audits = audits_of(method, context, drift, shards)
-    steps = []
     if fan_in is not None:
-        steps.append(lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation))
+        steps = [*steps, lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation)]
     return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)

@@ -67,6 +67,7 @@ class Field:
         added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
             floating-point type in which it travelled.
         combine: what the server needs of a round's uploads: SUM, MEAN, EACH, OPEN.
+        otherwise: the knobs with which EACH would not be needed, for the message that refuses secure sums.
         one_sample: what one sample adds to it, if that is all that a sample changes: SQUARE, COLUMN, COUNT; "": its
             effect has no known bound.
         columns: CLASSES: it has a column for each class of the task, of which `wire.columns=held` sends those that are
@@ -94,6 +95,7 @@ class Field:
     noise: float = field(default=0.0, kw_only=True)
     added: bool = field(default=False, kw_only=True)
     combine: str = field(default=EACH, kw_only=True)
+    otherwise: str = field(default="", kw_only=True)
     one_sample: str = field(default="", kw_only=True)
     columns: str = field(default="", kw_only=True)
     unit: bool = field(default=False, kw_only=True)
@@ -261,13 +263,18 @@ class Uploads:
         """Whether clients send nothing but models, of which the server takes the mean."""
         return all(own.combine == MEAN for schema in self.declared.values() for own in schema.values())
 
-    def needed_each(self) -> tuple[str, str] | None:
-        """Stage and name of a field that the server needs of each client by itself; None: of no field."""
-        for stage, schema in self.declared.items():
-            for name, own in schema.items():
-                if own.combine == EACH:
-                    return stage, name
-        return None
+    def needed_each(self) -> tuple[str, str, str] | None:
+        """Stage and name of a field that the server needs of each client, and what else would work; None: of no field.
+
+        A field with a remedy comes before others.
+        """
+        found = [
+            (stage, name, own.otherwise)
+            for stage, schema in self.declared.items()
+            for name, own in schema.items()
+            if own.combine == EACH
+        ]
+        return max(found, key=lambda each: bool(each[2]), default=None)
 
     def open_stages(self) -> frozenset[str]:
         """The stages that secure sums leave unmasked."""

@@ -18,11 +18,13 @@ from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.middleware import NoisyStatistics
 from fcl_bench.options.noise.sensitivity import deviations, sensitivity
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE, DPMechanism
+from fcl_bench.protocol.dp_mechanism import DPMechanism
+from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from tests.methods.harness import context_of, shard_of, turn
-from tests.small_methods import ALIASES, NAMES, class_of
+from tests.methods.training_harness import tiny_context
+from tests.small_methods import ALIASES, NAMES, architecture, class_of
 
 #: What is declared, all of it: adding to this list is a claim about a method's uploads that this file has to try.
 STATISTICS = {"acil", "fed3r", "fedlda", "fedncm", "gacl", "ranpac", "stsa"}
@@ -32,7 +34,7 @@ CLIP, TASK = 0.7, Task(0, range(3), 3, (0, 1, 2))
 
 
 def noisy_context(method, clip=CLIP, multiplier=1.0, inputs=4):
-    release = Gaussian(multiplier=multiplier, clip=clip).release(method)
+    release = Gaussian(multiplier=multiplier, clip=clip).release(method, context_of(inputs))
     return dataclasses.replace(context_of(inputs), release=release)
 
 
@@ -56,14 +58,19 @@ def distance(one: Message, other: Message, release: DPMechanism) -> float:
     return math.sqrt(total)
 
 
+def uploads_of(method) -> Uploads:
+    context = tiny_context(architecture=architecture(method.name)) if method.trains_network else context_of(4)
+    return Uploads.of(method, context)
+
+
 def test_what_is_bounded_is_declared_and_nothing_else():
-    found = {name: class_of(name)() for name in NAMES}
-    assert {name for name, method in found.items() if method.summands} == STATISTICS - set(ALIASES)
-    assert {name for name, method in found.items() if method.sends_updates} == UPDATES
-    assert not AFL().summands, "a solution depends on one sample as nobody has bounded it"
-    assert not FedLDA(centre="later_tasks").summands
-    assert not RanPAC(ridge="folds").summands
-    assert not class_of("fedavg")(replay_head="gaussian").sends_updates
+    found = {name: uploads_of(class_of(name)()) for name in NAMES}
+    assert {name for name, uploads in found.items() if uploads.one_sample()} == STATISTICS - set(ALIASES)
+    assert {name for name, uploads in found.items() if uploads.only_models} == UPDATES
+    assert not uploads_of(AFL()).one_sample(), "a solution depends on one sample as nobody has bounded it"
+    assert not uploads_of(FedLDA(centre="later_tasks")).one_sample()
+    assert not uploads_of(RanPAC(ridge="folds")).one_sample()
+    assert not uploads_of(class_of("fedavg")(replay_head="gaussian")).only_models
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")

@@ -12,7 +12,9 @@ from fcl_bench.options.faults.base import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded
+from fcl_bench.options.secure.sums import SummedUploads
 from fcl_bench.options.secure.transport import SummingTransport
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
 from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
@@ -40,10 +42,12 @@ def federation(
     """
 
     def reached(method, context, *parts) -> Transport:
-        masks = [] if secure is None else [Parties(secure, seeded(0), gram == "packed")]
+        masks = [] if secure is None else [Parties(secure, seeded(0), Uploads.of(method, context), gram == "packed")]
         inner: Transport = InProcess.of(method, context, *parts, middleware=masks)
         inner = inner if faults is None else Faulty(inner, faults, 0)
-        return inner if secure is None else SummingTransport(inner, secure, 0, method.stages_apart)
+        if secure is None:
+            return inner
+        return SummingTransport(inner, secure, 0, Uploads.of(method, context).open_stages())
 
     classes = [2] * len(sizes)
     if method.trains_network:
@@ -54,4 +58,6 @@ def federation(
         tasks = feature_tasks(0, classes, sizes)
         # Features as behind a ReLU, which all methods take.
         tasks = [[(Z.abs(), labels) for Z, labels in task] for task in tasks]
-    return federation_of(method, replace(context, sums=secure is not None), tasks, transport=reached)
+    context = replace(context, sums=secure is not None)
+    steps = [] if secure is None else [lambda accounting, validation: SummedUploads(accounting, context)]
+    return federation_of(method, context, tasks, transport=reached, steps=steps)

@@ -78,5 +78,5 @@ def test_what_is_not_finite_is_never_sent():
 
 def test_of_a_symmetric_matrix_the_triangle_may_travel():
     G = torch.tensor([[2.0, 1.0], [1.0, 3.0]], dtype=torch.float64)
-    encoded = FixedPoint(64, 1).encoded(Message({"G": G}, symmetric=["G"]), 2, 0, packs=True)
+    encoded = FixedPoint(64, 1).encoded(Message({"G": G}), 2, 0, ["G"])
     assert {name: value.tolist() for name, value in encoded.items()} == {"G::packed" + FIXED: [4, 2, 6]}

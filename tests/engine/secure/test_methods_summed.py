@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -34,10 +36,11 @@ from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.pilora import PILoRA
 from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import SIZES, federation
-from tests.small_methods import NAMES, class_of, made, trains, unlisted
+from tests.methods.harness import context_of
+from tests.methods.training_harness import tiny_context
+from tests.small_methods import NAMES, architecture, class_of, made, trains, unlisted
 
 SECURE = SecureSums(fraction_bits=32)
 SHORT = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
@@ -116,6 +119,11 @@ ON_IMAGES |= {name: made(name, training=SHORT, **{knob: value}) for name, knob, 
 )}  # fmt: skip
 
 
+def context_for(method):
+    context = tiny_context(architecture=architecture(method.name)) if method.trains_network else context_of(6)
+    return replace(context, sums=True)
+
+
 def assert_as_plain(method, tolerance: float, sizes: list[list[int]] = SIZES) -> None:
     """All that the servers keep is the same, to `tolerance` of the largest entry of each tensor."""
     ends = []
@@ -134,14 +142,12 @@ def assert_as_plain(method, tolerance: float, sizes: list[list[int]] = SIZES) ->
 
 @pytest.mark.parametrize("method", CLOSED.values(), ids=CLOSED.keys())
 def test_a_closed_form_method_ends_as_in_the_plain_run(method):
-    assert method.needs_each_upload() is None
     assert_as_plain(method, 1e-6)
 
 
 @pytest.mark.parametrize("method", ON_FEATURES.values(), ids=ON_FEATURES.keys())
 def test_a_method_that_trains_ends_as_in_the_plain_run(method):
     """Models are averaged in float64 and kept in float32, of which a step changes the last bit now and then."""
-    assert method.needs_each_upload() is None
     assert_as_plain(method, 1e-4)
 
 
@@ -149,14 +155,13 @@ def test_a_method_that_trains_ends_as_in_the_plain_run(method):
 @pytest.mark.parametrize("method", ON_IMAGES.values(), ids=ON_IMAGES.keys())
 def test_a_network_that_trains_ends_as_in_the_plain_run(method):
     """TARGET's images of a second task are of a generator whose training enlarges any difference."""
-    assert method.needs_each_upload() is None
     assert_as_plain(method, 1e-2, SIZES[:1] if method.name == "target" else SIZES)
 
 
 @pytest.mark.parametrize(("method", "word"), REFUSED.values(), ids=REFUSED.keys())
 def test_a_method_whose_server_needs_each_upload_is_refused(method, word):
     with pytest.raises(UserError, match=f"secure=sums: .*{word}"):
-        SECURE.check(method, WireFormat(torch.float32), 4, drops=False)
+        SECURE.check(method, context_for(method), 4, drops=False)
 
 
 def test_every_method_is_added_up_or_refused():

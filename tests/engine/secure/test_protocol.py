@@ -16,7 +16,11 @@ from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import flat
 from fcl_bench.options.secure.masks import Masks, agreed_key, opened, public_key, sealed
 from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, from_the_system, seeded
+from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
+
+#: Sums, but for V.
+UPLOADS = Uploads({"statistics": {"x": real("n", combine=SUM), "V": real("n")}})
 
 
 class Round:
@@ -24,7 +28,7 @@ class Round:
 
     def __init__(self, clients, secure=None, secrets=None):
         self.secure = secure or SecureSums(threshold=0.5)
-        self.nodes = {client: Parties(self.secure, (secrets or seeded)(client)) for client in clients}
+        self.nodes = {client: Parties(self.secure, (secrets or seeded)(client), UPLOADS) for client in clients}
         self.broadcast = Message({}, task=2, round=1)
         keys = {client: self.ask(client, KEYS, {}) for client in clients}
         self.server = Aggregation(self.secure, 0, self.broadcast, keys)
@@ -39,7 +43,7 @@ class Round:
             self.ask(client, TAKE_IN, self.server.take_in_request(client))
 
     def send(self, client, numbers):
-        upload = Message({"x": torch.tensor(numbers, dtype=torch.float64)}, summed=["x"], task=2, round=1)
+        upload = Message({"x": torch.tensor(numbers, dtype=torch.float64)}, task=2, round=1)
         return self.nodes[client].send(upload, client)
 
     def unmask(self, helpers=None):
@@ -197,7 +201,7 @@ def test_a_client_never_gives_both_shares_nor_answers_twice():
 def test_an_upload_is_sent_once_and_only_of_summed_fields():
     here = Round([0, 1])
     here.share([0, 1])
-    apart = Message({"x": torch.ones(2), "V": torch.ones(2)}, summed=["x"], task=2, round=1)
+    apart = Message({"x": torch.ones(2), "V": torch.ones(2)}, task=2, round=1)
     with pytest.raises(UserError, match="the server needs each client's V by itself"):
         here.nodes[0].send(apart, 0)
     here.send(0, np.zeros(2))
@@ -213,7 +217,7 @@ def test_masks_are_on_what_travels_and_not_on_what_the_client_has(dtype, bits):
     here = Round([0, 1], SecureSums(bits=bits, fraction_bits=0))
     here.share([0, 1])
     own = torch.arange(6, dtype=dtype).reshape(2, 3)
-    sent = here.nodes[0].send(Message({"x": own}, summed=["x"], task=2, round=1), 0)
+    sent = here.nodes[0].send(Message({"x": own}, task=2, round=1), 0)
     assert torch.equal(own, torch.arange(6, dtype=dtype).reshape(2, 3))
     assert next(iter(sent.values())).shape == (2, 3)
     assert not torch.equal(next(iter(sent.values())).to(dtype), own)

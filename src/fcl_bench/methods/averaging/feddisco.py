@@ -93,6 +93,7 @@ class FedDisco(GradientMethod):
 
     name: ClassVar[str] = "feddisco"
     compiles: ClassVar[bool] = True
+    averaged_with: ClassVar[str] = "method.a=0 method.b=0, which is method=fedavg"
     client_half = CountingClient
     server_half = FedDiscoServer
 

@@ -153,6 +153,7 @@ class FedDyn(ClientSumMethod):
 
     name: ClassVar[str] = "feddyn"
     compiles: ClassVar[bool] = True
+    averaged_with: ClassVar[str] = "method.training.weighting=uniform"
     client_half = FedDynClient
     server_half = FedDynServer
 

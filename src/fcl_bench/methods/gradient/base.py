@@ -48,6 +48,7 @@ class GradientMethod(Method):
         aggregation: what its server makes of clients' models. MEAN: their mean by `training.weighting`, or a robust
             aggregate in its place (`training.aggregate`). ONLY_MEAN: the mean, since the new model depends on something
             else, too. EACH: it looks at each of them.
+        averaged_with: of EACH, the knobs with which the mean is enough.
         compiles: whether its steps use nothing of the network but outputs and gradients, so that the body may run
             compiled (`backbone.compile`).
         keeps_teacher: whether clients get the last task's model, to be held to what it knew (`GradientClient.teacher`).
@@ -61,6 +62,7 @@ class GradientMethod(Method):
     compiles: ClassVar[bool] = False
     keeps_teacher: ClassVar[bool] = False
     aggregation: ClassVar[str] = MEAN
+    averaged_with: ClassVar[str] = ""
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
@@ -110,8 +112,12 @@ class GradientMethod(Method):
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         """The model in its rounds; a method adds the fields and stages that it has besides."""
-        each = self.aggregation == EACH or self.training.aggregate != "mean"
-        stages: dict[str, Schema] = {MODEL: {"*": weights(combine=EACH if each else MEAN)}}
+        models = weights(combine=MEAN)
+        if self.aggregation == EACH:
+            models = weights(combine=EACH, otherwise=self.averaged_with)
+        elif self.training.aggregate != "mean":
+            models = weights(combine=EACH, otherwise=f"{self.training_key}.aggregate=mean")
+        stages: dict[str, Schema] = {MODEL: {"*": models}}
         if self.replay_head == "gaussian":
             stages[MOMENTS] = moments_schema(self.gaussian, context.sums)
         return stages

@@ -81,10 +81,11 @@ class SecureSums:
         if clients == 1:
             raise UserError("secure=sums with clients=1: the sum over one client is its upload", "clients=2 or more")
         if found := Uploads.of(method, context).needed_each():
-            stage, name = found
+            stage, name, otherwise = found
+            what = "models" if name == "*" else name
             raise UserError(
-                f"secure=sums: the server of method={method.name} needs each client's {name} by itself ({stage})",
-                "secure=none, or a method or knobs whose uploads add up, such as method=stsa",
+                f"secure=sums: the server of method={method.name} needs each client's {what} by itself ({stage})",
+                f"secure=none, or {otherwise or 'a method whose uploads add up, such as method=stsa'}",
             )
         if drops:
             raise UserError(

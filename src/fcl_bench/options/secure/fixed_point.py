@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,6 @@ from fcl_bench.engine.codec import PACKED
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.linalg.triangle import packed
-from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 
 #: After the names of numbers that travel as multiples of the step, and of whole ones.
@@ -42,16 +41,15 @@ class FixedPoint:
         return (2 ** (self.bits - 1) - 1) // clients
 
     def encoded(
-        self, upload: Message, uploads: Uploads, clients: int, client: int, packs: bool = False
+        self, upload: Message, clients: int, client: int, triangles: Collection[str] = ()
     ) -> dict[str, torch.Tensor]:
         """Return all of an upload that is added up, `Message.samples` too, by name in ascending order, on the CPU.
 
         Args:
             upload: of one client.
-            uploads: what is declared of uploads.
             clients: n, of how many uploads the sum may be.
             client: whose it is, for messages.
-            packs: whether of symmetric matrices only the upper triangle travels.
+            triangles: names of the symmetric matrices of which only the upper triangle travels.
 
         Raises:
             UserError: a number is so large that the sum could wrap around.
@@ -64,8 +62,7 @@ class FixedPoint:
                 continue
             if not all_finite(tensor):
                 raise FloatingPointError(f"the upload's {name} is not finite")
-            declared = uploads.field(upload.stage, name)
-            triangle = packs and declared is not None and declared.form == "gram"
+            triangle = name in triangles
             value = packed(tensor) if triangle else tensor
             # A power of two, so that nothing is rounded but to the step.
             multiples = (value.double() * 2.0**self.fraction_bits).round_()

@@ -154,12 +154,14 @@ class Parties(Middleware):
             return message
         if session.masked:
             raise ValueError(f"client {client} has sent its upload of this round already")
-        if apart := sorted(set(message) - {name for name, own in self._uploads.sent(message) if own.combine in SUMMED}):
+        sent = dict(self._uploads.sent(message))
+        if apart := sorted(name for name in message if name not in sent or sent[name].combine not in SUMMED):
             raise UserError(
                 f"secure=sums: the server needs each client's {', '.join(apart)} by itself ({message.stage})",
                 "secure=none, or a method whose uploads add up, such as method=stsa",
             )
-        numbers = self._fixed.encoded(message, self._uploads, session.clients, client, self._packs)
+        triangles = [name for name, own in sent.items() if self._packs and own.form == "gram"]
+        numbers = self._fixed.encoded(message, session.clients, client, triangles)
         added, subtracted = by_side(client, [(peer, self._mask_key(client, peer)) for peer in self._peers(client)])
         masks = Masks([session.own, *added], subtracted)
         for tensor in numbers.values():
