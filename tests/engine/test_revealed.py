@@ -57,8 +57,8 @@ def test_groups_follow_from_the_declaration_where_the_client_says_nothing():
         "own": real("M", leaks=SUMS),
     }
     own, labels = torch.tensor([0, 0, -1]), torch.tensor([4, 7, 4])
-    upload = Message({name: torch.zeros(1) for name in fields}, "stage", groups={"own": own})
-    groups = Uploads({"stage": fields}).groups(upload, labels)
+    upload = Message({name: torch.zeros(1) for name in fields}, groups={"own": own})
+    groups = Uploads({"stage": fields}).groups(upload, "stage", labels)
     assert groups.keys() == {SUMS, MOMENTS}
     assert groups[MOMENTS] == {"G": None}
     assert groups[SUMS].keys() == {"C", "own"}

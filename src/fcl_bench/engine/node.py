@@ -16,7 +16,7 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Reply, Stopwatch
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage, revealed
+from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Groups, Leakage, revealed
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.fields import Uploads
@@ -209,7 +209,8 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        alone, grouped = self._leakage(made, client_data, guesses)
+        groups = self._uploads.groups(made, received.stage, client_data.labels)
+        alone, grouped = self._leakage(groups, client_data, guesses)
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
@@ -222,10 +223,9 @@ class Node:
         return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
 
     def _leakage(
-        self, made: Message, client_data: ClientData, guesses: torch.Tensor | None
+        self, groups: Groups, client_data: ClientData, guesses: torch.Tensor | None
     ) -> tuple[Leakage, Grouped | None]:
         """What an upload reveals of single samples; and, where uploads are added up, what decides it for the sum."""
-        groups = self._uploads.groups(made, client_data.labels)
         if not any(groups.values()):
             return NOTHING, Grouped({}, {}, NOTHING.samples) if self._context.sums else None
         alone, grouped = revealed(groups, len(client_data.labels)), None

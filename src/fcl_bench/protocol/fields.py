@@ -227,10 +227,10 @@ class Uploads:
             self._found[key] = declared_field(self.declared.get(stage, {}), name)
         return self._found[key]
 
-    def sent(self, upload: Message) -> Iterator[tuple[str, Field]]:
-        """The declared fields among an upload's tensors."""
+    def sent(self, upload: Message, stage: str) -> Iterator[tuple[str, Field]]:
+        """The declared fields among the tensors of an upload of a stage."""
         for name in upload:
-            if (found := self.field(upload.stage, name)) is not None:
+            if (found := self.field(stage, name)) is not None:
                 yield name, found
 
     def has_forms(self, stage: str) -> bool:
@@ -238,15 +238,16 @@ class Uploads:
         fields = self.declared.get(stage, {}).values()
         return any(own.unit or own.form == "gram" or own.columns == CLASSES for own in fields)
 
-    def groups(self, upload: Message, labels: torch.Tensor) -> dict[str, dict[str, torch.Tensor | None]]:
+    def groups(self, upload: Message, stage: str, labels: torch.Tensor) -> dict[str, dict[str, torch.Tensor | None]]:
         """For SUMS and for MOMENTS, the fields of an upload, and which sum each of its samples is in.
 
         Args:
             upload: as the client half made it.
+            stage: of the broadcast that it answers.
             labels: (n,) classes of the samples that it is of.
         """
         found: dict[str, dict[str, torch.Tensor | None]] = {SUMS: {}, MOMENTS: {}}
-        for name, own in self.sent(upload):
+        for name, own in self.sent(upload, stage):
             if own.leaks:
                 by_class = labels if own.columns == CLASSES else None
                 found[own.leaks][name] = upload.groups.get(name, by_class)

@@ -154,7 +154,7 @@ class Parties(Middleware):
             return message
         if session.masked:
             raise ValueError(f"client {client} has sent its upload of this round already")
-        sent = dict(self._uploads.sent(message))
+        sent = dict(self._uploads.sent(message, message.stage))
         if apart := sorted(name for name in message if name not in sent or sent[name].combine not in SUMMED):
             raise UserError(
                 f"secure=sums: the server needs each client's {', '.join(apart)} by itself ({message.stage})",
