@@ -11,7 +11,6 @@ import torch
 
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
-from fcl_bench.methods.data_free.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.anchored import (
     AnchoredGenerator,
     AnchoredInversion,
@@ -20,6 +19,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
     balanced,
     drawn_images,
 )
+from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.images import opposition
 from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Network

@@ -23,10 +23,10 @@ class AskedTasks:
         """Ask in this task, too, since nobody has answered yet."""
         self._tasks.add(task.index)
 
-    def tensor(self) -> torch.Tensor:
+    def state_dict(self) -> dict[str, torch.Tensor]:
         """Their numbers, for a checkpoint."""
-        return torch.tensor(sorted(self._tasks))
+        return {"tasks": torch.tensor(sorted(self._tasks))}
 
-    def restore(self, tensor: torch.Tensor) -> None:
-        """Take over what `tensor` returned."""
-        self._tasks = set(tensor.tolist())
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self._tasks = set(state["tasks"].tolist())

@@ -18,9 +18,10 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator, KeptAdam, similarity
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.class_counts import COUNTS, CountingClient, CountingServer
+from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -29,7 +30,7 @@ from fcl_bench.training.objective import Objective
 from fcl_bench.training.optimisers import with_prefix
 
 #: Prefixes of the names of G's tensors, and of Adam's in a checkpoint.
-_GENERATOR, _ADAM = "generator.", "generator_adam."
+_GENERATOR = "generator."
 #: The least value of the weights alpha_r and beta_r.
 _LEAST = 1e-4
 
@@ -153,6 +154,7 @@ class FedGenServer(CountingServer):
     """
 
     method: FedGen
+    state = ("generator_tensors", "_adam", "taught")
 
     def __init__(self, method: FedGen, context: Context) -> None:
         super().__init__(method, context)
@@ -229,21 +231,14 @@ class FedGenServer(CountingServer):
         sizes = [value.nbytes for value in self.generator.state().values()]
         return {**super().report(), **({"generator_bytes": sum(sizes)} if self.method.generates else {})}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        state = super().state_dict()
-        if self.method.generates:
-            state |= {_GENERATOR + name: value for name, value in self.generator.state().items()}
-            state |= {_ADAM + name: value for name, value in self._adam.state_dict().items()}
-            state |= {"taught": torch.tensor(self.taught)}
-        return state
+    @property
+    def generator_tensors(self) -> dict[str, torch.Tensor]:
+        """G's tensors, for a checkpoint; setting them gives G its classes so far."""
+        return dict(self.generator.state())
 
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        if self.method.generates:
-            here = {name: value.to(self.context.device) for name, value in state.items()}
-            self.generator.load(with_prefix(here, _GENERATOR))
-            self._adam.load_state_dict(with_prefix(here, _ADAM))
-            self.taught = int(state["taught"])
+    @generator_tensors.setter
+    def generator_tensors(self, saved: dict[str, torch.Tensor]) -> None:
+        self.generator.load(saved)
 
 
 def shares(held: torch.Tensor) -> torch.Tensor:
@@ -293,6 +288,7 @@ class FedGen(GradientMethod):
     """
 
     name: ClassVar[str] = "fedgen"
+    averaged_with: ClassVar[str] = "method.alpha=0 method.beta=0, which is method=fedavg"
     client_half = FedGenClient
     server_half = FedGenServer
 
@@ -307,13 +303,13 @@ class FedGen(GradientMethod):
     def generates(self) -> bool:
         return self.alpha > 0 or self.beta > 0
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if not self.generates:
-            return super().needs_each_upload()
-        return (
-            "fedgen teaches its generator with each client's class weights",
-            "method.alpha=0 method.beta=0, which is method=fedavg",
-        )
+    @property
+    def aggregation(self) -> str:  # type: ignore[override]
+        """G learns from each client's class weights."""
+        return EACH if self.generates else MEAN
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        return {**super().uploads(context), **({COUNTS: COUNTS_SCHEMA} if self.generates else {})}
 
     def stages(self, task: Task) -> list[str]:
         return [*([COUNTS] if self.generates else []), *super().stages(task)]

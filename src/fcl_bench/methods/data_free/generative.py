@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -32,7 +34,7 @@ from fcl_bench.training.optimisers import with_prefix
 log = logging.getLogger(__name__)
 
 #: Prefixes of the names of what was made, and of what is shown of it, in a server's state.
-_MADE, _SHOWN = "made.", "shown."
+_MADE = "made."
 #: Images of each task that a run's picture shows.
 _PICTURED = 16
 
@@ -77,6 +79,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
     """
 
     method: DataFreeMethod
+    state: ClassVar[Sequence[str]] = ("made", "_shown", "_synthetic")
 
     def __init__(self, method: DataFreeMethod, context: Context) -> None:
         super().__init__(method, context)
@@ -133,17 +136,6 @@ class DataFreeServer(DataFreeHalf, GradientServer):
     def privacy(self) -> dict[str, int]:
         """`synthetic_images`: the number of images sent; they are inversions of models, not of single samples."""
         return {**super().privacy(), "synthetic_images": self._synthetic}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_MADE + name: value for name, value in self.made.items()}
-        own |= {_SHOWN + name: value for name, value in self._shown.items()}
-        return {**super().state_dict(), **own, **({"synthetic": torch.tensor(self._synthetic)} if own else {})}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        here = {name: value.to(self.context.device) for name, value in state.items()}
-        self.made, self._shown = with_prefix(here, _MADE), with_prefix(here, _SHOWN)
-        self._synthetic = int(state.get("synthetic", 0))
 
 
 @dataclass

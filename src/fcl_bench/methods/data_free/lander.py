@@ -27,7 +27,6 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
-from fcl_bench.methods.data_free.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors, read_anchors
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
 from fcl_bench.methods.data_free.generators.anchored import (
     AnchoredGenerator,
@@ -35,20 +34,27 @@ from fcl_bench.methods.data_free.generators.anchored import (
     Synthesis,
     drawn_images,
 )
+from fcl_bench.methods.data_free.generators.anchors import (
+    Bounded,
+    MappedNetwork,
+    Replaying,
+    factors,
+    random_anchors,
+    read_anchors,
+)
 from fcl_bench.methods.data_free.generators.images import ImagePool
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, real
+from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 #: Prefixes of the names of anchors (by task), and of the model of the lowest loss in a state.
-_ANCHORS, _BEST = "anchors.", "best."
+_ANCHORS = "anchors."
 #: What clients upload beside the model.
 _LOSS = "loss"
 
@@ -68,8 +74,7 @@ class LANDERClient(DataFreeClient):
         if broadcast.stage == MODEL and self.method.returns:
             assert self._objective is not None
             loss = {_LOSS: self._objective.first_pass(self.method.training.epochs)}
-            summed = {*upload.summed, *loss} if self.context.sums else ()
-            upload = replace(upload, tensors={**upload, **loss}, summed=summed)
+            upload = replace(upload, tensors={**upload, **loss})
         self._objective = None
         return upload, new_state
 
@@ -129,6 +134,7 @@ class LANDERServer(DataFreeServer):
     """
 
     method: LANDER
+    state = ("anchors", "best", "lowest", "_best_round", "ended_with")
 
     def __init__(self, method: LANDER, context: Context) -> None:
         super().__init__(method, context)
@@ -188,10 +194,6 @@ class LANDERServer(DataFreeServer):
             self._loss, self._samples = 0.0, 0
         return message
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        expected = super().expects(task, round_)
-        return {**expected, _LOSS: real(1, least=0)} if self.stage == MODEL and self.method.returns else expected
-
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
         if self.stage == MODEL and self.method.returns:
@@ -217,21 +219,6 @@ class LANDERServer(DataFreeServer):
     def report(self) -> dict[str, Any]:
         """`ended_with`: of each task, the round whose incoming model became its last."""
         return {**super().report(), **({"ended_with": self.ended_with} if self.method.returns else {})}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_BEST + name: value for name, value in self.best.items()}
-        own["lowest"] = torch.tensor([self.lowest, self._best_round], dtype=torch.float64)
-        own["ended_with"] = torch.tensor(self.ended_with, dtype=torch.int64)
-        return {**super().state_dict(), **self.anchors, **(own if self.method.returns else {})}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        here = {name: value.to(self.context.device) for name, value in state.items()}
-        self.anchors = {name: value for name, value in here.items() if name.startswith(_ANCHORS)}
-        if self.method.returns:
-            self.best = with_prefix(here, _BEST)
-            self.lowest, self._best_round = float(state["lowest"][0]), int(state["lowest"][1])
-            self.ended_with = state["ended_with"].tolist()
 
 
 @dataclass
@@ -291,6 +278,11 @@ class LANDER(DataFreeMethod):
     @property
     def returns(self) -> bool:
         return self.final == "best"
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
+        loss = {_LOSS: real(1, least=0, combine=SUM)} if self.returns else {}
+        return {**stages, MODEL: {**stages[MODEL], **loss}}
 
     def contents(self) -> Mapping[str, str]:
         if self.anchors == "random":

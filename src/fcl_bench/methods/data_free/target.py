@@ -276,6 +276,7 @@ class TARGETServer(DataFreeServer):
     """
 
     method: TARGET
+    state = ("right",)
 
     def __init__(self, method: TARGET, context: Context) -> None:
         super().__init__(method, context)
@@ -317,14 +318,6 @@ class TARGETServer(DataFreeServer):
         if self.made and self.method.send == "generator":
             own["generator_bytes"] = sum(value.nbytes for value in self.made.values())
         return {**super().report(), **own}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_RIGHT: torch.tensor(self.right, dtype=torch.float64)} if self.right else {}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self.right = state[_RIGHT].tolist() if _RIGHT in state else []
 
 
 @dataclass

@@ -38,7 +38,7 @@ from fcl_bench.methods.exemplars.memory import (
     with_memory,
 )
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import Schema, counts, numbers, real
+from fcl_bench.protocol.fields import EACH, SUMS, Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -49,8 +49,6 @@ from fcl_bench.training.objective import Objective
 
 log = logging.getLogger(__name__)
 
-#: Prefixes of the names of what the server keeps for `nme`.
-_MEANS, _HOLDERS = "exemplars.", "holders"
 #: The score of a class without a mean; two directions are at most 2 apart.
 _FARTHEST = -3.0
 
@@ -144,7 +142,7 @@ class FediCaRLClient(ExemplarClient):
                 "counts": sizes,
                 "sums": torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.float64),
             },
-            sums_of={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
+            groups={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
         )
 
 
@@ -158,6 +156,7 @@ class FediCaRLServer(ExemplarServer):
     """
 
     method: FediCaRL
+    state = ("holders", "sums", "counts")
 
     def __init__(self, method: FediCaRL, context: Context) -> None:
         super().__init__(method, context)
@@ -183,21 +182,6 @@ class FediCaRLServer(ExemplarServer):
         self.counts = self.counts.new_zeros(task.columns_seen)
         # Clients that keep random samples need no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
-
-    def expects_answer(self) -> Schema:
-        if self.method.classify != "nme":
-            return {}
-        known = numbers("classes", below=len(self.counts))
-        return {
-            "classes": known,
-            "counts": counts("classes", speaks_for="run"),
-            "sums": real("classes", self.sums.shape[1]),
-        }
-
-    def objection(self, upload: Message) -> str:
-        if "classes" in upload and len(upload["classes"].unique()) < len(upload["classes"]):
-            return "it names a class twice"
-        return super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if "sums" in upload:
@@ -236,16 +220,6 @@ class FediCaRLServer(ExemplarServer):
         if self.method.classify == "nme":
             self.sums = model["exemplar_means"]
             self.counts = self.sums.any(dim=1).long()  # only a class without an exemplar has no direction
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_MEANS + "sums": self.sums, _MEANS + "counts": self.counts, _HOLDERS: torch.tensor(sorted(self.holders))}
-        return {**super().state_dict(), **(own if self.method.classify == "nme" else {})}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        if self.method.classify == "nme":
-            self.sums, self.counts = (state[_MEANS + name].to(self.context.device) for name in ("sums", "counts"))
-            self.holders = set(state[_HOLDERS].long().tolist())
 
 
 @dataclass
@@ -303,10 +277,15 @@ class FediCaRL(ExemplarMethod):
         """Whether clients need the final model to choose or to describe their exemplars."""
         return not self.published and (self.choose == "herding" or self.classify == "nme")
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.classify == "softmax":
-            return super().needs_each_upload()
-        return "method.classify=nme has clients name the classes of their exemplars", "method.classify=softmax"
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        alone = {"combine": EACH, "otherwise": "method.classify=softmax"}
+        means = {
+            "classes": numbers("classes", form="distinct", **alone),
+            "counts": counts("classes", speaks_for="run", **alone),
+            "sums": real("classes", "d", leaks=SUMS, **alone),
+        }
+        chosen = {EXEMPLARS: means if self.classify == "nme" else {}} if self.memory else {}
+        return {**super().uploads(context), **chosen}
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([EXEMPLARS] if self.memory else [])]

@@ -53,6 +53,7 @@ from fcl_bench.methods.exemplars.proxy import (
 )
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
@@ -304,10 +305,14 @@ class GLFC(ExemplarMethod):
     def server(self, context: Context) -> Server:
         return ProxyServer(self, context) if self.reconstructs else ExemplarServer(self, context)
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if not self.reconstructs:
-            return super().needs_each_upload()
-        return "method.proxy=reconstruct has clients send gradients of single samples", "method.proxy=none"
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = {**super().uploads(context), EXEMPLARS: {}}
+        if self.reconstructs:
+            stages[MODEL] = {
+                **stages[MODEL],
+                GRADIENTS: real("p", "classes", optional=True, otherwise="method.proxy=none"),
+            }
+        return stages
 
     def stages(self, task: Task) -> list[str]:
         """With `signal: boundary` exemplars are chosen at the end of a task, by the model that the next begins with."""

@@ -35,7 +35,7 @@ from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magn
 from fcl_bench.methods.exemplars.memory import ExemplarServer
 from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.query_tasks import AskedTasks
@@ -220,13 +220,7 @@ class LGAClient(GLFCClient):
         features = self.trainer.features(self.network, client_data.inputs)
         n, total, second = class_statistics(features, client_data.labels, Heads.from_message(broadcast).task)
         fields = dict(zip(_SUMS, (n.to(torch.int32), total.T, second.T), strict=True))
-        return Message(
-            fields,
-            per_class=_SUMS[1:],
-            summed=_SUMS,
-            sums_of={"sums": client_data.labels},
-            moments_of={"squares": client_data.labels},
-        ), state
+        return Message(fields), state
 
 
 class LGAServer(ProxyServer):
@@ -238,6 +232,7 @@ class LGAServer(ProxyServer):
     """
 
     method: LGA
+    state = ("query_tasks", "_measured", "radius")
 
     def __init__(self, method: LGA, context: Context) -> None:
         super().__init__(method, context)
@@ -259,17 +254,6 @@ class LGAServer(ProxyServer):
     def broadcast(self, task: Task, round_: int) -> Message:
         self._totals = {}
         return super().broadcast(task, round_)
-
-    def expects_answer(self) -> Schema:
-        if self.stage != RADIUS:
-            return super().expects_answer()
-        d, c = self.start.dimension, len(self.tasks[-1])
-        return dict(zip(_SUMS, (counts(c), real(d, c), real(d, c, least=0)), strict=True))
-
-    def objection(self, upload: Message) -> str:
-        if self.stage == RADIUS and bool((upload["squares"][:, upload["counts"] == 0] != 0).any()):
-            return "it has features of a class and no sample of it"
-        return super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage != RADIUS:
@@ -313,16 +297,6 @@ class LGAServer(ProxyServer):
         """`radius`: r."""
         return {**super().report(), "radius": self.radius}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {"asked": self.query_tasks.tensor(), "measured": torch.tensor(self._measured)}
-        return {**super().state_dict(), **own, RADIUS: torch.tensor(self.radius, dtype=torch.float64)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self.radius = float(state[RADIUS])
-        self.query_tasks.restore(state["asked"])
-        self._measured = bool(state["measured"])
-
 
 @dataclass
 class LGA(GLFC):
@@ -357,6 +331,14 @@ class LGA(GLFC):
                 "method.groups=cumulative method.best_perf=once method.noise=squared, the rest of the public code",
             )
         super().__post_init__()
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        n = counts("c", combine=SUM)
+        of_classes = {"combine": SUM, "columns": CLASSES, "zero_without": "counts"}
+        total = real("d", "c", leaks=SUMS, **of_classes)
+        squares = real("d", "c", least=0, leaks=MOMENTS, **of_classes)
+        stages = super().uploads(context)
+        return {**stages, RADIUS: dict(zip(_SUMS, (n, total, squares), strict=True))} if self.reconstructs else stages
 
     def server(self, context: Context) -> Server:
         return LGAServer(self, context) if self.reconstructs else ExemplarServer(self, context)

@@ -11,9 +11,9 @@ task begins. The accuracy to beat is never forgotten. A client takes b2 as its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch.nn.functional import one_hot
@@ -25,7 +25,7 @@ from fcl_bench.methods.exemplars.inversion import GradientEncoder, nearest_to_me
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, teacher_prefix
 from fcl_bench.protocol.context import ClientData, Context
-from fcl_bench.protocol.fields import Schema, real
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
@@ -134,8 +134,8 @@ class BestModels:
 
 #: In uploads: (p, c), a column for each class. In broadcasts: the seed of the encoder; the versions of b1 and b2.
 GRADIENTS, ENCODER, VERSIONS = "gradients", "encoder", "versions"
-#: Prefixes of the names of a proxy server's tensors in a state: the best models, the monitor set, the pictures.
-_BEST, _MONITOR, _SHOWN = "best.", "monitor.", "shown."
+#: Prefix of the names of best models in a broadcast.
+_BEST = "best."
 #: Weight decay and rate of the perturbation, as published; the rate is a share of the clients'.
 _WEIGHT_DECAY, _RATE = 1e-5, 0.1
 #: Reconstructed images of each task that a run's picture shows.
@@ -218,6 +218,7 @@ class ProxyServer(ExemplarServer):
     """
 
     method: GLFC
+    state: ClassVar[Sequence[str]] = ("best", "images", "labels", "monitored", "received", "_shown")
 
     def __init__(self, method: GLFC, context: Context) -> None:
         super().__init__(method, context)
@@ -273,11 +274,12 @@ class ProxyServer(ExemplarServer):
         own = {ENCODER: torch.tensor(self._seed)} if self.stage == MODEL else {}
         return {**super().extra_broadcast(), **own}
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        expected = super().expects(task, round_)
-        if self.stage != MODEL:
-            return expected
-        return {**expected, GRADIENTS: real(self.encoder.numbers, "classes", optional=True, widest=len(self.tasks[-1]))}
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = super().schema(task, stage)
+        if GRADIENTS not in found:
+            return found
+        gradients = found[GRADIENTS].sized({"p": self.encoder.numbers})
+        return {**found, GRADIENTS: replace(gradients, widest=len(task.columns))}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -345,17 +347,3 @@ class ProxyServer(ExemplarServer):
         """Each gradient is that of one (perturbed) sample, and an image of it is reconstructed."""
         counts = {"sample_gradients": self.received, "reconstructed_images": self.received}
         return {**super().privacy(), **counts}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {_BEST + name: value for name, value in self.best.state_dict().items()}
-        own |= {_MONITOR + "images": self.images, _MONITOR + "labels": self.labels}
-        own[_MONITOR + "numbers"] = torch.tensor([self.monitored, self.received])
-        return {**super().state_dict(), **own, **{_SHOWN + name: value for name, value in self._shown.items()}}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        here = {name: value.to(self.context.device) for name, value in state.items()}
-        self.best.load_state_dict(with_prefix(here, _BEST))
-        self.images, self.labels = (here[_MONITOR + name] for name in ("images", "labels"))
-        self.monitored, self.received = here[_MONITOR + "numbers"].tolist()
-        self._shown = with_prefix(here, _SHOWN)

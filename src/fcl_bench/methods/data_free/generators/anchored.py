@@ -22,7 +22,7 @@ from torch.nn.functional import mse_loss, pad
 
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augmentation, Standardise
-from fcl_bench.methods.data_free.anchors import MappedNetwork, outside
+from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, outside
 from fcl_bench.methods.data_free.generators.images import ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import BETAS, Inversion, SynthesisKnobs
 
