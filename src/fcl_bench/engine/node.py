@@ -209,7 +209,7 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        alone, grouped = self._leakage(made, client_data, guesses)
+        alone, grouped = self._leakage(dataclasses.replace(made, stage=received.stage), client_data, guesses)
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
