@@ -263,13 +263,13 @@ class FedProTIPServer(ProjectedServer):
             raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
         if by_batches:
             omega = batch_relevance(omega) if pure else omega
-            tasks = route_by_batches(omega, *self._votes())
+            tasks = route_by_batches(omega, *self.votes())
         else:
             omega = omega.mean(dim=0, keepdim=True) if pure else omega
-            tasks = route(omega, *self._votes())
+            tasks = route(omega, *self.votes())
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
-    def _votes(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def votes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them exist."""
         known_of = {name: [int(number) for number in name.split(".")[1:]] for name in self.references}
         clients, tasks = sorted({client for client, _ in known_of.values()}), len(self.tasks)
