@@ -9,7 +9,7 @@ import yaml
 
 from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
-from fcl_bench.methods.autoencoders.class_vaes.fitting import VAETraining
+from fcl_bench.methods.autoencoders.fedcbc import VAETraining
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.data_free import target
 from fcl_bench.methods.data_free.generators import anchored

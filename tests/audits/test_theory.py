@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fcl_bench.engine.codec import decoded, encoded
+from fcl_bench.engine.codec import decoded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.projection.projected import ProjectedMethod
@@ -22,7 +22,7 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import HEADS, SMALL, copy_of, layer_of, three_tasks, training
-from tests.methods.harness import turn
+from tests.methods.harness import on_wire, turn
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -41,7 +41,8 @@ Start = tuple[int, int, dict[str, torch.Tensor], dict[str, np.ndarray]]
 
 
 def bases_of(server: Server) -> dict[str, np.ndarray]:
-    return {layer: torch.cat(bases, dim=1).double().numpy() for layer, bases in server.bases.items() if bases}
+    known = {layer: server.known(layer).numpy() for layer in server.widths()}
+    return {layer: Phi for layer, Phi in known.items() if Phi.shape[1]}
 
 
 def audited(
@@ -62,7 +63,7 @@ def audited(
             for k, (images, labels) in enumerate(clients):
                 if len(labels):
                     client_data = image_shard(k, task.index, images, labels)
-                    message = encoded(turn(client, client_data, broadcast), context.wire)
+                    message = on_wire(turn(client, client_data, broadcast), method, context)
                     server.absorb(k, decoded(message, context.dtype, CPU))
                     if round_ == 0:
                         audit.observe(task, client_data)

@@ -15,8 +15,8 @@ from fcl_bench.engine import loop as engine
 from fcl_bench.engine.transports.in_process import Here
 from fcl_bench.execution.adapt import adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
-from fcl_bench.methods.transformers.vit.low_rank import LowRank
-from fcl_bench.methods.transformers.vit.prompts import PromptedViT
+from fcl_bench.methods.transformers.low_rank import LowRank
+from fcl_bench.methods.transformers.prompts import PromptedViT
 from tests.execution.adaptation_runs import METHODS, plan_of
 from tests.execution.adaptation_runs import STSA as FEDAVG
 from tests.methods.training_harness import learn_image_task

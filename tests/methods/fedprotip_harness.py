@@ -11,6 +11,7 @@ from torch import nn
 
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.methods.projection.fedprotip import FedProTIP
+from fcl_bench.methods.projection.projected import basis_name
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -118,6 +119,12 @@ def observed(method: FedProTIP, context: Context, tasks: ImageTasks) -> Observed
         learn_image_task(method, context, server, task, clients, seen=seen)
         result.states.append(copy_of(server.network.state_dict()))
     return result
+
+
+def bases_of(server: Server) -> dict[str, list[torch.Tensor]]:
+    """By layer, the basis (d_l, r_t) of each task that has begun."""
+    layers = server.widths()
+    return {layer: [server.bases[basis_name(task, layer)] for task in range(len(server.tasks))] for layer in layers}
 
 
 def projector(bases) -> np.ndarray:

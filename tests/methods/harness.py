@@ -92,6 +92,11 @@ def turn(
     return dataclasses.replace(upload, stage=broadcast.stage, task=client_data.task, round=round_)
 
 
+def on_wire(upload: Message, method: Method, context: Context) -> Message:
+    """The upload as it travels."""
+    return encoded(upload, context.wire, Uploads.of(method, context))
+
+
 def over_the_wire(upload: Message, context: Context) -> Message:
     """What the server computes with."""
     return decoded(encoded(upload, context.wire), context.dtype, context.device)

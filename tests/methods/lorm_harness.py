@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from fcl_bench.methods.transformers.lorm import LoRM
-from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
+from fcl_bench.methods.transformers.low_rank import low_rank_layers
 from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import turn

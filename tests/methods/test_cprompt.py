@@ -9,7 +9,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.coda_prompt import CodaPrompt
 from fcl_bench.methods.transformers.cprompt import CPrompt, FeatureContrast, PromptContrast
-from fcl_bench.methods.transformers.prompt_method import PromptObjective
+from fcl_bench.methods.transformers.prompts import PromptObjective
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.autoencoders.class_vaes.fitting import VAETraining
-from fcl_bench.methods.autoencoders.class_vaes.networks import further, keys, keys_of_rows, normals, uniforms
 from fcl_bench.methods.autoencoders.fedcbc import FedCBC
+from fcl_bench.methods.autoencoders.fitting import VAETraining
+from fcl_bench.methods.autoencoders.networks import further, keys, keys_of_rows, normals, uniforms
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.typed import typed_instance

@@ -14,6 +14,7 @@ from fcl_bench.protocol.method import Server
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
+    bases_of,
     copy_of,
     fedprotip_of,
     observed,
@@ -47,8 +48,8 @@ def test_the_servers_bases_are_orthonormal_and_span_the_union_of_the_clients(wir
     """Proposition 1, per task and layer, beside what was known; in float32, as kept."""
     result = observed(fedprotip_of({"epochs": 1}, threshold=0.4), tiny_context(wire=wire), three_tasks())
     server = result.server
-    assert list(server.bases) == ["body.stage2.0", "body.stage3.0", "body.stage4.0", HEADS]
-    for layer, bases in server.bases.items():
+    assert list(server.widths()) == ["body.stage2.0", "body.stage3.0", "body.stage4.0", HEADS]
+    for layer, bases in bases_of(server).items():
         assert all(basis.dtype == torch.float32 for basis in bases)
         together = torch.cat(bases, dim=1).double().numpy()
         np.testing.assert_allclose(together.T @ together, np.eye(together.shape[1]), atol=1e-6)
@@ -65,8 +66,8 @@ def test_the_servers_bases_are_orthonormal_and_span_the_union_of_the_clients(wir
                 np.testing.assert_allclose(U.T @ U, np.eye(U.shape[1]), atol=1e-6)
                 np.testing.assert_allclose(before.T @ U, 0, atol=1e-6)
             before = now
-    ranks = {layer: [basis.shape[1] for basis in bases] for layer, bases in server.bases.items()}
-    assert server.report() == {"ranks": ranks, "dimensions": dict(zip(server.bases, [36, 72, 144, 32], strict=True))}
+    ranks = {layer: [basis.shape[1] for basis in bases] for layer, bases in bases_of(server).items()}
+    assert server.report() == {"ranks": ranks, "dimensions": dict(zip(ranks, [36, 72, 144, 32], strict=True))}
 
 
 def last_stage(method: FedProTIP, context: Context, tasks: ImageTasks, stage: str):
@@ -103,9 +104,9 @@ def test_the_order_of_the_clients_does_not_matter(sketch):
     kept, after = last_stage(fedprotip_of({"rounds": 1}, sketch=sketch), tiny_context(), tasks, "bases")
     one = after([(k, kept[k]) for k in (0, 1, 2)])
     other = after([(k, kept[k]) for k in (2, 0, 1)])
-    for layer in one.bases:
+    for layer in one.widths():
         assert one.report()["ranks"][layer][1] > 0
-        np.testing.assert_allclose(projector(one.bases[layer]), projector(other.bases[layer]), atol=1e-5)
+        np.testing.assert_allclose(projector(bases_of(one)[layer]), projector(bases_of(other)[layer]), atol=1e-5)
 
 
 def test_of_sketches_the_server_uses_the_sum_alone():
@@ -126,8 +127,8 @@ def test_of_sketches_the_server_uses_the_sum_alone():
     ]
     for other in (after([(2, total)]), after(masked)):
         assert other.report() == one.report()
-        for layer in one.bases:
-            np.testing.assert_allclose(projector(one.bases[layer]), projector(other.bases[layer]), atol=1e-6)
+        for layer in one.widths():
+            np.testing.assert_allclose(projector(bases_of(one)[layer]), projector(bases_of(other)[layer]), atol=1e-6)
 
 
 @pytest.mark.parametrize("width", [144, "layer"])
@@ -138,10 +139,10 @@ def test_wide_sketches_give_the_span_of_the_bases(wire, atol, width):
     plain = observed(fedprotip_of({"rounds": 1}, threshold=0.4), context, tasks)
     sketched = observed(fedprotip_of({"rounds": 1}, threshold=0.4, sketch=width), context, tasks)
     assert sketched.server.report() == plain.server.report()
-    for layer in plain.server.bases:
-        ours, theirs = projector(sketched.server.bases[layer]), projector(plain.server.bases[layer])
+    for layer in plain.server.widths():
+        ours, theirs = projector(bases_of(sketched.server)[layer]), projector(bases_of(plain.server)[layer])
         np.testing.assert_allclose(ours, theirs, atol=atol)
-    for layer, bases in sketched.server.bases.items():
+    for layer, bases in bases_of(sketched.server).items():
         together = torch.cat(bases, dim=1).double().numpy()
         np.testing.assert_allclose(together.T @ together, np.eye(together.shape[1]), atol=1e-6), layer
 

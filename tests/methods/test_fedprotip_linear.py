@@ -19,6 +19,7 @@ from fcl_bench.training.network import Network
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
+    bases_of,
     fedprotip_of,
     linear_context,
     projector,
@@ -157,7 +158,7 @@ def assert_same_model(server: Server, theirs: LinearOracle) -> None:
     for index, (W, b) in enumerate(zip(theirs.heads, theirs.biases, strict=True)):
         assert_close(state[f"heads.{index}.weight"], W)
         assert_close(state[f"heads.{index}.bias"], b)
-    for layer, bases in server.bases.items():
+    for layer, bases in bases_of(server).items():
         for ours, basis in zip(bases, theirs.bases[layer], strict=True):
             assert ours.shape == basis.shape
             np.testing.assert_allclose(projector([ours]), oracle.projector(basis), atol=1e-3)
@@ -196,7 +197,7 @@ def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
     def after(task, server):
         theirs.learn(task.index, tasks[task.index], len(task.new_columns))
         assert_same_model(server, theirs)
-        references, known = server.references()
+        references, known = server.votes()
         clients = sorted({k for k, _ in theirs.references})
         assert known.tolist() == [[(k, t) in theirs.references for t in range(task.index + 1)] for k in clients]
         for (k, t), reference in theirs.references.items():

@@ -90,7 +90,7 @@ def test_the_first_client_that_answers_adds_the_first_clients_directions():
     server = without_turns(sequential(), (0, 0)).server
     silent = failing(sequential(), (0, 0))()
     silent.run(lambda _: None)
-    assert silent.server.bases["heads"][0].shape[1] == server.bases["heads"][0].shape[1] == 5 + 2 * (6 // 3)
+    assert silent.server.bases["basis.0.heads"].shape[1] == server.bases["basis.0.heads"].shape[1] == 5 + 2 * (6 // 3)
 
 
 def test_a_client_whose_bases_come_late_makes_no_references_of_that_task_in_it():

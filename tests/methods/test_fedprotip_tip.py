@@ -14,6 +14,7 @@ from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.method import Server
 from fcl_bench.randomness import seeded
 from tests.methods.fedprotip_harness import (
+    bases_of,
     fedprotip_of,
     linear_context,
     three_tasks,
@@ -145,7 +146,7 @@ def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subs
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
     made = federation_of(fedprotip_of(tip=UPDATED, columns=8), tiny_context(), tasks)
     made.run(lambda _: None)
-    bases = [basis.double().numpy() for basis in made.server.bases["heads"]]
+    bases = [basis.double().numpy() for basis in bases_of(made.server)["heads"]]
     recorded = {}
     for name, inputs in made.transport.state_dict().items():
         client, kind, task = name.split(".")
@@ -153,7 +154,7 @@ def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subs
         recorded[int(client), int(task)] = inputs.double().numpy()
     assert recorded.keys() == {(k, t) for t, sizes in enumerate(UNEVEN) for k, n in enumerate(sizes) if n}
     assert all(len(inputs) == min(8, UNEVEN[t][k]) for (k, t), inputs in recorded.items())
-    references, known = made.server.references()
+    references, known = made.server.votes()
     for k, t in np.ndindex(3, 3):
         assert bool(known[k, t]) == ((k, t) in recorded)
         # Client 1 takes no part in the last task, and so does not see its subspace.
@@ -188,7 +189,7 @@ def test_references_change_routes_and_nothing_else():
         made = federation_of(fedprotip_of(tip=tip, columns=8), tiny_context(), tasks)
         made.run(lambda _: None)
         states.append({name: value for name, value in made.server.model().items() if "reference" not in name})
-        learnt = made.server.references()[0]
+        learnt = made.server.votes()[0]
         assert bool((learnt[:, 0, 1:] > 0).all()) == (references == "updated")
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
@@ -204,7 +205,7 @@ def test_references_of_a_subset_of_clients():
         rows = {(row.task, row.client) for row in ledger.uploads if row.stage == "references" and row.up_bytes}
         voters[count] = [{client for task, client in rows if task == t} for t in range(3)]
         ends[count] = made.server.model()
-        assert made.server.references()[0].shape[0] == len(set.union(*voters[count]))
+        assert made.server.votes()[0].shape[0] == len(set.union(*voters[count]))
     assert voters[None] == voters[9] == [{0, 1, 2, 3}, {0, 1, 2}, {0, 1, 2, 3}]
     assert [len(who) for who in voters[2]] == [2, 2, 2]
     assert voters[2][0] == voters[2][2]

@@ -20,7 +20,7 @@ from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.projected import ProjectedDescent
+from fcl_bench.methods.projection.projected import ProjectedDescent, basis_name
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.network import Heads, Network
@@ -215,7 +215,7 @@ def test_without_a_basis_training_is_plain():
     context, method, tasks = tiny_context(), fedprotip_of(), three_tasks()
 
     def forget(server):
-        server.bases = {layer: [basis[:, :0] for basis in bases] for layer, bases in server.bases.items()}
+        server.bases = {name: basis[:, :0] for name, basis in server.bases.items()}
 
     update, broadcast = second_task(method, context, tasks, forget)
     assert not any(name.startswith("basis") for name in broadcast)
@@ -255,9 +255,9 @@ def test_where_everything_is_protected_the_weights_do_not_move_at_all(caplog):
     def protect(server):
         rng = torch.Generator().manual_seed(0)
         for layer in full:
-            side = len(server.bases[layer][0])
+            side = server.widths()[layer]
             Q = torch.linalg.qr(torch.randn(side, side, generator=rng, dtype=torch.float64)).Q
-            server.bases[layer] = [Q.float()]
+            server.bases[basis_name(0, layer)] = Q.float()
 
     update, broadcast = second_task(method, context, tasks, protect)
     message = update(method.client(context))

@@ -9,12 +9,13 @@ import pandas as pd
 import pytest
 import torch
 
-from fcl_bench.engine.codec import decoded, encoded
+from fcl_bench.engine.codec import decoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fot
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.methods.projection.projected import basis_name
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -23,6 +24,7 @@ from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,
     SMALL,
+    bases_of,
     copy_of,
     layer_of,
     linear_context,
@@ -33,7 +35,7 @@ from tests.methods.fedprotip_harness import (
     three_tasks,
     training,
 )
-from tests.methods.harness import turn
+from tests.methods.harness import on_wire, turn
 from tests.methods.training_harness import (
     CPU,
     ImageTasks,
@@ -130,12 +132,12 @@ def second_round(
     server, client = method.server(context), method.client(context)
     server.load_state_dict(start.state_dict())
     server.start_task(first)
-    server.bases = {layer: [basis] for layer, basis in bases.items()}
+    server.bases = {basis_name(0, layer): basis for layer, basis in bases.items()}
     server.start_task(second)
     broadcast = server.broadcast(second, 0)
     for k, (images, labels) in enumerate(tasks[1]):
         message = turn(client, image_shard(k, 1, images, labels), broadcast)
-        server.absorb(k, decoded(encoded(message, context.wire), context.dtype, CPU))
+        server.absorb(k, decoded(on_wire(message, method, context), context.dtype, CPU))
     server.finish_round()
     return server.network.state_dict()
 
@@ -219,14 +221,14 @@ def test_a_wide_sketch_of_activations_of_low_rank_gives_their_subspace(threshold
     sigma = np.linalg.svd(X, compute_uv=False)[:4]
     # Energy, as in GPM and FOT.
     rank = 1 + int(np.argmax(np.cumsum(sigma**2) >= threshold * np.sum(sigma**2)))
-    ours = server.bases["body.linear"][0]
+    ours = server.bases["basis.0.body.linear"]
     assert ours.shape[1] == rank
     # Leading directions of the sketch lie in the range of the activations, and all of it is found.
     inside = oracle.projector(oracle.span(X, 1e-6))
     np.testing.assert_allclose(inside @ ours.double().numpy(), ours.double().numpy(), atol=1e-5)
     whole, _ = first_task(fot_of({"rounds": 1}, frozen_stages=0, sketch=300, threshold=1.0), context, tasks)
-    assert whole.bases["body.linear"][0].shape[1] == 4
-    np.testing.assert_allclose(projector(whole.bases["body.linear"]), inside, atol=1e-5)
+    assert whole.bases["basis.0.body.linear"].shape[1] == 4
+    np.testing.assert_allclose(projector(bases_of(whole)["body.linear"]), inside, atol=1e-5)
 
 
 def test_directions_that_are_rounding_of_the_wire_are_none():
@@ -237,7 +239,7 @@ def test_directions_that_are_rounding_of_the_wire_are_none():
     context = linear_context(mean=(0.0,) * 3, std=(1.0,) * 3)
     method = fot_of({"rounds": 1}, frozen_stages=0, threshold=1.0, mass="sum")
     server, _ = first_task(method, context, [[(images, torch.arange(40) % 2)]])
-    assert server.bases["body.linear"][0].shape[1] == 4
+    assert server.bases["basis.0.body.linear"].shape[1] == 4
 
 
 def test_the_server_uses_the_sum_of_the_sketches_alone():
@@ -254,7 +256,7 @@ def test_the_server_uses_the_sum_of_the_sketches_alone():
             other.absorb(k, message)
         other.finish_round()
         for layer in DIMENSIONS:
-            np.testing.assert_allclose(projector(other.bases[layer]), projector(server.bases[layer]), atol=1e-6)
+            np.testing.assert_allclose(projector(bases_of(other)[layer]), projector(bases_of(server)[layer]), atol=1e-6)
 
 
 def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(monkeypatch):
@@ -268,7 +270,7 @@ def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(mo
 
 def test_bases_of_all_tasks_are_orthonormal_together():
     server = learn_images(fot_of(), tiny_context(), three_tasks())
-    for layer, bases in server.bases.items():
+    for layer, bases in bases_of(server).items():
         assert len(bases) == 3
         together = torch.cat(bases, dim=1).double().numpy()
         assert together.shape[1] > bases[0].shape[1]

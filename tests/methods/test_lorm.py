@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.transformers.vit.low_rank import LowRank, low_rank_layers
+from fcl_bench.methods.transformers.low_rank import LowRank, low_rank_layers
 from fcl_bench.protocol.context import TestBatch
 from tests.methods.lorm_harness import FC2, QKV, Watched, lorm, rounds_of, setting
 from tests.methods.training_harness import images_stream, learn_image_task, learn_images

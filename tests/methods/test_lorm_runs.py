@@ -14,7 +14,7 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.lorm import LoRM
-from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
+from fcl_bench.methods.transformers.low_rank import low_rank_layers
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training

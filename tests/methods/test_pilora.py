@@ -9,8 +9,8 @@ import torch
 from fcl_bench.engine.codec import Chain
 from fcl_bench.engine.validation import validate_upload
 from fcl_bench.errors import UserError
+from fcl_bench.methods.transformers.low_rank import low_rank_layers
 from fcl_bench.methods.transformers.pilora import MEANS, PRESENT, PILoRA
-from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.protocol.message import Message
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn

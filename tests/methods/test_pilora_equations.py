@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.methods.transformers.low_rank import low_rank_layers
 from fcl_bench.methods.transformers.pilora import (
     MEANS,
     PRESENT,
@@ -14,7 +15,6 @@ from fcl_bench.methods.transformers.pilora import (
     overlap,
     prototype_weights,
 )
-from fcl_bench.methods.transformers.vit.low_rank import low_rank_layers
 from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from tests.methods.pilora_harness import D, context, pictures, pilora

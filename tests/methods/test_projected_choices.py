@@ -13,9 +13,18 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.subspace import all_rows
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT, share_of_rest
+from fcl_bench.methods.projection.projected import basis_name
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from tests.methods import fedprotip_oracle as oracle
-from tests.methods.fedprotip_harness import HEADS, fedprotip_of, linear_context, observed, three_tasks, training
+from tests.methods.fedprotip_harness import (
+    HEADS,
+    bases_of,
+    fedprotip_of,
+    linear_context,
+    observed,
+    three_tasks,
+    training,
+)
 from tests.methods.training_harness import (
     federation_of,
     image_shard,
@@ -122,7 +131,7 @@ def test_one_client_after_the_other_adds_what_those_before_it_leave():
     )
     assert method.stages(images_stream(tasks)[0]).count("bases") == 1
     assert server.rounds(images_stream(tasks)[0]) == 2 + 3 + 1  # a round for each of three clients, one of them empty
-    for layer, bases in server.bases.items():
+    for layer, bases in bases_of(server).items():
         first, second = (sent[k, "bases"][layer].shape[1] for k in (0, 1))
         assert first > 0 == second
         assert bases[0].shape[1] == first
@@ -170,7 +179,7 @@ def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
     method = fedprotip_of({"rounds": 1}, sketch=8)
     server = learn_images(method, context, tasks[:1])
     full = "body.stage2.0"
-    server.bases[full] = [torch.eye(36)]
+    server.bases[basis_name(0, full)] = torch.eye(36)
     _, second = images_stream(tasks)
     server.start_task(second)
     client = method.client(context)
@@ -178,8 +187,8 @@ def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
     upload, _ = client.update(image_shard(0, 1, *tasks[1][0]), broadcast, {})
     assert upload[full].shape == (36, 8)
     assert not upload[full].any()
-    assert upload.moments_of.keys() == upload.keys() - {full}
-    assert all(upload[layer].any() for layer in upload.moments_of)
+    assert set(upload.groups[full].tolist()) == {-1}
+    assert all(upload[layer].any() for layer in upload.keys() - upload.groups.keys())
 
 
 # FOT: sketches of all inputs, and the threshold -----------------------------------------------------------------------
@@ -237,7 +246,7 @@ def test_fots_threshold_is_a_share_of_all_inputs():
         tasks,
         seen=lambda k, broadcast, message: sent.update({(k, message.stage): (broadcast, message)}),
         after=lambda _, server: bases.append(
-            {layer: [U.clone() for U in found] for layer, found in server.bases.items()}
+            {layer: [U.clone() for U in found] for layer, found in bases_of(server).items()}
         ),
     )
     start = context.network
@@ -258,7 +267,7 @@ def test_fots_threshold_is_a_share_of_all_inputs():
     assert bases[1]["body.linear"][1].shape[1] == rank
     # As published, one less; and more of a share is asked of the rest where the bases do not count.
     published = learn_images(replace(method, variant="published"), context, tasks[:1])
-    assert published.bases["body.linear"][0].shape[1] == bases[0]["body.linear"][0].shape[1] - 1
+    assert published.bases["basis.0.body.linear"].shape[1] == bases[0]["body.linear"][0].shape[1] - 1
     assert server.report()["ranks"]["body.linear"][1] == rank
 
 

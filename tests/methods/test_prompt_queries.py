@@ -12,7 +12,7 @@ from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.transformers import prompt_method as shared
 from fcl_bench.methods.transformers.dualprompt import DualPrompt
 from fcl_bench.methods.transformers.l2p import L2P
-from fcl_bench.methods.transformers.vit.prompts import PromptedViT
+from fcl_bench.methods.transformers.prompts import PromptedViT
 from fcl_bench.protocol.context import TestBatch
 from tests.methods.harness import turn
 from tests.methods.prompt_harness import SIZES, context, pictures, run_of, training

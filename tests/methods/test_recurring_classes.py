@@ -213,7 +213,7 @@ def test_a_shared_heads_update_is_orthogonal_to_old_inputs_though_heads_train_fr
         seen=lambda k, broadcast, message: seen.append((broadcast, message)),
         after=lambda _, server: states.append({name: v.clone() for name, v in server.network.state_dict().items()}),
     )
-    Phi = server.bases["heads"][0]
+    Phi = server.bases["basis.0.heads"]
     assert 0 < Phi.shape[1] < len(Phi)
     weight = "heads.0.weight"
     assert relative(states[1][weight] - states[0][weight], Phi) <= 1e-5

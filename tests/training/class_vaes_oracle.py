@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from fcl_bench.methods.autoencoders.class_vaes.fitting import Drawing, Fit
-from fcl_bench.methods.autoencoders.class_vaes.networks import Architecture, further, normals, orders, uniforms
+from fcl_bench.methods.autoencoders.fitting import Drawing, Fit
+from fcl_bench.methods.autoencoders.networks import Architecture, further, normals, orders, uniforms
 
 SMALL = Architecture(5, 4, 3)
 FIT = Fit(epochs=4, batch_size=3, lr=0.01, weight_decay=0.1, kl=0.5)

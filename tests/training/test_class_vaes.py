@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.autoencoders.class_vaes.fitting import (
+from fcl_bench.methods.autoencoders.fitting import (
     Drawing,
     Fit,
     Grouped,
@@ -18,7 +18,7 @@ from fcl_bench.methods.autoencoders.class_vaes.fitting import (
     fused,
     posteriors,
 )
-from fcl_bench.methods.autoencoders.class_vaes.networks import (
+from fcl_bench.methods.autoencoders.networks import (
     Architecture,
     Bank,
     decode,

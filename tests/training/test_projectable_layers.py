@@ -79,7 +79,7 @@ def test_layers_without_an_input_subspace_are_frozen_after_the_first_task():
 
     method = FedProTIP(training=training, frozen_stages=0, columns=4, threshold=0.3)
     server = learn_images(method, context, tasks, after=after)
-    assert list(server.bases) == [*PLAIN, HEADS]
+    assert list(server.widths()) == [*PLAIN, HEADS]
     moved = {name for name, value in states[0].items() if not torch.equal(value, states[1][name])}
     assert moved == {f"{name}.weight" for name in PLAIN}
     start_state = start.build().state_dict()
@@ -113,7 +113,7 @@ def test_a_vit_learns_two_tasks_and_moves_only_what_it_protects(knobs):
     def after(task, server):
         states.append({name: value.clone() for name, value in server.network.state_dict().items()})
         if task.index == 0:
-            bases.update({layer: found[0].double() for layer, found in server.bases.items()})
+            bases.update({layer: server.known(layer) for layer in server.widths()})
 
     method = FedProTIP(training=training, frozen_stages=0, columns=64, threshold=0.2)
     server = learn_images(method, context, tasks, after=after)

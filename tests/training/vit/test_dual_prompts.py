@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.methods.transformers.dualprompt import DualPrompts
-from fcl_bench.methods.transformers.vit.prompts import PromptedViT
+from fcl_bench.methods.transformers.prompts import PromptedViT
 from tests.training.vit.prompt_oracle import naive_cosine, naive_features
 from tests.training.vit.test_prefix import vit
 

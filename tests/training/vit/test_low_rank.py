@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.transformers.vit.low_rank import LowRank, add_low_rank
+from fcl_bench.methods.transformers.low_rank import LowRank, add_low_rank
 from tests.training.vit.test_prefix import vit
 
 

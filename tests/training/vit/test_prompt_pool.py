@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.environment import computing
 from fcl_bench.methods.transformers.l2p import PromptPool
-from fcl_bench.methods.transformers.vit.prompts import PromptedViT
+from fcl_bench.methods.transformers.prompts import PromptedViT
 from tests.training.vit.prompt_oracle import naive_cosine, naive_features
 from tests.training.vit.test_prefix import vit
 

@@ -11,8 +11,8 @@ not come back stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,18 +21,8 @@ from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.methods.autoencoders.class_vaes.fitting import (
-    Drawing,
-    Fit,
-    Grouped,
-    VAETraining,
-    Wanted,
-    drawn,
-    fitted,
-    fused,
-    posteriors,
-)
-from fcl_bench.methods.autoencoders.class_vaes.networks import (
+from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, drawn, fitted, fused, latents_of, posteriors
+from fcl_bench.methods.autoencoders.networks import (
     Architecture,
     Bank,
     further,
@@ -43,13 +33,12 @@ from fcl_bench.methods.autoencoders.class_vaes.networks import (
 )
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, numbers, real, weights
+from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
-from fcl_bench.training.knobs import diverged
+from fcl_bench.training.knobs import MOST_PASSES, diverged
 
 #: The stage in which clients send the smallest and largest value of each feature.
 RANGE = "range"
@@ -57,6 +46,30 @@ RANGE = "range"
 _VAE = "vae."
 #: The most numbers of reconstructed features in memory at once.
 _AT_ONCE = 2**24
+
+
+@dataclass
+class VAETraining:
+    """`method.training`, for the clients, and for the server where it fuses.
+
+    Args:
+        rounds: rounds of exchange per task.
+        fraction: share of the clients that take part in a round, chosen at random.
+        epochs: passes over a class's samples, in each round.
+        batch_size: samples per class and step.
+        lr, weight_decay: of Adam, which starts anew in each round.
+    """
+
+    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    fraction: float = knob(1.0, above=0, most=1)
+    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
+    batch_size: int = knob(32, least=1)
+    lr: float = knob(0.001, above=0)
+    weight_decay: float = knob(0.001, least=0)
+
+    def forward_precision(self, device: str) -> str:
+        """float32 on every device: autoencoders are small."""
+        return "float32"
 
 
 @dataclass
@@ -108,12 +121,12 @@ class FedCBC(Method):
         size = 3 * 4 * (context.all_classes(classes_per_task) + uploads) * self.architecture(context).numbers
         require_memory(f"method.hidden={self.hidden}", size, "the autoencoders of all classes")
 
-    def fit(self) -> Fit:
-        knobs = self.training
-        return Fit(knobs.epochs, knobs.batch_size, knobs.lr, knobs.weight_decay, self.kl)
-
-    def drawing(self) -> Drawing:
-        return Drawing(self.samples, self.published)
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        shapes = self.architecture(context).shapes.items()
+        parts = {name: weights(*shape, "held") for name, shape in shapes}
+        ends = {RANGE: {"low": real("d", leaks=SUMS), "high": real("d", leaks=SUMS)}}
+        model = {MODEL: {"classes": class_numbers("held", distinct=True), **parts}}
+        return {**(ends if self.scaling == "range" else {}), **model}
 
     def client(self, context: Context) -> Client:
         return FedCBCClient(self, context)
@@ -161,8 +174,7 @@ class FedCBCClient(_Half, Client):
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The weights of its classes' autoencoders, the classes last; or the range of its features."""
         if broadcast.stage == RANGE:
-            ends = {"low": client_data.inputs.amin(dim=0), "high": client_data.inputs.amax(dim=0)}
-            return Message(ends, sums_of=dict.fromkeys(ends)), state
+            return Message({"low": client_data.inputs.amin(dim=0), "high": client_data.inputs.amax(dim=0)}), state
         columns, own, at = self._start(client_data, broadcast, state)
         inputs = self.scaled(client_data.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
         indices = client_data.task, int(broadcast["round"]), client_data.client
@@ -171,7 +183,7 @@ class FedCBCClient(_Half, Client):
         )
         with exact_kernels():
             weights = fitted(
-                self.architecture, at, samples, self.method.fit(), self.keys(columns, "training", *indices), wanted
+                self.architecture, at, samples, self.method, self.keys(columns, "training", *indices), wanted
             )
         weights = self.checked(weights)
         upload = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
@@ -216,7 +228,7 @@ class FedCBCClient(_Half, Client):
         """The training samples, its own of each class and then those drawn; and the posteriors to be held to."""
         method, known = self.method, received.columns
         if len(known):
-            latents = self.method.drawing().latents(self.keys(known, "samples", *indices), self.architecture.latent)
+            latents = latents_of(method, self.keys(known, "samples", *indices))
             made = drawn(self.architecture, received.weights, latents)
             inputs = torch.cat([inputs, made.flatten(0, 1)])
             labels = torch.cat([labels, known.repeat_interleave(method.samples)])
@@ -236,31 +248,39 @@ class FedCBCServer(_Half, Server):
     """Keeps one autoencoder per class, and fuses those of several clients.
 
     Attributes:
-        bank: the autoencoders.
+        columns: (k,) the classes that have an autoencoder, ascending.
+        vaes: (k, P) their weights.
         versions: (k,) how often each of them has changed.
         low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
-        range_tasks: the tasks that begin with the stage that collects ranges.
+        range_tasks: the tasks that begin with the stage that collects ranges: the first, and others until anyone has
+            answered. A task stays among them, so that the rounds of earlier tasks do not change.
     """
+
+    state = ("columns", "vaes", "versions", "low", "high", "range_tasks")
 
     def __init__(self, method: FedCBC, context: Context) -> None:
         super().__init__(method, context)
-        self.bank = Bank.empty(self.architecture.numbers, context.device)
-        self.versions = torch.zeros(0, dtype=torch.int64, device=context.device)
+        self.columns = self.versions = torch.zeros(0, dtype=torch.int64, device=context.device)
+        self.vaes = torch.zeros(0, self.architecture.numbers, device=context.device)
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
-        self.range_tasks = AskedTasks()
-        self._columns: tuple[int, ...] = ()
+        self.range_tasks = {0}
         self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
         self._uploads: dict[int, Bank] = {}
 
+    @property
+    def bank(self) -> Bank:
+        """The autoencoders."""
+        return Bank(self.columns, self.vaes)
+
     def start_task(self, task: Task) -> None:
-        self._task, self._columns, self._seen = task.index, task.columns, task.columns_seen
+        self._task, self._seen = task.index, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
-            self.range_tasks.add(task)
+            self.range_tasks.add(task.index)
 
     def _stages(self, task: Task) -> list[str]:
-        asks = self.method.scaling == "range" and task in self.range_tasks
+        asks = self.method.scaling == "range" and task.index in self.range_tasks
         return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:
@@ -286,25 +306,21 @@ class FedCBCServer(_Half, Server):
         self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}
         if self._stage == RANGE:
             return Message({}, RANGE)
-        named = zip(self.bank.columns.tolist(), self.versions.tolist(), self.bank.weights, strict=True)
+        named = zip(self.columns.tolist(), self.versions.tolist(), self.vaes, strict=True)
         sent = {f"{_VAE}{column}.{version}": weights for column, version, weights in named}
         if self.low is not None and self.high is not None:
             sent |= {"range.low": self.low, "range.high": self.high}
         return Message({**sent, "round": torch.tensor(round_)}, MODEL, kept=sent)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if self._stage == RANGE:
-            return {"low": real(self.context.inputs), "high": real(self.context.inputs)}
-        parts = {name: weights(*shape, "held") for name, shape in self.architecture.shapes.items()}
-        return {"classes": numbers("held", below=self._seen), **parts}
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = super().schema(task, stage)
+        if stage == RANGE:
+            return found
+        return {**found, "classes": replace(found["classes"], among=frozenset(task.columns))}
 
     def objection(self, upload: Message) -> str:
-        if self._stage == RANGE:
-            return "its smallest values are above its largest" if bool((upload["low"] > upload["high"]).any()) else ""
-        reported = upload["classes"].tolist()
-        if not reported or reported != sorted({*reported} & {*self._columns}):
-            return "its classes are not some of the task's, ascending"
-        return ""
+        crossed = self._stage == RANGE and bool((upload["low"] > upload["high"]).any())
+        return "its smallest values are above its largest" if crossed else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         if self._stage == RANGE:
@@ -335,16 +351,14 @@ class FedCBCServer(_Half, Server):
                 weights[order],
                 torch.bincount(torch.searchsorted(changed, columns)),
                 self.bank.has(changed),
-                self.method.fit(),
-                self.method.alpha,
-                self.method.drawing(),
+                self.method,
                 self.keys(changed, "fusion", *indices),
             )
         before = torch.zeros(self._seen, dtype=torch.int64, device=changed.device)
-        before[self.bank.columns] = self.versions
+        before[self.columns] = self.versions
         before[changed] += 1
-        self.bank = self.bank.updated(changed, self.checked(new))
-        self.versions = before[self.bank.columns]
+        bank = self.bank.updated(changed, self.checked(new))
+        self.columns, self.vaes, self.versions = bank.columns, bank.weights, before[bank.columns]
 
     def finish_task(self) -> None:
         """The autoencoders of the last round are the task's."""
@@ -354,7 +368,7 @@ class FedCBCServer(_Half, Server):
         """Minus the loss of each class's autoencoder; the lowest number there is for a class without one."""
         found = torch.full((len(inputs), self._seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
         scaled = self.scaled(inputs, self.low, self.high)
-        parts, columns = self.architecture.parts(self.bank.weights), self.bank.columns
+        parts, columns = self.architecture.parts(self.vaes), self.columns
         at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.context.inputs, self.method.hidden)))
         with exact_kernels():
             for begin in range(0, len(inputs) if len(columns) else 0, at_once):
@@ -366,28 +380,19 @@ class FedCBCServer(_Half, Server):
 
     def _noise(self, rows: torch.Tensor) -> torch.Tensor:
         """(k, n, l) noise for each class and sample, which does not depend on the other samples of the batch."""
-        of_classes = self.keys(self.bank.columns, "scores")
+        of_classes = self.keys(self.columns, "scores")
         of_pairs = further(keys_of_rows(rows), of_classes.unsqueeze(1))
         return normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
 
     def model(self) -> dict[str, torch.Tensor]:
         """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) with scaling=range."""
         ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
-        return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
+        return {"vaes": self.vaes, "columns": self.columns, **ends}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
-        self.bank, self._seen = Bank(model["columns"], model["vaes"]), tasks[-1].columns_seen
+        self.columns, self.vaes, self._seen = model["columns"], model["vaes"], tasks[-1].columns_seen
         self.low, self.high = model.get("low"), model.get("high")
 
     def report(self) -> dict[str, Any]:
         """`vae_bytes`, the bytes of one autoencoder; `classes`, the number of classes that have one."""
-        return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**self.model(), "versions": self.versions, "asked": self.range_tasks.tensor()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        here = {name: value.to(self.context.device) for name, value in state.items()}
-        self.bank, self.versions = Bank(here["columns"], here["vaes"]), here["versions"]
-        self.low, self.high = here.get("low"), here.get("high")
-        self.range_tasks.restore(state["asked"])
+        return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.columns)}

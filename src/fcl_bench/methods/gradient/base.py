@@ -19,7 +19,6 @@ from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
-from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: `GradientMethod.aggregation`, beside MEAN and EACH.
 ONLY_MEAN = "only mean"
@@ -151,7 +150,7 @@ class GradientMethod(Method):
                 f"backbone.compile=false, or a method that does not: {', '.join(_COMPILE)}",
             )
         if self.inside_transformers:
-            self._check_transformer(start)
+            self._check_transformer(context)
         if self.training.aggregate != "mean":
             self._check_aggregate(context, context.all_classes(classes_per_task))
         if self.training.rates:
@@ -185,13 +184,13 @@ class GradientMethod(Method):
                 key = f"{self.training_key}.rates.{prefix}={rate:g}"
                 raise UserError(f"{key}: no parameter that trains has such a name", choices(parts, prefix))
 
-    def _check_transformer(self, start: Trainable) -> None:
+    def _check_transformer(self, context: Context) -> None:
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
         if self.on == "features":
             raise UserError(f"method.on=features: {what}", "method.on=images")
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
-        transformer_blocks(start.build(), self.name, start.name)
+        self.build_network(context)
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""

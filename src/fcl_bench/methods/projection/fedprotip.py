@@ -7,7 +7,8 @@ task it is of, and only that task's classes compete.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -16,13 +17,15 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
-from fcl_bench.methods.projection.basis_names import PART, bases_in
 from fcl_bench.methods.projection.projected import (
     BASES,
+    PART,
     ProjectedClient,
     ProjectedDescent,
     ProjectedMethod,
     ProjectedServer,
+    bases_in,
+    basis_name,
 )
 from fcl_bench.methods.projection.task_identity import (
     HeadRank,
@@ -34,7 +37,7 @@ from fcl_bench.methods.projection.task_identity import (
     route_by_batches,
 )
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import Field, Schema, class_numbers, orthonormal, real
+from fcl_bench.protocol.fields import MOMENTS, SUM, SUMS, Field, Schema, numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -69,7 +72,7 @@ class FedProTIPClient(ProjectedClient):
         return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
 
     def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
-        """Return, for each weight that trains, its projection out of the bases of a broadcast."""
+        """By weight that trains, its projection out of the bases of a broadcast."""
         own = dict(self.network.named_parameters())
         found = {}
         reused = Heads.from_message(broadcast).reused
@@ -88,20 +91,20 @@ class FedProTIPClient(ProjectedClient):
         if broadcast.stage == REFERENCES:
             return self._references(client_data, broadcast, state), state
         found: dict[str, torch.Tensor] = {}
-        moments: dict[str, None] = {}
+        of_nothing: dict[str, torch.Tensor] = {}
         for layer, columns in self.columns_of(client_data).items():
             if layer == HEADS and self.method.updates:
                 state = {**state, f"inputs.{client_data.task}": columns.T.float()}
             U, sigma = self._core(client_data.task, layer, columns, broadcast)
-            if U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
-                moments[layer] = None
+            if not U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
+                of_nothing[layer] = torch.full_like(client_data.labels, -1)
             if self.method.sketch is None:
                 found[layer] = U
             else:
                 seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
                 width = self.method.sketch_width(len(U))
                 found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
-        return Message(found, summed=found if self.method.sketch is not None else (), moments_of=moments), state
+        return Message(found, groups=of_nothing), state
 
     def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
         """The directions that a layer's columns (d, m) add, outside of what the server has."""
@@ -124,7 +127,7 @@ class FedProTIPClient(ProjectedClient):
         if not self.method.updates:
             features = self.trainer.features(self.network, client_data.inputs)
             reference = relevance(features, head_bases(broadcast, client_data.task, features)).mean(dim=0)
-            return Message({"reference": reference}, sums_of={"reference": None})
+            return Message({"reference": reference})
         stored = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
         own = dict(sorted(stored.items()))
         bases, tip = head_bases(broadcast, client_data.task, own[client_data.task]), self.method.tip
@@ -136,20 +139,25 @@ class FedProTIPClient(ProjectedClient):
         # One row per task: that of this task is of the shard's samples, the others are of what was stored.
         kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != client_data.task]
         now = torch.full((len(client_data.labels),), list(own).index(client_data.task))
-        sums_of = {"references": torch.cat([now, *kept_of])}
-        return Message({"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}, sums_of=sums_of)
+        upload = {"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}
+        return Message(upload, groups={"references": torch.cat([now, *kept_of])})
 
 
-def head_bases(broadcast: Message, task: int, features: torch.Tensor) -> list[torch.Tensor]:
+def head_bases(named: Mapping[str, torch.Tensor], task: int, features: torch.Tensor) -> list[torch.Tensor]:
     """U_0, ..., U_task of the final layer, whose inputs are `features` (n, d); without columns if a task added none."""
     none = features.new_zeros(features.shape[1], 0)
-    return [broadcast.get(f"basis.{t}.{HEADS}", none) for t in range(task + 1)]
+    return [named.get(basis_name(t, HEADS), none) for t in range(task + 1)]
 
 
 class FedProTIPServer(ProjectedServer):
-    """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11)."""
+    """Appends bases (Eq. 9), keeps references, routes samples (Eq. 11).
+
+    Attributes:
+        references: by "reference.<client>.<task>", a client's reference (t + 1,) of a task.
+    """
 
     method: FedProTIP
+    state = ("references",)
 
     def __init__(self, method: FedProTIP, context: Context) -> None:
         super().__init__(method, context)
@@ -160,8 +168,7 @@ class FedProTIPServer(ProjectedServer):
         self._clients = context.clients or 0
         #: Whose turn it is in the stage of the bases, if clients take turns.
         self._turn = 0
-        #: Per client and task, the reference (t + 1,).
-        self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self.references: dict[str, torch.Tensor] = {}
         self._tolerance = _ROUNDINGS * torch.finfo(context.wire.dtype).eps
         self.pure_batches = method.tip.batch if method.tip and method.tip.route == "batch" else None
 
@@ -202,46 +209,42 @@ class FedProTIPServer(ProjectedServer):
             return extra
         growing, part = f"basis.{self.task}.", f"{PART}{self._turn}.{self.task}."
         extra = {part + name.removeprefix(growing) if name.startswith(growing) else name: extra[name] for name in extra}
-        if self.method.head_rank is not None and HEADS in self.bases:
-            first = not any(basis.shape[1] for basis in self.bases[HEADS])  # whoever failed before it added none
+        if self.method.head_rank is not None and HEADS in self.widths():
+            first = not any(self.ranks(HEADS))  # whoever failed before it added none
             rank = self.method.head_rank.of(self.task, first, self._clients)
             extra[f"{HEAD_RANK}.{self.task}.{self._turn}"] = torch.tensor(rank)
         return extra
 
-    def expects_answer(self) -> Schema:
-        if self.stage != REFERENCES:
-            return super().expects_answer()
-        tasks = self.task + 1
-        if self.method.updates:
-            return {
-                "references": real("tasks", tasks, least=0),
-                "tasks": class_numbers("tasks", among=range(tasks), distinct=True),
-            }
-        return {"reference": real(tasks, least=0)}
-
-    def expects_basis(self, layer: str, side: int) -> Field:
-        if self.method.sketch is not None:
-            return real(side, self.method.sketch_width(side))
-        return orthonormal(side, f"r of {layer}", widest=side)
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = dict(super().schema(task, stage))
+        if stage == BASES and self.method.sketch is None:
+            for layer, declared in found.items():
+                side = declared.shape[0]
+                found[layer] = replace(declared, shape=(side, f"r of {layer}"), widest=side)
+        if stage == REFERENCES:
+            tasks = task.index + 1
+            found = {name: declared.sized({"tasks": tasks}) for name, declared in found.items()}
+            if "tasks" in found:
+                found["tasks"] = replace(found["tasks"], below=tasks)
+        return found
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:
-            if self.method.updates:
-                for task, row in zip(upload["tasks"].tolist(), upload["references"].float(), strict=True):
-                    self._references[client, task] = row
-            else:
-                self._references[client, self.task] = upload["reference"].float()
+            tasks = upload["tasks"].tolist() if self.method.updates else [self.task]
+            rows = upload["references"] if self.method.updates else upload["reference"].unsqueeze(0)
+            for task, row in zip(tasks, rows.float(), strict=True):
+                self.references[f"reference.{client}.{task}"] = row
             return
         for layer, found in upload.items():
             found = found.double()
             if self.method.sketch is not None:
                 self.received[layer] = self.received.get(layer, 0) + found
             else:
-                before = self.received.get(layer, self.basis_before(layer, found))
+                before = self.received.get(layer, self.known(layer))
                 self.received[layer] = append_basis(before, found, self._tolerance)
 
     def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
-        before = self.basis_before(layer, received)
+        before = self.known(layer)
         if self.method.sketch is None:
             return received[:, before.shape[1] :]
         room = len(received) - before.shape[1]
@@ -254,45 +257,36 @@ class FedProTIPServer(ProjectedServer):
         if self.method.tip is None:
             return Prediction(scores)
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
-        omega = relevance(features, self.bases[HEADS])
+        omega = relevance(features, head_bases(self.bases, len(self.tasks) - 1, features))
         pure, by_batches = self.method.tip.route == "batch", self.method.tip.rule == "batches"
         if pure and not batch.one_task:
             raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
         if by_batches:
             omega = batch_relevance(omega) if pure else omega
-            tasks = route_by_batches(omega, *self.references())
+            tasks = route_by_batches(omega, *self.votes())
         else:
             omega = omega.mean(dim=0, keepdim=True) if pure else omega
-            tasks = route(omega, *self.references())
+            tasks = route(omega, *self.votes())
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
-    def references(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def votes(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, T, T) references, zero-padded, of the clients that ever sent one, and (K, T) which of them exist."""
-        tasks = len(self.bases[HEADS])
-        clients = sorted({client for client, _ in self._references})
+        known_of = {name: [int(number) for number in name.split(".")[1:]] for name in self.references}
+        clients, tasks = sorted({client for client, _ in known_of.values()}), len(self.tasks)
         found = torch.zeros(len(clients), tasks, tasks, device=self.context.device)
         known = torch.zeros(len(clients), tasks, dtype=torch.bool, device=self.context.device)
-        for (client, task), reference in self._references.items():
-            row = clients.index(client)
+        for name, (client, task) in known_of.items():
+            row, reference = clients.index(client), self.references[name]
             found[row, task, : len(reference)] = reference
             known[row, task] = True
         return found, known
 
     def model(self) -> dict[str, torch.Tensor]:
-        return {**super().model(), **self._named_references()}
+        return {**super().model(), **self.references}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), **self._named_references()}
-
-    def _named_references(self) -> dict[str, torch.Tensor]:
-        return {f"reference.{client}.{task}": value for (client, task), value in self._references.items()}
-
-    def load_bases(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_bases(state)
-        for name, value in state.items():
-            if name.startswith("reference."):
-                _, client, task = name.split(".")
-                self._references[int(client), int(task)] = value.to(self.context.device)
+    def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
+        super().load_model(model, tasks)
+        self.references = {name: value for name, value in model.items() if name.startswith("reference.")}
 
 
 @dataclass
@@ -313,7 +307,6 @@ class FedProTIP(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fedprotip"
-    apart = "fedprotip keeps each client's references", "method=fot, whose sketches add up"
     client_half = FedProTIPClient
     server_half = FedProTIPServer
 
@@ -324,9 +317,20 @@ class FedProTIP(ProjectedMethod):
     tip: Tip | None = field(default_factory=Tip)
     sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
 
+    @property
+    def basis(self) -> Field:
+        return orthonormal("d_l", "r", leaks=MOMENTS) if self.sketch is None else real(combine=SUM, leaks=MOMENTS)
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
+        if self.updates:
+            updated = {"references": real("k", "tasks", least=0, leaks=SUMS), "tasks": numbers("k", form="distinct")}
+            return {**stages, REFERENCES: updated}
+        return {**stages, **({REFERENCES: {"reference": real("tasks", least=0, leaks=SUMS)}} if self.tip else {})}
+
     def sketch_width(self, side: int) -> int:
-        """s_l of a layer with d_l = `side`, if sketches are sent."""
-        return side if self.sketch == WHOLE else min(int(self.sketch), side)  # type: ignore[arg-type]
+        """s_l; of bases, the most columns that there can be."""
+        return min(self.sketch, side) if isinstance(self.sketch, int) else side
 
     def __post_init__(self) -> None:
         super().__post_init__()

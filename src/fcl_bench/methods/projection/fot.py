@@ -14,17 +14,18 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.subspace import core_basis
-from fcl_bench.methods.projection.basis_names import bases_in
 from fcl_bench.methods.projection.projected import (
     BASES,
     MASSES,
     ProjectedClient,
     ProjectedMethod,
     ProjectedServer,
+    bases_in,
 )
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Field, Schema, real
+from fcl_bench.protocol.fields import MOMENTS, SUM, Field, Schema, real
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import layer_grams
 from fcl_bench.training.trainer import forward_batch
@@ -43,25 +44,24 @@ class FOTClient(ProjectedClient):
         found, outside = {}, []
         for layer, (X, gram) in self._inputs(client_data).items():
             seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
-            shape = X.shape[1], self.method.width(len(X))
+            shape = X.shape[1], self.method.sketch_width(len(X))
             G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=X.dtype)
             found[layer] = X @ G.to(X.device)
             outside.append(_new_share(gram, bases_in(broadcast, layer)))
-        moments = dict.fromkeys(found)
         if self.method.share_of == "rest":
-            return Message(found, summed=found, moments_of=moments), state
+            return Message(found), state
         samples = len(client_data.labels)
         found[OUTSIDE] = samples * torch.tensor(outside, dtype=torch.float64)
-        return Message(found, samples=samples, summed=found, moments_of=moments), state
+        return Message(found, samples=samples), state
 
     def _inputs(self, client_data: ClientData) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Return, per layer, X (d_l, m) and X X'.
+        """X (d_l, m) and X X' by layer.
 
         If all inputs are sketched, X is a root (d_l, d_l) of their X X'. Its product with normal numbers has their law.
         """
         if self.method.columns is not None:
             return {layer: (X, X @ X.T) for layer, X in self.columns_of(client_data).items()}
-        names = self.method.layers(self.network, self.context.recurring)
+        names = self.method.widths(self.network, self.context.recurring)
         layers = {layer: self.network.get_submodule(layer) for layer in names}
         batches = self.images_of(client_data).split(forward_batch(self.context.device))
         grams = layer_grams(self.trainer, self.network, batches, layers)
@@ -91,18 +91,18 @@ class FOTServer(ProjectedServer):
 
     def __init__(self, method: FOT, context: Context) -> None:
         super().__init__(method, context)
-        #: (L,) sum over clients of samples times the share of each layer's inputs that is new; and of the samples.
-        self._outside, self._samples = torch.zeros(0, dtype=torch.float64), 0
+        #: Of the uploads of the stage `BASES`.
+        self._samples = 0
 
-    def expects_answer(self) -> Schema:
-        expected = super().expects_answer()
-        if self.method.share_of == "rest":
-            return expected
-        # Samples times a share of norms.
-        return {**expected, OUTSIDE: real(len(expected), least=0, per_sample=1.0)}
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._samples = 0
 
-    def expects_basis(self, layer: str, side: int) -> Field:
-        return real(side, self.method.width(side))
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = super().schema(task, stage)
+        if OUTSIDE not in found:
+            return found
+        return {**found, OUTSIDE: found[OUTSIDE].sized({"layers": len(found) - 1})}
 
     def objection(self, upload: Message) -> str:
         if self.stage == BASES and self.method.share_of == "inputs" and not upload.samples:
@@ -110,25 +110,19 @@ class FOTServer(ProjectedServer):
         return super().objection(upload)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        for layer, sketch in upload.items():
-            self.received[layer] = self.received[layer] + sketch if layer in self.received else sketch
+        for name, value in upload.items():
+            self.received[name] = self.received[name] + value if name in self.received else value
         self._samples += upload.samples or 0
 
-    def finish_stage(self) -> None:
-        if self.stage == BASES and OUTSIDE in self.received:
-            self._outside = self.received.pop(OUTSIDE).double().cpu()
-        super().finish_stage()
-        self._samples = 0
-
     def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
-        total = received.double()
-        before, wire = self.basis_before(layer, total), self.context.wire.dtype
         epsilon = self.method.epsilon(self.task)
         if self.method.share_of == "inputs":
-            place = self.method.layers(self.network, self.context.recurring).index(layer)
-            epsilon = share_of_rest(epsilon, float(self._outside[place]) / max(1, self._samples))
-        below = self.method.variant == "published"
-        return core_basis(total, before, epsilon, self.method.power, rounded_to=wire, below=below)[0]
+            # Over all clients, samples times the share of the layer's inputs that is new.
+            outside = float(self.received[OUTSIDE][list(self.widths()).index(layer)])
+            epsilon = share_of_rest(epsilon, outside / max(1, self._samples))
+        wire, below = self.context.wire.dtype, self.method.variant == "published"
+        known = self.known(layer)
+        return core_basis(received.double(), known, epsilon, self.method.power, rounded_to=wire, below=below)[0]
 
 
 def share_of_rest(epsilon: float, outside: float) -> float:
@@ -161,11 +155,23 @@ class FOT(ProjectedMethod):
     columns: int | None = knob(512, least=1)  # type: ignore[assignment]
     sketch: float = knob(5.0, above=0)
 
-    def width(self, side: int) -> int:
-        """Columns of the sketch of a layer with inputs of d_l = `side` numbers."""
+    @property
+    def basis(self) -> Field:
+        return real(combine=SUM, leaks=MOMENTS)
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
+        if self.share_of == "inputs":
+            # Samples times a share of norms.
+            stages[BASES] = {**stages[BASES], OUTSIDE: real("layers", least=0, per_sample=1.0, combine=SUM)}
+        return stages
+
+    def sketch_width(self, side: int) -> int:
         return max(1, round(self.sketch * side))
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
         widest = max(self.widths(self.build_network(context), context.recurring).values())
-        require_memory(f"method.sketch={self.sketch:g}", 8 * widest * self.width(widest), "the widest layer's sketch")
+        require_memory(
+            f"method.sketch={self.sketch:g}", 8 * widest * self.sketch_width(widest), "the widest layer's sketch"
+        )

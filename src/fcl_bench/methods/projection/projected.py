@@ -20,7 +20,6 @@ from fcl_bench.linalg.subspace import Projection, project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.projection.basis_names import basis_name
 from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -37,12 +36,22 @@ log = logging.getLogger(__name__)
 
 #: `method.mass`: of a spectrum.
 MASSES = ("sum", "energy")
-#: `method.share_of`: what the threshold is a share of.
-SHARES = ("rest", "inputs")
-#: `method.norms`: what becomes of parameters without an input subspace.
-NORMS = ("frozen", "decay", "train")
 #: The stage in which clients send what the subspaces are made of.
 BASES = "bases"
+#: Prefix of the names of a task's bases that still grow. The number of the turn, the task and the layer follow.
+PART = "part"
+
+
+def basis_name(task: int, layer: str) -> str:
+    """The name under which the server keeps, and sends, Phi_layer^(task)."""
+    return f"basis.{task}.{layer}"
+
+
+def bases_in(named: Mapping[str, torch.Tensor], layer: str) -> torch.Tensor | None:
+    """Phi^(1:t-1) (d_l, q) of a layer, and the existing part of Phi^(t), in the order of tasks; None: there is none."""
+    parts = {name: name.split(".", 2) for name in named if name.startswith(("basis.", PART))}
+    found = {int(task): named[name] for name, (_, task, of) in parts.items() if of == layer}
+    return torch.cat([found[task] for task in sorted(found)], dim=1) if found else None
 
 
 @dataclass
@@ -50,8 +59,6 @@ class ProjectedMethod(GradientMethod):
     """A method that protects the subspaces in which earlier tasks' layer inputs lie.
 
     Args:
-        frozen_stages, frozen_heads: as in any gradient method; here on by default (FedProTIP E.2).
-        loss_over: as in any gradient method; here by default the task's own, as in both public codes.
         frozen_head_age: how many tasks old a head is when `frozen_heads` freezes it; 1: when the next task starts.
         projected_heads: whether the heads count among the layers whose updates are projected; if not, they train as
             in any gradient method, biases included, but for heads that score classes of earlier tasks again.
@@ -74,11 +81,11 @@ class ProjectedMethod(GradientMethod):
     loss_over: str = knob("task", choices=("seen", "task"))
     frozen_head_age: int = knob(1, least=1)
     projected_heads: bool = False
-    norms: str = knob("frozen", choices=NORMS)
+    norms: str = knob("frozen", choices=("frozen", "decay", "train"))
     threshold: float = knob(0.7, above=0, most=1)
     threshold_step: float = knob(0.001, least=0)
     mass: str = knob("sum", choices=MASSES)
-    share_of: str = knob("rest", choices=SHARES)
+    share_of: str = knob("rest", choices=("rest", "inputs"))
     columns: int = knob(512, least=1)
     augmented_bases: bool = False
     variant: str = knob("working", choices=("working", "published"))
@@ -97,6 +104,18 @@ class ProjectedMethod(GradientMethod):
     def power(self) -> int:
         """The power of the singular values in the spectrum's mass."""
         return {"sum": 1, "energy": 2}[self.mass]
+
+    @property
+    @abstractmethod
+    def basis(self) -> Field:
+        """What clients send of each layer in the stage `BASES`."""
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        return {**super().uploads(context), BASES: {"*": self.basis}}
+
+    @abstractmethod
+    def sketch_width(self, side: int) -> int:
+        """The columns of what clients send of a layer whose inputs have d_l = `side` numbers."""
 
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), BASES]
@@ -124,23 +143,24 @@ class ProjectedMethod(GradientMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        if not self.layers(self.build_network(context), context.recurring):
+        if not self.widths(self.build_network(context), context.recurring):
             raise UserError(
                 f"method.on={self.on} and method.projected_heads=false leave method={self.name} nothing to project",
                 "method.projected_heads=true",
             )
 
-    def layers(self, network: Network, recurring: bool = False) -> list[str]:
-        """The layers that still train after the first task, so that their inputs are to be protected.
+    def widths(self, network: Network, recurring: bool = False) -> dict[str, int]:
+        """d_l, the numbers in one column of inputs, of each layer that still trains after the first task.
 
         Args:
             network: with the weights.
             recurring: see `Context`.
         """
-        frozen = super().frozen(network, network.stages, 1)
-        trains = {name for name, value in network.named_parameters() if name not in network.never_trains | frozen}
-        heads = [HEADS] if self.watches_heads(recurring) else []
-        return [*(name for name in projectable(network) if f"{name}.weight" in trains), *heads]
+        frozen = super().frozen(network, network.stages, 1) | network.never_trains
+        trains = {name: value for name, value in network.named_parameters() if name not in frozen}
+        weights = {layer: trains.get(f"{layer}.weight") for layer in projectable(network)}
+        sides = {layer: weight.flatten(1).shape[1] for layer, weight in weights.items() if weight is not None}
+        return sides | ({HEADS: network.dimension} if self.watches_heads(recurring) else {})
 
     def protected_weights(self, network: Network, reused: Container[int] = ()) -> dict[str, str]:
         """Parameter name -> layer, of the weights that are projected: the layers' own, and those of heads.
@@ -149,20 +169,13 @@ class ProjectedMethod(GradientMethod):
             network: with the weights.
             reused: earlier heads that score classes of the task; projected whether or not all heads are.
         """
-        weights = {f"{layer}.weight": layer for layer in self.layers(network) if layer != HEADS}
+        weights = {f"{layer}.weight": layer for layer in self.widths(network) if layer != HEADS}
         heads = [head for head in range(len(network.heads)) if self.projected_heads or head in reused]
         return weights | {f"{HEADS}.{head}.weight": HEADS for head in heads}
-
-    def widths(self, network: Network, recurring: bool = False) -> dict[str, int]:
-        """d_l of each of the `layers`, the numbers in one column of its inputs."""
-        own = dict(network.named_parameters())
-        sides = {layer: own[f"{layer}.weight"].flatten(1).shape[1] for layer in self.layers(network) if layer != HEADS}
-        return sides | ({HEADS: network.dimension} if self.watches_heads(recurring) else {})
 
     def frozen(
         self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
     ) -> set[str]:
-        """Names that are frozen; after the first task perhaps batch norms and biases, which have no input subspace."""
         names = super().frozen(network, stages, task, reused)
         if not task:
             return names
@@ -219,9 +232,9 @@ class ProjectedClient(GradientClient):
         return augmented(client_data.inputs, augment, torch.Generator().manual_seed(seed))
 
     def columns_of(self, client_data: ClientData) -> dict[str, torch.Tensor]:
-        """Return (d_l, m_s) per layer, in float64, since a spectrum of differences follows."""
+        """(d_l, m_s) by layer, in float64, since a spectrum of differences follows."""
         seed = derived_seed(self.context.seed, "columns", client_data.task, client_data.client)
-        layers = self.method.layers(self.network, self.context.recurring)
+        layers = list(self.method.widths(self.network, self.context.recurring))
         generator = torch.Generator().manual_seed(seed)
         found = layer_columns(
             self.trainer, self.network, self.images_of(client_data), layers, self.method.columns, generator
@@ -233,15 +246,17 @@ class ProjectedServer(GradientServer):
     """Keeps every task's bases.
 
     Attributes:
-        bases: per layer, Phi^(t) (d_l, r_t) of each task, orthonormal all together, in float32.
+        bases: by `basis_name`, Phi^(t) (d_l, r_t) of a task and a layer in float32; all of a layer are orthonormal.
+            Those of the task at hand grow from no columns.
         received: per layer, what the uploads of the round at hand make together.
     """
 
     method: ProjectedMethod
+    state = ("bases",)
 
     def __init__(self, method: ProjectedMethod, context: Context) -> None:
         super().__init__(method, context)
-        self.bases: dict[str, list[torch.Tensor]] = {}
+        self.bases: dict[str, torch.Tensor] = {}
         self.received: dict[str, torch.Tensor] = {}
         self._notices = Notices(log)
 
@@ -249,8 +264,8 @@ class ProjectedServer(GradientServer):
         super().start_task(task)
         if self.heads.reused and not self.context.recurring:
             raise ValueError(f"task {task.index} has classes of earlier tasks, and the problem is not `recurring`")
-        for layer in self.method.layers(self.network, self.context.recurring):
-            self.bases.setdefault(layer, [])
+        for layer, side in self.widths().items():
+            self.bases.setdefault(basis_name(task.index, layer), torch.zeros(side, 0, device=self.context.device))
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """W_old + (mean - W_old)(I - Phi Phi'), layer by layer: what the wire's rounding put into Phi is taken out."""
@@ -259,35 +274,30 @@ class ProjectedServer(GradientServer):
             return projected
         for name, layer in self.method.protected_weights(self.network, self.heads.reused).items():
             Phi = self.known(layer)
-            if Phi is not None and name in mean:
+            if Phi.shape[1] and name in mean:
                 old = self.sent[name].double()
                 projected[name] = (old + project_out(mean[name].double() - old, Phi)).float()
         return projected
 
-    def known(self, layer: str) -> torch.Tensor | None:
-        """Phi^(1:t) (d_l, q) of a layer in float64; None before the end of the first task."""
-        return torch.cat(self.bases[layer], dim=1).double() if self.bases[layer] else None
-
-    def basis_before(self, layer: str, like: torch.Tensor) -> torch.Tensor:
-        """`known`, or a matrix without columns whose rows are those of `like`."""
-        known = self.known(layer)
-        return like.new_zeros(len(like), 0) if known is None else known
+    def known(self, layer: str) -> torch.Tensor:
+        """Phi^(1:t) (d_l, q) of a layer in float64."""
+        Phi = bases_in(self.bases, layer)
+        assert Phi is not None
+        return Phi.double()
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """All bases; each goes once to each client."""
-        known = {name: basis for name, basis in self._named_bases().items() if basis.shape[1]}
-        return super().extra_broadcast() | known
+        return super().extra_broadcast() | {name: basis for name, basis in self.bases.items() if basis.shape[1]}
 
-    def expects_answer(self) -> Schema:
-        return {layer: self.expects_basis(layer, side) for layer, side in self.widths().items()}
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        if self.stage != BASES:
+            return super().matching(name)
+        sides = self.widths().items()
+        return {layer: torch.empty(side, self.method.sketch_width(side), device="meta") for layer, side in sides}
 
     def widths(self) -> dict[str, int]:
         """d_l of each layer whose inputs have bases."""
         return self.method.widths(self.network, self.context.recurring)
-
-    @abstractmethod
-    def expects_basis(self, layer: str, side: int) -> Field:
-        """What clients send of a layer whose inputs have d_l = `side` numbers."""
 
     @abstractmethod
     def new_basis(self, layer: str, received: torch.Tensor) -> torch.Tensor:
@@ -297,12 +307,10 @@ class ProjectedServer(GradientServer):
         if self.stage != BASES:
             return
         for layer, side in self.widths().items():
-            bases = self.bases[layer]
-            if len(bases) == self.task:
-                bases.append(torch.zeros(side, 0, device=self.context.device))
             if layer in self.received:  # not of a task whose labels nobody knows
-                bases[-1] = torch.cat([bases[-1], self.new_basis(layer, self.received.pop(layer)).float()], dim=1)
-            if sum(basis.shape[1] for basis in bases) >= side:
+                name, new = basis_name(self.task, layer), self.new_basis(layer, self.received[layer])
+                self.bases[name] = torch.cat([self.bases[name], new.float()], dim=1)
+            if self.known(layer).shape[1] >= side:
                 free = layer == HEADS and not self.method.projects_heads(self.context.recurring)
                 what = "in a basis; later tasks have none there" if free else "protected; it learns no more"
                 self._notices.tell(
@@ -310,39 +318,23 @@ class ProjectedServer(GradientServer):
                     f"{self.method.name}: after task {self.task} all {side} directions of {layer} are {what}"
                     " (a smaller method.threshold or method.columns)",
                 )
+        self.received = {}
+
+    def ranks(self, layer: str) -> list[int]:
+        """How many directions each task added to a layer's."""
+        return [self.bases[basis_name(task, layer)].shape[1] for task in range(len(self.tasks))]
 
     def report(self) -> dict[str, Any]:
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
-        return {
-            "ranks": {layer: [basis.shape[1] for basis in bases] for layer, bases in self.bases.items()},
-            "dimensions": self.widths(),
-        }
+        widths = self.widths()
+        return {"ranks": {layer: self.ranks(layer) for layer in widths}, "dimensions": widths}
 
     def model(self) -> dict[str, torch.Tensor]:
-        return {**super().model(), **self._named_bases()}
+        return {**super().model(), **self.bases}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         super().load_model(model, tasks)
-        self.load_bases(model)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), **self._named_bases()}
-
-    def _named_bases(self) -> dict[str, torch.Tensor]:
-        return {
-            basis_name(task, layer): basis for layer, bases in self.bases.items() for task, basis in enumerate(bases)
-        }
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self.load_bases(state)
-
-    def load_bases(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over the parts of a state or a model that depend on the bases."""
-        self.bases = {layer: [] for layer in self.method.layers(self.network, self.context.recurring)}
-        for layer, bases in self.bases.items():
-            while (name := basis_name(len(bases), layer)) in state:
-                bases.append(state[name].to(self.context.device))
+        self.bases = {name: value for name, value in model.items() if name.startswith("basis.")}
 
 
 class ProjectedDescent(ProjectedObjective):

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 
 from fcl_bench.config import knob
-from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
-from fcl_bench.methods.transformers.vit.prompts import Prompts
+from fcl_bench.methods.transformers.prompts import PromptMethod, Prompts
 from fcl_bench.protocol.context import Context
+
+log = logging.getLogger(__name__)
 
 #: If attention leaves less than this squared length of a query, the weight is 0.
 _NOTHING = 1e-24
@@ -44,47 +45,33 @@ class Components(NamedTuple):
 class CodaPrompts(Prompts):
     """P(x) = sum_m alpha_m P_m, alpha_m = cos(q(x) * A_m, K_m), over the components of all tasks so far.
 
-    The product is elementwise. Each task brings a group of components, and only the last group trains. For each of A, K
+    Each task brings a group of components, and only the last group trains. For each of A, K
     and P (flattened), a new group is orthonormal, and orthogonal to all earlier components as training has left them.
 
     Args:
-        layers: the blocks that take a prompt; each has components of its own.
-        components: M, per task and layer.
-        length: L, the rows of a prompt, half of them keys.
+        method: the knobs.
         dimension: d.
-        orthogonality: lambda_o of the penalty lambda_o sum_layers sum_{X in A, K, P} mean((X X' - I)^2) in training,
-            X being the rows of all tasks so far; 0: none.
-        softmax: whether softmax(A_m), over d, weighs the query in place of A_m.
 
     Attributes:
         A, K, P: the parameters, by `group_name`.
     """
 
-    def __init__(
-        self,
-        layers: tuple[int, ...],
-        components: int,
-        length: int,
-        dimension: int,
-        orthogonality: float = 0.0,
-        softmax: bool = False,
-    ) -> None:
+    def __init__(self, method: CodaPrompt, dimension: int) -> None:
         super().__init__()
-        self.layers = layers
-        self._count, self._length, self._dimension = components, length, dimension
-        self._orthogonality, self._softmax = orthogonality, softmax
+        self.layers = tuple(method.layers)
+        self._method, self._dimension = method, dimension
         self.A, self.K, self.P = nn.ParameterDict(), nn.ParameterDict(), nn.ParameterDict()
 
     def grow(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        shapes = {"A": (self._dimension,), "K": (self._dimension,), "P": (self._length, self._dimension)}
+        shapes = {"A": (self._dimension,), "K": (self._dimension,), "P": (self._method.length, self._dimension)}
         for layer in self.layers:
             for kind, shape in shapes.items():
                 groups = getattr(self, kind)
                 # If there are several new groups, the first may not be on the same device as the others yet.
                 earlier = [groups[group_name(layer, task)].detach().flatten(1).cpu() for task in range(self.tasks)]
                 old = torch.cat(earlier) if earlier else None
-                new = orthonormal_rows(self._count, torch.Size(shape).numel(), old, generator)
+                new = orthonormal_rows(self._method.components, torch.Size(shape).numel(), old, generator)
                 groups[group_name(layer, self.tasks)] = nn.Parameter(new.unflatten(1, shape).float())
         self.tasks += 1
 
@@ -99,7 +86,7 @@ class CodaPrompts(Prompts):
 
     def forward(self, queries: torch.Tensor) -> dict[int, torch.Tensor]:
         components = {layer: self.of(layer) for layer in self.layers}
-        self.penalty = self._penalty(components) if self.training and self._orthogonality else torch.zeros(())
+        self.penalty = self._penalty(components) if self.training and self._method.orthogonality else torch.zeros(())
         return {layer: self.mixed(queries, own) for layer, own in components.items()}
 
     def mixed(self, queries: torch.Tensor, components: Components) -> torch.Tensor:
@@ -109,7 +96,7 @@ class CodaPrompts(Prompts):
 
     def weights(self, queries: torch.Tensor, components: Components) -> torch.Tensor:
         """(b, M) alpha."""
-        A = torch.softmax(components.A, dim=1) if self._softmax else components.A
+        A = torch.softmax(components.A, dim=1) if self._method.softmax else components.A
         queries = queries.to(A.dtype)
         # Two matrix products, so that no tensor has b M d entries.
         along = queries @ (A * nn.functional.normalize(components.K)).T
@@ -121,7 +108,7 @@ class CodaPrompts(Prompts):
 
     def _penalty(self, components: dict[int, Components]) -> torch.Tensor:
         terms = [unlike_orthonormal(X.flatten(1)) for own in components.values() for X in own]
-        return self._orthogonality * torch.stack(terms).sum()
+        return self._method.orthogonality * torch.stack(terms).sum()
 
 
 def group_name(layer: int, task: int) -> str:
@@ -155,9 +142,6 @@ def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, gener
     return torch.cat([new, nn.functional.normalize(rows[fitting:])])
 
 
-log = logging.getLogger(__name__)
-
-
 @dataclass
 class CodaPrompt(PromptMethod):
     """Knobs of Fed-CODA-Prompt.
@@ -171,26 +155,16 @@ class CodaPrompt(PromptMethod):
     """
 
     name: ClassVar[str] = "coda_prompt"
+    #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
+    softmax: ClassVar[bool] = False
 
     layers: list[int] = knob(lambda: [0, 1, 2, 3, 4], least=0)
     components: int = knob(10, least=1)
     length: int = knob(8, least=2)
     orthogonality: float = knob(0.0, least=0)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_even("method.length", self.length)
-
-    @property
-    def prompted_layers(self) -> dict[str, list[int]]:
-        return {"method.layers": self.layers}
-
-    #: Whether softmax(A_m) takes the place of A_m, as in Fed-CPrompt's public code.
-    softmax: ClassVar[bool] = False
-
     def prompts(self, dimension: int) -> CodaPrompts:
-        layers = tuple(self.layers)
-        return CodaPrompts(layers, self.components, self.length, dimension, self.orthogonality, self.softmax)
+        return CodaPrompts(self, dimension)
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

@@ -22,7 +22,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.transformers.coda_prompt import CodaPrompt, CodaPrompts
-from fcl_bench.methods.transformers.prompt_method import PromptClient, PromptObjective, prompted
+from fcl_bench.methods.transformers.prompts import PromptClient, PromptObjective, prompted
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

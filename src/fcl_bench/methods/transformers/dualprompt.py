@@ -12,7 +12,7 @@ s = argmax_s cos(q(x), k_sl) over all tasks so far; its task is not given.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,8 +21,7 @@ from torch import nn
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
-from fcl_bench.methods.transformers.vit.prompts import Prompts, cosines
+from fcl_bench.methods.transformers.prompts import PromptMethod, Prompts, cosines
 
 
 class DualPrompts(Prompts):
@@ -31,11 +30,8 @@ class DualPrompts(Prompts):
     All start uniform in (0, 1).
 
     Args:
+        method: the knobs.
         dimension: d.
-        general, expert: the layers of each; no layer has both.
-        general_length, expert_length: L, rows of a prompt in one layer; 0: there are no such prompts.
-        pull: weight of the penalty; 0: there is none.
-        reduction: how the penalty is reduced over a batch: sum, mean.
 
     Attributes:
         G: (layers, L, d).
@@ -43,32 +39,21 @@ class DualPrompts(Prompts):
         K: per task, (layers, d), the keys.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        general: Sequence[int],
-        general_length: int,
-        expert: Sequence[int],
-        expert_length: int,
-        pull: float,
-        reduction: str,
-    ) -> None:
+    def __init__(self, method: DualPrompt, dimension: int) -> None:
         super().__init__()
-        self._dimension = dimension
-        self._general = tuple(general) if general_length else ()
-        self._expert = tuple(expert) if expert_length else ()
+        self._method, self._dimension = method, dimension
+        self._general = tuple(method.g_layers) if method.g_length else ()
+        self._expert = tuple(method.e_layers) if method.e_length else ()
         self.layers = (*self._general, *self._expert)
-        self._lengths = general_length, expert_length
-        self._pull, self._reduction = pull, reduction
         self.G: nn.Parameter | None = None
         self.E, self.K = nn.ParameterList(), nn.ParameterList()
 
     def grow(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         if self._general and self.G is None:
-            self.G = self._drawn(generator, len(self._general), self._lengths[0])
+            self.G = self._drawn(generator, len(self._general), self._method.g_length)
         if self._expert:
-            self.E.append(self._drawn(generator, len(self._expert), self._lengths[1]))
+            self.E.append(self._drawn(generator, len(self._expert), self._method.e_length))
             self.K.append(self._drawn(generator, len(self._expert)))
         self.tasks += 1
 
@@ -81,9 +66,8 @@ class DualPrompts(Prompts):
         if not self._expert:
             return found
         if self.training:
-            if self._pull:
-                away = (1 - cosines(queries, self.K[-1])).sum(dim=1)
-                self.penalty = self._pull * (away.sum() if self._reduction == "sum" else away.mean())
+            if self._method.pull:
+                self.penalty = self._method.pull * (1 - cosines(queries, self.K[-1])).sum(dim=1).sum()
             return found | {layer: self.E[-1][i : i + 1] for i, layer in enumerate(self._expert)}
         chosen, experts = self.chosen(queries), torch.stack(list(self.E))
         return found | {layer: experts[chosen[:, i], i] for i, layer in enumerate(self._expert)}
@@ -104,30 +88,22 @@ class DualPrompt(PromptMethod):
         g_layers, e_layers: the blocks, from 0, that take the general prompt, and those that take the tasks' own.
         g_length, e_length: rows of a prompt in one layer, half of them keys and half values; 0: no such prompt.
         pull: weight of the term that draws keys to queries; 0: keys stay as they are drawn.
-        pull_reduction: how that term is reduced over a batch: sum (GT-RIPL's code), mean.
     """
 
     name: ClassVar[str] = "dualprompt"
+    layer_knobs = ("g_layers", "e_layers")
+    length_knobs = ("g_length", "e_length")
 
     g_layers: list[int] = knob(lambda: [0, 1], least=0)
     g_length: int = knob(6, least=0)
     e_layers: list[int] = knob(lambda: [2, 3, 4], least=0)
     e_length: int = knob(20, least=0)
     pull: float = knob(1.0, least=0)
-    pull_reduction: str = knob("sum", choices=("sum", "mean"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_even("method.g_length", self.g_length)
-        require_even("method.e_length", self.e_length)
         if both := sorted(set(self.g_layers) & set(self.e_layers)):
             raise UserError(f"method.g_layers and method.e_layers both have {both}", "one kind of prompt in a layer")
 
-    @property
-    def prompted_layers(self) -> dict[str, list[int]]:
-        return {"method.g_layers": self.g_layers, "method.e_layers": self.e_layers}
-
     def prompts(self, dimension: int) -> Prompts:
-        return DualPrompts(
-            dimension, self.g_layers, self.g_length, self.e_layers, self.e_length, self.pull, self.pull_reduction
-        )
+        return DualPrompts(self, dimension)

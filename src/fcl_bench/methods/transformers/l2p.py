@@ -11,7 +11,7 @@ The whole pool trains in every task; only heads of old tasks do not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,8 +20,7 @@ from torch import nn
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.methods.transformers.prompt_method import PromptMethod, require_even
-from fcl_bench.methods.transformers.vit.prompts import Prompts, cosines
+from fcl_bench.methods.transformers.prompts import PromptMethod, Prompts, cosines
 
 
 class PromptPool(Prompts):
@@ -30,45 +29,27 @@ class PromptPool(Prompts):
     Prompts and keys start uniform in (0, 1).
 
     Args:
+        method: the knobs.
         dimension: d.
-        layers: the blocks that take prompts.
-        size: M, prompts in a pool.
-        length: L, rows of a prompt; 0: there are no prompts.
-        top: number of prompts that an image takes.
-        pull: weight of the penalty; 0: there is none.
-        reduction: how the penalty is reduced over a batch: sum, mean.
-        crossed: whether the penalty counts, for every image, the keys chosen by all images of the batch, as in
-            GT-RIPL's code.
 
     Attributes:
         P: (layers, M, L, d).
         K: (layers, M, d), the keys.
     """
 
-    def __init__(
-        self,
-        dimension: int,
-        layers: Sequence[int],
-        size: int,
-        length: int,
-        top: int,
-        pull: float,
-        reduction: str,
-        crossed: bool = False,
-    ) -> None:
+    def __init__(self, method: L2P, dimension: int) -> None:
         super().__init__()
-        self._shape = size, length, dimension
-        self.layers = tuple(layers) if length else ()
-        self._top, self._pull, self._reduction, self._crossed = top, pull, reduction, crossed
+        self._method, self._dimension = method, dimension
+        self.layers = tuple(method.layers) if method.length else ()
         self.P: nn.Parameter | None = None
         self.K: nn.Parameter | None = None
 
     def grow(self, seed: int) -> None:
         if self.layers and self.tasks == 0:
             generator = torch.Generator().manual_seed(seed)
-            size, length, dimension = self._shape
-            self.P = nn.Parameter(torch.rand(len(self.layers), size, length, dimension, generator=generator))
-            self.K = nn.Parameter(torch.rand(len(self.layers), size, dimension, generator=generator))
+            pools, length, d = (len(self.layers), self._method.pool), self._method.length, self._dimension
+            self.P = nn.Parameter(torch.rand(*pools, length, d, generator=generator))
+            self.K = nn.Parameter(torch.rand(*pools, d, generator=generator))
         self.tasks += 1
 
     def forward(self, queries: torch.Tensor) -> Mapping[int, torch.Tensor]:
@@ -76,29 +57,24 @@ class PromptPool(Prompts):
         if self.P is None or self.K is None:
             return {}
         near = cosines(queries, self.K)
-        chosen = near.topk(self._top, dim=2).indices
-        if self.training and self._pull:
-            self.penalty = self._pull * self._away(near, chosen)
+        chosen = near.topk(self._method.top, dim=2).indices
+        if self.training and self._method.pull:
+            self.penalty = self._method.pull * self._away(near, chosen)
         return {layer: self._prompt(_rows(self.P[i], chosen[:, i])) for i, layer in enumerate(self.layers)}
 
     def _away(self, near: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """The terms of the penalty, from cosines (b, layers, M) and the chosen keys (b, layers, top)."""
-        if self._crossed:
+        """The penalty's sum, from cosines (b, layers, M) and the chosen keys (b, layers, top)."""
+        if self._method.variant == "published":
             # (b, layers, M): how often all images together chose each prompt, repeated for each image.
             times = torch.zeros_like(near).scatter_(2, chosen, 1.0).sum(dim=0, keepdim=True)
-            away = (times * (1 - near)).sum(dim=(1, 2))
-        else:
-            away = (1 - near.gather(2, chosen)).sum(dim=(1, 2))
-        return away.sum() if self._reduction == "sum" else away.mean()
+            return (times * (1 - near)).sum(dim=(1, 2)).sum()
+        return (1 - near.gather(2, chosen)).sum(dim=(1, 2)).sum()
 
     @staticmethod
     def _prompt(rows: torch.Tensor) -> torch.Tensor:
         """One prompt (b, top L, d) of several (b, top, L, d): the keys of all, then the values of all."""
         first, second = rows.chunk(2, dim=2)
         return torch.cat([first.flatten(1, 2), second.flatten(1, 2)], dim=1)
-
-    def old(self) -> set[str]:
-        return set()
 
 
 def _rows(prompts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
@@ -120,7 +96,6 @@ class L2P(PromptMethod):
         length: rows of a prompt in one layer, half of them keys and half values; 0: no prompt.
         top: prompts that an image takes.
         pull: weight of the term that draws the chosen keys to queries; 0: keys stay as they are drawn.
-        pull_reduction: how that term is reduced over a batch: sum (GT-RIPL's code), mean.
         variant: working; published: that term as in GT-RIPL's code, where every image draws the keys that any image
             of the batch has chosen.
     """
@@ -132,29 +107,12 @@ class L2P(PromptMethod):
     length: int = knob(20, least=0)
     top: int = knob(5, least=1)
     pull: float = knob(1.0, least=0)
-    pull_reduction: str = knob("sum", choices=("sum", "mean"))
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_even("method.length", self.length)
         if self.top > self.pool:
             raise UserError(f"method.top={self.top} of a pool of {self.pool}", f"method.top of at most {self.pool}")
-        if self.variant == "published":
-            self.require_published(pull_reduction="sum")
-
-    @property
-    def prompted_layers(self) -> dict[str, list[int]]:
-        return {"method.layers": self.layers}
 
     def prompts(self, dimension: int) -> Prompts:
-        return PromptPool(
-            dimension,
-            self.layers,
-            self.pool,
-            self.length,
-            self.top,
-            self.pull,
-            self.pull_reduction,
-            crossed=self.variant == "published",
-        )
+        return PromptPool(self, dimension)

@@ -21,7 +21,7 @@ W_0 + B_t A_t alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Container, Iterator, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,20 +31,13 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Samples
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.transformers.regression_mean import RegressionSums, damped, matrices, weighted
-from fcl_bench.methods.transformers.vit.low_rank import (
-    add_low_rank,
-    factor_name,
-    factors,
-    grow_low_rank,
-    low_rank_layers,
-)
+from fcl_bench.methods.transformers.low_rank import LowRankMethod, factor_name, factors, low_rank_layers
+from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram, weighted
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, whole_or_diagonal
+from fcl_bench.protocol.fields import EACH, MEAN, SUM, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -53,14 +46,11 @@ from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.trainer import forward_batch
-from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
-#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
-_GRAM = "gram."
-#: Names in a state: prefixes of the sums over the tasks, P of each update and R of each layer; the number of tasks.
-_P, _R, _TASKS = "merge.P.", "merge.R.", "merge.tasks"
+#: The beginning of the names of the layers' Gram matrices, and of those of the inputs of factors B, in an upload.
+_LAYERS, _FACTORS = f"{GRAM}body.", "gram_of_factor."
 
 
 class LoRMClient(GradientClient):
@@ -74,9 +64,7 @@ class LoRMClient(GradientClient):
         if broadcast.stage != MODEL or not merged_by:
             return upload, state
         grams = self._grams(client_data, broadcast, set(merged_by.values()))
-        of: dict[str, None] = dict.fromkeys(grams)
-        tensors = {**upload, **grams}
-        return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
+        return upload.with_tensors({**upload, **grams}), state
 
     def take_over(self, client_data: ClientData, broadcast: Message) -> None:
         super().take_over(client_data, broadcast)
@@ -89,42 +77,40 @@ class LoRMClient(GradientClient):
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The Grams of the layers under the task's last model."""
-        grams = self._grams(client_data, broadcast, self.method.layer_fields(self.network))
-        return Message(grams, symmetric=matrices(grams), summed=grams, moments_of=dict.fromkeys(grams)), state
+        layers = [GRAM + path for path in low_rank_layers(self.network.body)]
+        return Message(self._grams(client_data, broadcast, layers)), state
 
     def _grams(self, client_data: ClientData, broadcast: Message, fields: Collection[str]) -> dict[str, torch.Tensor]:
-        """The damped Gram matrices with these names, under W_0 + the mean of the tasks' updates, in float64."""
+        """The damped Gram matrices with these names, under W_0 + the mean of the tasks' updates, in float64.
+
+        The images are augmented as in training.
+        """
         layers, damping = low_rank_layers(self.network.body), self.method.damping
         modules: dict[str, torch.nn.Module] = {**layers}
-        if _GRAM + HEADS in fields:
+        if GRAM + HEADS in fields:
             modules[HEADS] = self.network.heads
         diagonal = [name for name in modules if damping(name) == 0]
         act(self.network)
-        found = layer_grams(self.trainer, self.network, self._images(client_data, broadcast), modules, diagonal)
+        seed = derived_seed(self.context.seed, "grams", client_data.task, broadcast.round, client_data.client)
+        generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
+        samples = Samples(client_data.inputs, client_data.labels)
+        batches = samples.batches(forward_batch(client_data.inputs.device), augment, generator)
+        found = layer_grams(self.trainer, self.network, (images for images, _ in batches), modules, diagonal)
         found = {name: damped(G, damping(name)) for name, G in found.items()}
-        grams = {_GRAM + name: G for name, G in found.items() if _GRAM + name in fields}
+        grams = {GRAM + name: G for name, G in found.items() if GRAM + name in fields}
         for path, layer in layers.items():
             for part in layer.parts:
-                if (name := f"{_GRAM}{path}.{part}") in fields:  # A x, the inputs of B
+                if (name := f"{_FACTORS}{path}.{part}") in fields:  # A x, the inputs of B
                     A = layer.A[factor_name(part, client_data.task)].detach()
                     grams[name] = weighted(A, found[path]) @ A.double().T
         return grams
-
-    def _images(self, client_data: ClientData, broadcast: Message) -> Iterator[torch.Tensor]:
-        """The client's images as training has them, `passes` times."""
-        seed = derived_seed(self.context.seed, "grams", client_data.task, broadcast.round, client_data.client)
-        generator, augment = torch.Generator().manual_seed(seed), Augment(self.method.training.augment)
-        size = forward_batch(client_data.inputs.device)
-        samples = Samples(client_data.inputs, client_data.labels)
-        for _ in range(self.method.passes):
-            for images, _ in samples.batches(size, augment, generator):
-                yield images
 
 
 class LoRMServer(GradientServer):
     """Merges factor by factor, and after a task the tasks' updates. It keeps only sums of uploads."""
 
     method: LoRM
+    state = ("_tasks", "_merged_tasks")
 
     def __init__(self, method: LoRM, context: Context) -> None:
         super().__init__(method, context)
@@ -155,17 +141,17 @@ class LoRMServer(GradientServer):
             message, tensors={renamed[name]: value for name, value in message.items()}, kept=once
         )
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        expected = super().expects(task, round_)
-        if self.stage != MODEL:
-            return expected
-        sizes = self.method.gram_sizes(self.network)
-        fields = self.method.merged_by(self.network, task.index).values()
-        return {**expected, **{name: whole_or_diagonal(sizes[name]) for name in fields}}
-
-    def expects_answer(self) -> Schema:
-        sizes = self.method.gram_sizes(self.network)
-        return {name: whole_or_diagonal(sizes[name]) for name in self.method.layer_fields(self.network)}
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        prefix = name.removesuffix("*")
+        if prefix not in (_LAYERS, _FACTORS):
+            return super().matching(name)
+        shapes = self.method.gram_shapes(self.network)
+        sent = shapes if self.stage == GRAMS else set(self.method.merged_by(self.network, self.task).values())
+        return {
+            field: torch.empty(shape, device="meta")
+            for field, shape in shapes.items()
+            if field.startswith(prefix) and field in sent
+        }
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -185,7 +171,7 @@ class LoRMServer(GradientServer):
         if self.stage != GRAMS:
             return
         for path, layer in low_rank_layers(self.network.body).items():
-            if (G := self._clients.grams.get(_GRAM + path)) is not None:  # None if nobody has a label of the task.
+            if (G := self._clients.grams.get(GRAM + path)) is not None:  # None if nobody has a label of the task.
                 deltas = {f"{path}.{part}": layer.delta(part, self.task).detach() for part in layer.parts}
                 self._tasks.add({path: G}, deltas, dict.fromkeys(deltas, path))
         self._clients.clear()
@@ -217,16 +203,7 @@ class LoRMServer(GradientServer):
             names = {part: f"delta.{path}.{part}" for part in layer.parts}
             layer.merged = {part: model[name] for part, name in names.items() if name in model}
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        P, R = self._tasks.products, self._tasks.grams
-        sums = {**{_P + name: value for name, value in P.items()}, **{_R + name: value for name, value in R.items()}}
-        return {**super().state_dict(), **sums, _TASKS: torch.tensor(self._merged_tasks)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        on_device = {name: value.to(self.context.device) for name, value in state.items()}
-        self._tasks.products, self._tasks.grams = with_prefix(on_device, _P), with_prefix(on_device, _R)
-        self._merged_tasks = int(state[_TASKS])
+    def restored(self) -> None:
         self._put_merged()
 
 
@@ -237,17 +214,12 @@ def act(network: Network, task: int | None = None) -> None:
 
 
 @dataclass
-class LoRM(GradientMethod):
+class LoRM(LowRankMethod):
     """Knobs of LoRM.
 
     Args:
-        training, loss_over, frozen_heads: as in any gradient method, with the public code's values for CIFAR-100.
-        rank: r of every task's updates.
-        targets: the linear layers that have an update: q, k, v or qkv, proj, fc1, fc2.
-        layers: the blocks, from 0; None: all.
         alpha: the factor of the entries off the diagonal of the layers' Gram matrices; 0: diagonals travel.
         alpha_head: the same for the features' Gram matrix, which merges the class weights.
-        passes: how often a client goes through its samples, augmented as in training, for its Gram matrices.
         merge: grams; or average: FedAvg of both factors, which train together in every round. After each task the mean
             of the tasks' updates predicts, and no Gram travels.
     """
@@ -255,24 +227,33 @@ class LoRM(GradientMethod):
     name: ClassVar[str] = "lorm"
     client_half = LoRMClient
     server_half = LoRMServer
-    inside_transformers: ClassVar[bool] = True
 
     training: Training = field(
         default_factory=lambda: Training(rounds=5, batch_size=16, optimizer="adamw", lr=3e-4, weight_decay=0.0)
     )
     loss_over: str = knob("task", choices=("seen", "task"))
-    frozen_heads: bool = True
     rank: int = knob(16, least=1)
-    targets: list[str] = field(default_factory=lambda: ["qkv", "proj", "fc1", "fc2"])
-    layers: list[int] | None = knob(None, least=0)
+    targets: list[str] = knob(lambda: ["qkv", "proj", "fc1", "fc2"])
     alpha: float = knob(0.0, least=0, most=1)
     alpha_head: float = knob(0.5, least=0, most=1)
-    passes: int = knob(1, least=1)
     merge: str = knob("grams", choices=("grams", "average"))
 
     @property
-    def only_mean(self) -> str:  # type: ignore[override]
-        return "" if self.merge == "average" else "its server merges by what clients say of their layers' inputs"
+    def aggregation(self) -> str:  # type: ignore[override]
+        """Each factor is multiplied by its client's Gram matrices, unless factors are averaged."""
+        return MEAN if self.merge == "average" else EACH
+
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
+        if self.merge == "average":
+            return stages
+        merged_by = {
+            f"{_LAYERS}*": declared_gram("i", self.alpha),
+            f"{_FACTORS}*": declared_gram("r", 1.0),
+            GRAM + HEADS: declared_gram("d", self.alpha_head),
+        }
+        layers = {f"{_LAYERS}*": declared_gram("i", self.alpha, combine=SUM)}
+        return {**stages, MODEL: {**stages[MODEL], **merged_by}, GRAMS: layers}
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
@@ -292,32 +273,12 @@ class LoRM(GradientMethod):
             size = 8 * sum(layer.linear.in_features**2 for layer in layers.values())
             require_memory(f"method.alpha={self.alpha:g}", 2 * size, "the Gram matrices (method.alpha=0: diagonals)")
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.merge == "average":
-            return super().needs_each_upload()
-        return "method.merge=grams multiplies each client's weights by its Gram matrices", "method.merge=average"
-
     def stages(self, task: Task) -> list[str]:
         return [*super().stages(task), *([GRAMS] if self.merge == "grams" else [])]
 
-    def build_network(self, context: Context) -> Network:
-        network = super().build_network(context)
-        body = network.body.requires_grad_(False)
-        blocks = transformer_blocks(body, self.name, self.start(context).name)
-        add_low_rank(blocks, self.targets, self.layers)
-        network.put_body(body)
-        return network
-
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        grow_low_rank(network.body, self.rank, len(sizes), seed)
-        act(network)
         super().grow(network, sizes, seed)
-
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
-        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
-        return super().frozen(network, stages, task, reused) | old
+        act(network)
 
     def resting(self, network: Network, task: int, round_: int) -> set[str]:
         """The factors that do not train in a round of the model: A in rounds 0, 2, 4, ..., B in the others."""
@@ -333,22 +294,18 @@ class LoRM(GradientMethod):
         """The parameters that train now and are merged by a Gram matrix, with its name in the upload."""
         if self.merge == "average":
             return {}
-        found = {f"{HEADS}.{head}.weight": _GRAM + HEADS for head in range(len(network.heads))}
+        found = {f"{HEADS}.{head}.weight": GRAM + HEADS for head in range(len(network.heads))}
         for path, layer in low_rank_layers(network.body).items():
             for part in layer.parts:
-                found[f"{path}.A.{factor_name(part, task)}"] = _GRAM + path
-                found[f"{path}.B.{factor_name(part, task)}"] = f"{_GRAM}{path}.{part}"
+                found[f"{path}.A.{factor_name(part, task)}"] = GRAM + path
+                found[f"{path}.B.{factor_name(part, task)}"] = f"{_FACTORS}{path}.{part}"
         return {name: found[name] for name in network.changing() if name in found}
 
-    def layer_fields(self, network: Network) -> list[str]:
-        """Names of the Gram matrices of the layers' inputs."""
-        return [_GRAM + path for path in low_rank_layers(network.body)]
-
-    def gram_sizes(self, network: Network) -> dict[str, tuple[int, ...]]:
-        """The shape of every Gram matrix that may travel: of the inputs of layers and of factors B, of the features."""
-        sizes: dict[str, tuple[int, ...]] = {}
-        sides = {HEADS: network.dimension}
+    def gram_shapes(self, network: Network) -> dict[str, tuple[int, ...]]:
+        """The shapes of the Gram matrices of the inputs of layers and of factors B, by name in the upload."""
+        shapes: dict[str, tuple[int, ...]] = {}
         for path, layer in low_rank_layers(network.body).items():
-            sides[path] = layer.linear.in_features
-            sizes |= {f"{_GRAM}{path}.{part}": (self.rank, self.rank) for part in layer.parts}
-        return sizes | {_GRAM + name: (i, i) if self.damping(name) else (i,) for name, i in sides.items()}
+            side = layer.linear.in_features
+            shapes[GRAM + path] = (side, side) if self.alpha else (side,)
+            shapes |= {f"{_FACTORS}{path}.{part}": (self.rank, self.rank) for part in layer.parts}
+        return shapes

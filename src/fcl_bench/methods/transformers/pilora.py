@@ -14,34 +14,25 @@ softmax(r / temperature).
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.transformers.vit.low_rank import (
-    LowRank,
-    add_low_rank,
-    factor_name,
-    factors,
-    grow_low_rank,
-    low_rank_layers,
-)
+from fcl_bench.methods.transformers.low_rank import LowRank, LowRankMethod, factor_name, low_rank_layers
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, numbers, real
+from fcl_bench.protocol.fields import CLASSES, EACH, MEAN, SUMS, Schema, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.transformer_blocks import transformer_blocks
 
 #: Standard deviation of a new prototype's numbers.
 _INITIAL = 0.1
@@ -181,16 +172,14 @@ class PILoRAClient(GradientClient):
         if broadcast.stage != MODEL or self.method.reweighting == "none":
             return upload, new_state
         reported = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
-        sums_of = {MEANS: client_data.labels}
-        return replace(
-            upload, tensors={**upload, **reported}, per_class=[*upload.per_class, MEANS], sums_of=sums_of
-        ), new_state
+        return upload.with_tensors({**upload, **reported}), new_state
 
 
 class PILoRAServer(GradientServer):
     """Averages the updates, and weighs the prototypes by their distances to the clients' means."""
 
     method: PILoRA
+    state = ("_means",)
 
     def __init__(self, method: PILoRA, context: Context) -> None:
         super().__init__(method, context)
@@ -200,9 +189,9 @@ class PILoRAServer(GradientServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self._apply()
+        self.restored()
 
-    def _apply(self) -> None:
+    def restored(self) -> None:
         """With `variant=published`, give the tested model the first task's update alone."""
         if self.method.variant == "published":
             for layer in low_rank_layers(self.network.body).values():
@@ -211,20 +200,6 @@ class PILoRAServer(GradientServer):
     @property
     def _reweighs(self) -> bool:
         return self.stage == MODEL and self.method.reweighting == "distances"
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        fields, c = super().expects(task, round_), len(self.tasks[-1])
-        if not self._reweighs:
-            return fields
-        return {**fields, MEANS: real(self.network.dimension, c), PRESENT: numbers(c, below=2)}
-
-    def objection(self, upload: Message) -> str:
-        if self._reweighs:
-            if not bool(upload[PRESENT].any()):
-                return "it has no class"
-            if bool(upload[MEANS][:, upload[PRESENT] == 0].any()):
-                return "it has the mean of a class and no sample of it"
-        return super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
@@ -263,27 +238,15 @@ class PILoRAServer(GradientServer):
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         super().load_model(model, tasks)
-        self._apply()
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {**super().state_dict(), MEANS: torch.tensor(self._means)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self._means = int(state[MEANS])
-        self._apply()
+        self.restored()
 
 
 @dataclass
-class PILoRA(GradientMethod):
+class PILoRA(LowRankMethod):
     """Knobs of PILoRA.
 
     Args:
         training: as in every gradient method; `lr` is for the low-rank updates, `rates.heads` for the prototypes.
-        frozen_heads: whether the prototypes of old tasks stay as they are; here they do.
-        rank: r, of the updates.
-        layers: the blocks that have them, from 0.
-        targets: which of a block's linear layers: q, k, v, qkv, proj, fc1, fc2.
         pull: weight of the distance from the own class's prototype.
         sparsity: weight of the absolute values of the task's A.
         orthogonality: weight of the overlap of the task's A with those of earlier tasks.
@@ -295,7 +258,7 @@ class PILoRA(GradientMethod):
     name: ClassVar[str] = "pilora"
     client_half = PILoRAClient
     server_half = PILoRAServer
-    inside_transformers: ClassVar[bool] = True
+    network_class = PrototypeNetwork
 
     training: Training = field(
         default_factory=lambda: Training(
@@ -308,10 +271,7 @@ class PILoRA(GradientMethod):
             schedule="cosine",
         )
     )
-    frozen_heads: bool = True
-    rank: int = knob(4, least=1)
-    layers: list[int] = knob(lambda: [0], least=0)
-    targets: list[str] = knob(lambda: ["q", "v"])
+    layers: list[int] | None = knob(lambda: [0], least=0)
     pull: float = knob(0.001, least=0)
     sparsity: float = knob(0.01, least=0)
     orthogonality: float = knob(0.5, least=0)
@@ -320,32 +280,13 @@ class PILoRA(GradientMethod):
     variant: str = knob("working", choices=("working", "published"))
 
     @property
-    def only_mean(self) -> str:  # type: ignore[override]
-        return "" if self.reweighting == "none" else "its server weighs prototypes by what clients say of their means"
+    def aggregation(self) -> str:  # type: ignore[override]
+        """What clients say of their means decides how much each of their prototypes weighs."""
+        return MEAN if self.reweighting == "none" else EACH
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
+    def uploads(self, context: Context) -> dict[str, Schema]:
+        stages = super().uploads(context)
         if self.reweighting == "none":
-            return super().needs_each_upload()
-        return "method.reweighting=distances compares the clients' prototypes", "method.reweighting=none"
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        super().check(context, classes_per_task)
-        self.build_network(context)
-
-    def build_network(self, context: Context) -> Network:
-        start = self.start(context)
-        network = PrototypeNetwork(start)
-        body = network.body.requires_grad_(False)
-        add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)
-        network.put_body(body)
-        return network
-
-    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
-        grow_low_rank(network.body, self.rank, len(sizes), seed)
-        super().grow(network, sizes, seed)
-
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
-        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
-        return super().frozen(network, stages, task, reused) | old
+            return stages
+        means = real("d", "c", columns=CLASSES, leaks=SUMS, zero_without=PRESENT)
+        return {**stages, MODEL: {**stages[MODEL], MEANS: means, PRESENT: numbers("c", below=2)}}

@@ -21,7 +21,6 @@ once the rows that nobody has are taken out of the Gram matrices again. That is 
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -38,9 +37,9 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.transformers.regression_mean import RegressionSums, damped, matrices
+from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import Schema, gram_matrix, real, whole_or_diagonal
+from fcl_bench.protocol.fields import CLASSES, EACH, MOMENTS, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
@@ -50,9 +49,6 @@ from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import forward_batch
 
 log = logging.getLogger(__name__)
-
-#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
-_GRAM = "gram."
 
 
 class Merged(NamedTuple):
@@ -91,10 +87,8 @@ class RegMeanClient(GradientClient):
         upload, state = super().update(client_data, broadcast, state)
         if broadcast.stage != MODEL:
             return upload, state
-        grams = {_GRAM + name: G for name, G in self._grams(client_data.inputs).items()}
-        of: dict[str, None] = dict.fromkeys(grams)
-        tensors = {**upload, **grams}
-        return dataclasses.replace(upload, tensors=tensors, symmetric=matrices(grams), moments_of=of), state
+        grams = {GRAM + name: G for name, G in self._grams(client_data.inputs).items()}
+        return upload.with_tensors({**upload, **grams}), state
 
     def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """The damped Gram matrices under the trained model, of samples without augmentation."""
@@ -122,25 +116,22 @@ class RegMeanServer(GradientServer):
         self._clients.clear()
         return super().broadcast(task, round_)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        expected = super().expects(task, round_)
-        if self.stage != MODEL:
-            return expected
-        return {
-            **expected,
-            **{_GRAM + name: whole_or_diagonal(size) for name, size in self.method.sizes(self.network).items()},
-        }
+    def matching(self, name: str) -> Mapping[str, torch.Tensor]:
+        if name != f"{GRAM}*":
+            return super().matching(name)
+        shapes = self.method.gram_shapes(self.network).items()
+        return {GRAM + layer: torch.empty(shape, device="meta") for layer, shape in shapes}
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)
         if self.stage != MODEL:
             return
-        merged_by = {layer.weight: _GRAM + layer.inputs for layer in self.method.merged(self.network)}
+        merged_by = {layer.weight: GRAM + layer.inputs for layer in self.method.merged(self.network)}
         grams = {name: upload[name] for name in dict.fromkeys(merged_by.values())}
         self._clients.add(grams, self._changes(upload), merged_by)
 
     def _changes(self, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return, for each weight, its difference from the model that was sent."""
+        """By weight, its difference from the model that was sent."""
         return {
             layer.weight: layer.joint(values) - layer.joint(self.sent) for layer in self.method.merged(self.network)
         }
@@ -152,7 +143,7 @@ class RegMeanServer(GradientServer):
         is taken.
         """
         layers, new = self.method.merged(self.network), dict(mean)
-        merged = self._clients.merged({layer.weight: _GRAM + layer.inputs for layer in layers}, self._changes(mean))
+        merged = self._clients.merged({layer.weight: GRAM + layer.inputs for layer in layers}, self._changes(mean))
         for layer in layers:
             new |= layer.parted(layer.joint(self.sent) + merged[layer.weight])
         return new
@@ -175,16 +166,7 @@ class RidgeClient(GradientClient):
         C, W, trouble = local_ridge(client_data.inputs, Y, self.method.gamma)
         if trouble:
             self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
-        upload = {"C": C, "B": C @ W} if self.context.sums else {"C": C, "W": W}
-        per_class = upload.keys() - {"C"}
-        return Message(
-            upload,
-            symmetric=["C"],
-            per_class=per_class,
-            summed=upload if self.context.sums else (),
-            sums_of=dict.fromkeys(per_class, Y.argmax(dim=1)),  # C W are the class sums
-            moments_of={"C": None},
-        ), state
+        return Message({"C": C, "B": C @ W} if self.context.sums else {"C": C, "W": W}), state
 
 
 class RidgeMeanServer(GradientServer):
@@ -198,6 +180,7 @@ class RidgeMeanServer(GradientServer):
     """
 
     method: RegMean
+    state = ("C", "B", "uploads")
 
     def __init__(self, method: RegMean, context: Context) -> None:
         super().__init__(method, context)
@@ -216,10 +199,6 @@ class RidgeMeanServer(GradientServer):
         """`columns`, the task's classes. Nothing else is needed."""
         self.stage = self.method.stages(task)[round_]
         return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        d = self.start.dimension
-        return {"C": gram_matrix(d), "B" if self.context.sums else "W": real(d, len(task.columns))}
 
     def objection(self, upload: Message) -> str:
         return ""
@@ -244,7 +223,7 @@ class RidgeMeanServer(GradientServer):
         return Prediction(batch.inputs @ self.W)
 
     def report(self) -> dict[str, Any]:
-        """Return, as any method that solves, `condition`, and `trouble`, null for none."""
+        """As any method that solves, `condition`, and `trouble`, null for none."""
         return {**super().report(), "condition": self._condition, "trouble": self._trouble or None}
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -254,14 +233,7 @@ class RidgeMeanServer(GradientServer):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         self.W = model["W"]
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        own = {"merge.C": self.C, "merge.B": self.B, "merge.uploads": torch.tensor(self.uploads)}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self.C, self.B = (state[f"merge.{name}"].to(self.context.device).clone() for name in ("C", "B"))
-        self.uploads = int(state["merge.uploads"])
+    def restored(self) -> None:
         self._merge()
 
 
@@ -277,7 +249,7 @@ class RegMean(GradientMethod):
     """
 
     name: ClassVar[str] = "regmean"
-    only_mean: ClassVar[str] = "its server merges linear layers by what clients say of their inputs"
+    aggregation: ClassVar[str] = EACH
 
     damping: float = knob(1.0, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))
@@ -297,7 +269,7 @@ class RegMean(GradientMethod):
             return
         network = self.build_network(context)
         self.grow(network, [1], seed=0)
-        size = 8 * sum(math.prod(shape) for shape in self.sizes(network).values())
+        size = 8 * sum(math.prod(shape) for shape in self.gram_shapes(network).values())
         remedy = "the Gram matrices (method.damping=0: diagonals)"
         require_memory(f"method.damping={self.damping:g}", 2 * size, remedy)
 
@@ -313,41 +285,32 @@ class RegMean(GradientMethod):
                     f"method.{key}={needed}, or method.local=sgd",
                 )
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
+    def uploads(self, context: Context) -> dict[str, Schema]:
         if self.local == "ridge":
-            return super().needs_each_upload()
-        return (
-            "method.local=sgd multiplies each client's weights by its Gram matrices",
-            "method.local=ridge method.on=features, or method=fedavg",
-        )
+            # C W are the class sums.
+            columns = real("d", "c", combine=SUM if context.sums else EACH, columns=CLASSES, leaks=SUMS)
+            C = gram_matrix("d", combine=SUM, leaks=MOMENTS)
+            return {MODEL: {"C": C, "B" if context.sums else "W": columns}}
+        stages = super().uploads(context)
+        return {**stages, MODEL: {**stages[MODEL], f"{GRAM}*": declared_gram("i", self.damping)}}
 
     def stages(self, task: Task) -> list[str]:
         return [MODEL] if self.local == "ridge" else super().stages(task)
 
     def merged(self, network: Network) -> list[Merged]:
         """The linear layers whose weights train now."""
-        changing = network.changing()
-        found = []
-        for name, module, inputs in self._linear(network):
+        changing, found = network.changing(), []
+        # Layers of a derived class are left out, since they may do something else to their inputs first.
+        body = [(f"body.{name}", module) for name, module in network.called_layers() if type(module) is torch.nn.Linear]
+        heads = [(f"{HEADS}.{n}", head) for n, head in enumerate(network.heads) if isinstance(head, torch.nn.Linear)]
+        for name, module in [*body, *heads]:
             weight, bias = f"{name}.weight", f"{name}.bias"
             if weight in changing:
+                inputs = HEADS if name.startswith(f"{HEADS}.") else name
                 found.append(Merged(weight, bias if bias in changing else "", inputs, module))
         return found
 
-    def sizes(self, network: Network) -> dict[str, tuple[int, ...]]:
+    def gram_shapes(self, network: Network) -> dict[str, tuple[int, ...]]:
         """The shape of every Gram matrix that travels, by the name of the layer."""
         sides = {layer.inputs: layer.module.in_features + bool(layer.bias) for layer in self.merged(network)}
         return {name: (side, side) if self.damping else (side,) for name, side in sides.items()}
-
-    @staticmethod
-    def _linear(network: Network) -> list[tuple[str, torch.nn.Linear, str]]:
-        """All linear layers: name, module, and the layer whose inputs they are merged by.
-
-        Layers of a derived class are left out, since they may do something else to their inputs first.
-        """
-        found = [(f"body.{name}", module) for name, module in network.called_layers()]
-        heads = [(f"{HEADS}.{number}", head) for number, head in enumerate(network.heads)]
-        return [
-            *((name, module, name) for name, module in found if type(module) is torch.nn.Linear),
-            *((name, head, HEADS) for name, head in heads if isinstance(head, torch.nn.Linear)),
-        ]

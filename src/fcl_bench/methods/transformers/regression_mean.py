@@ -11,14 +11,27 @@ A Gram matrix is (i, i), or (i,) if it is its diagonal alone; W is then a weight
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.protocol.fields import MOMENTS, Field, Side, gram_matrix, real
+from fcl_bench.training.optimisers import with_prefix
+
+#: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
+GRAM = "gram."
+
+
+def declared_gram(side: Side, alpha: float, **known: Any) -> Field:
+    """A client's damped Gram matrix, or its diagonal with alpha = 0; `known` are further attributes of `Field`."""
+    if alpha == 0:
+        return real(side, least=0, leaks=MOMENTS, **known)
+    return gram_matrix(side, leaks=MOMENTS, **known)
 
 
 def merged_weights(
-    sums_WG: torch.Tensor, sums_G: torch.Tensor, near: torch.Tensor | None = None, rounding: float = 0.0
+    sums_WG: torch.Tensor, sums_G: torch.Tensor, near: torch.Tensor, rounding: float = 0.0
 ) -> torch.Tensor:
     """W (o, i) = (sum_k W_k G_k)(sum_k G_k)^+ in float64.
 
@@ -26,19 +39,17 @@ def merged_weights(
         sums_WG: (o, i) the sum of `weighted(W_k, G_k)`.
         sums_G: (i, i) the sum of the Gram matrices, or (i,) that of their diagonals.
         near: (o, i) W where no client has an input (outside the range of the sum), such as the mean of the W_k. Weights
-            that are the same at all clients then stay the same whatever the inputs are. None: 0.
+            that are the same at all clients then stay the same whatever the inputs are.
         rounding: relative error of the entries of the Gram matrices (`relative_rounding`); eigenvalues that are no
             larger than such errors count as no input.
     """
     G = sums_G.double()
-    S = sums_WG.double()
-    if near is not None:
-        S = S - weighted(near, G)
+    S = sums_WG.double() - weighted(near, G)
     if G.ndim == 1:
         W = torch.where(G > 0, S / torch.where(G > 0, G, torch.ones_like(G)), torch.zeros_like(S))
     else:
         W = solve_symmetric((G + G.T) / 2, S.T, rounding).W.T
-    return W if near is None else near.double() + W
+    return near.double() + W
 
 
 def weighted(W: torch.Tensor, G: torch.Tensor) -> torch.Tensor:
@@ -57,11 +68,6 @@ def damped(G: torch.Tensor, alpha: float) -> torch.Tensor:
     if G.ndim == 1 or alpha == 1:
         return G
     return (alpha * G).diagonal_scatter(G.diagonal())
-
-
-def matrices(grams: Mapping[str, torch.Tensor]) -> set[str]:
-    """Names of the Gram matrices that are full, not just diagonals."""
-    return {name for name, G in grams.items() if G.ndim == 2}
 
 
 class RegressionSums:
@@ -100,18 +106,23 @@ class RegressionSums:
         for name, G in own.items():
             self.grams[name] = self.grams[name] + G if name in self.grams else G
 
-    def merged(
-        self, merged_by: Mapping[str, str], near: Mapping[str, torch.Tensor] | None = None
-    ) -> dict[str, torch.Tensor]:
+    def merged(self, merged_by: Mapping[str, str], near: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """`merged_weights` of each W.
 
         Args:
             merged_by: for each W, the name of its G.
-            near: each W where no client has an input; None: 0.
+            near: each W where no client has an input.
         """
         return {
-            name: merged_weights(
-                self.products[name], self.grams[by], None if near is None else near[name], self.rounding
-            )
+            name: merged_weights(self.products[name], self.grams[by], near[name], self.rounding)
             for name, by in merged_by.items()
         }
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """`products.<name>` and `grams.<name>`."""
+        kinds = {"products": self.products, "grams": self.grams}
+        return {f"{kind}.{name}": value for kind, sums in kinds.items() for name, value in sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self.products, self.grams = with_prefix(state, "products."), with_prefix(state, "grams.")

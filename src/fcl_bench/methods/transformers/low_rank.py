@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
 
+from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices
+from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.transformer_blocks import dimension_of, require_layers
+from fcl_bench.training.network import Network
+from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
 
 #: Where an update can go in a block: the module's path, and which third of its output (None: all of it).
 _PLACES: dict[str, tuple[str, int | None]] = {
@@ -111,24 +117,12 @@ def factors(body: nn.Module, task: int) -> dict[str, str]:
     return {f"{path}.{which}.{name}": which for path, name in parts for which in "AB"}
 
 
-def grow_low_rank(body: nn.Module, rank: int, tasks: int, seed: int) -> None:
-    """Give all layers of a network's body updates of this rank for so many tasks in all."""
-    for place, layer in enumerate(low_rank_layers(body).values()):
-        while layer.tasks < tasks:
-            drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
-            layer.grow(rank, torch.Generator().manual_seed(drawn))
-
-
-def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] | None) -> dict[str, LowRank]:
+def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] | None) -> None:
     """Put a `LowRank` in the place of each linear layer that a target names, without an update as yet.
 
     Args:
         blocks: the blocks of a ViT (`transformer_blocks`).
-        targets: some of q, k, v, qkv, proj, fc1, fc2.
-        layers: the blocks, from 0; None: all.
-
-    Returns:
-        By the layer's path from the blocks, such as "0.attn.qkv".
+        targets, layers: the knobs.
 
     Raises:
         UserError: for no layer, or one that is not there or named twice; and for no target, an unknown one, or one that
@@ -145,7 +139,6 @@ def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] 
             )
     if len(set(targets)) < len(targets) or ("qkv" in targets and {"q", "k", "v"} & set(targets)):
         raise UserError(f"method.targets={targets} names a layer twice", "q, k and v, or qkv")
-    found: dict[str, LowRank] = {}
     for layer in layers:
         for path in dict.fromkeys(_PLACES[target][0] for target in targets):
             linear = dict(blocks[layer].named_modules()).get(path)
@@ -155,12 +148,53 @@ def add_low_rank(blocks: list[nn.Module], targets: list[str], layers: list[int] 
                     "a plain ViT, such as backbone=vit_b16, or targets of q, k, v, qkv, proj",
                 )
             parts = {t: _rows(t, linear, blocks[layer]) for t in targets if _PLACES[t][0] == path}
-            made = found[f"{layer}.{path}"] = LowRank(linear, parts)
             parent, _, name = path.rpartition(".")
-            setattr(blocks[layer].get_submodule(parent), name, made)
-    return found
+            setattr(blocks[layer].get_submodule(parent), name, LowRank(linear, parts))
 
 
 def _rows(target: str, linear: nn.Linear, block: nn.Module) -> tuple[int, int]:
     third, d = _PLACES[target][1], dimension_of(block) if target in ("q", "k", "v") else 0
     return (0, linear.out_features) if third is None else (third * d, (third + 1) * d)
+
+
+@dataclass
+class LowRankMethod(GradientMethod):
+    """A method that trains low-rank updates of linear layers inside a frozen ViT, new ones for each task.
+
+    Args:
+        rank: r of every task's updates.
+        layers: the blocks that have them, from 0; None: all.
+        targets: which of a block's linear layers have them: q, k, v or qkv, proj, fc1, fc2.
+
+    Attributes:
+        network_class: makes the network, with heads of its kind.
+    """
+
+    inside_transformers: ClassVar[bool] = True
+    network_class: ClassVar[type[Network]] = Network
+
+    frozen_heads: bool = True
+    rank: int = knob(4, least=1)
+    layers: list[int] | None = knob(None, least=0)
+    targets: list[str] = knob(lambda: ["q", "v"])
+
+    def build_network(self, context: Context) -> Network:
+        start = self.start(context)
+        network = self.network_class(start)
+        body = network.body.requires_grad_(False)
+        add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)
+        network.put_body(body)
+        return network
+
+    def grow(self, network: Network, sizes: list[int], seed: int) -> None:
+        for place, layer in enumerate(low_rank_layers(network.body).values()):
+            while layer.tasks < len(sizes):
+                drawn = derived_seed(seed, "low rank", layer.tasks, place) % 2**62
+                layer.grow(self.rank, torch.Generator().manual_seed(drawn))
+        super().grow(network, sizes, seed)
+
+    def frozen(
+        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
+    ) -> set[str]:
+        old = {name for earlier in range(task) for name in factors(network.body, earlier)}
+        return super().frozen(network, stages, task, reused) | old

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fcl_bench.config import knob
-from fcl_bench.methods.autoencoders.class_vaes.networks import (
+from fcl_bench.methods.autoencoders.networks import (
     Architecture,
     Parts,
     decode,
@@ -23,7 +21,9 @@ from fcl_bench.methods.autoencoders.class_vaes.networks import (
     orders,
     uniforms,
 )
-from fcl_bench.training.knobs import MOST_PASSES
+
+if TYPE_CHECKING:
+    from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 
 #: Adam's constants, as in torch.
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8
@@ -63,48 +63,6 @@ class Wanted(NamedTuple):
     weight: torch.Tensor
 
 
-@dataclass
-class VAETraining:
-    """`method.training`, for the clients, and for the server where it fuses.
-
-    Args:
-        rounds: rounds of exchange per task.
-        fraction: share of the clients that take part in a round, chosen at random.
-        epochs: passes over a class's samples, in each round.
-        batch_size: samples per class and step.
-        lr, weight_decay: of Adam, which starts anew in each round.
-    """
-
-    rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
-    fraction: float = knob(1.0, above=0, most=1)
-    epochs: int = knob(300, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
-    batch_size: int = knob(32, least=1)
-    lr: float = knob(0.001, above=0)
-    weight_decay: float = knob(0.001, least=0)
-
-    def forward_precision(self, device: str) -> str:
-        """float32 on every device: autoencoders are small."""
-        return "float32"
-
-
-@dataclass(frozen=True)
-class Fit:
-    """How to train.
-
-    Attributes:
-        epochs: passes over a class's samples.
-        batch_size: samples per class and step.
-        lr, weight_decay: of Adam, which adds the decay to the gradients.
-        kl: weight of the divergence from the prior.
-    """
-
-    epochs: int
-    batch_size: int
-    lr: float
-    weight_decay: float
-    kl: float
-
-
 def posteriors(
     architecture: Architecture, weights: torch.Tensor, samples: Grouped
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -131,19 +89,19 @@ def fitted(
     architecture: Architecture,
     weights: torch.Tensor,
     samples: Grouped,
-    fit: Fit,
+    method: FedCBC,
     keys: torch.Tensor,
     wanted: Wanted | None = None,
 ) -> torch.Tensor:
     """The weights (c, P) after training. A class's loss is the mean over its batch, and each has its own Adam.
 
-    The loss of a sample is |x^ - x|^2 + `fit.kl` KL(q || N(0, I)), and alpha KL(q || wanted) if one is wanted.
+    The loss of a sample is |x^ - x|^2 + kl KL(q || N(0, I)), and alpha KL(q || wanted) if one is wanted.
 
     Args:
         architecture: of the autoencoders.
         weights: (c, P) to start from; they stay as they are.
         samples: of the c classes, at least one each.
-        fit: how to train.
+        method: the knobs of training, and kl.
         keys: (c,) keys of the classes' random streams.
         wanted: posteriors to be held to.
     """
@@ -152,9 +110,9 @@ def fitted(
     counts, first, keys = samples.counts[order], samples.first[order], keys[order]
     weights = weights[order].clone()
     alpha = None if wanted is None else wanted.weight[order]
-    size, sizes = fit.batch_size, counts.tolist()
-    adam = _Adam(weights, fit)
-    for epoch in range(fit.epochs):
+    size, sizes = method.training.batch_size, counts.tolist()
+    adam = _Adam(weights, method.training)
+    for epoch in range(method.training.epochs):
         of_epoch = further(keys, epoch)
         shuffled = (first.unsqueeze(1) + orders(of_epoch, counts)).clamp(max=len(samples.inputs) - 1)
         for step, begin in enumerate(range(0, sizes[0], size)):
@@ -163,7 +121,7 @@ def fitted(
             there = torch.arange(begin, begin + rows.shape[1], device=rows.device) < counts[:active].unsqueeze(1)
             share = there / there.sum(dim=1, keepdim=True)
             parts = {name: own.detach().requires_grad_() for name, own in architecture.parts(weights[:active]).items()}
-            loss = _loss(parts, rows, samples, fit.kl, further(of_epoch[:active], step), wanted, alpha)
+            loss = _loss(parts, rows, samples, method.kl, further(of_epoch[:active], step), wanted, alpha)
             gradients = torch.autograd.grad((share * loss).sum(), list(parts.values()))
             adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
     return torch.empty_like(weights).index_copy_(0, order, weights)
@@ -195,11 +153,11 @@ class _Adam:
 
     Args:
         weights: (c, P).
-        fit: step size and decay.
+        knobs: step size and decay.
     """
 
-    def __init__(self, weights: torch.Tensor, fit: Fit) -> None:
-        self._weights, self._fit = weights, fit
+    def __init__(self, weights: torch.Tensor, knobs: VAETraining) -> None:
+        self._weights, self._knobs = weights, knobs
         self._first, self._second = torch.zeros_like(weights), torch.zeros_like(weights)
         self._steps = torch.zeros(len(weights), 1, dtype=torch.float64, device=weights.device)
 
@@ -208,31 +166,19 @@ class _Adam:
         count = len(gradient)
         weights, first, second = (own[:count] for own in (self._weights, self._first, self._second))
         steps = self._steps[:count].add_(1)
-        gradient = gradient.add(weights, alpha=self._fit.weight_decay)
+        gradient = gradient.add(weights, alpha=self._knobs.weight_decay)
         first.lerp_(gradient, 1 - _BETA1)
         second.mul_(_BETA2).addcmul_(gradient, gradient, value=1 - _BETA2)
-        rate = (self._fit.lr / (1 - _BETA1**steps)).to(weights.dtype)
+        rate = (self._knobs.lr / (1 - _BETA1**steps)).to(weights.dtype)
         root = (1 - _BETA2**steps).sqrt().to(weights.dtype)
         weights.sub_(rate * first / ((second.sqrt() / root).add_(_EPSILON)))
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """How samples are drawn.
-
-    Attributes:
-        count: the number of samples from each autoencoder.
-        published: latents are uniform within -1 and 1, not from the prior, and z takes the place of a posterior's mean.
-    """
-
-    count: int
-    published: bool
-
-    def latents(self, keys: torch.Tensor, latent: int) -> torch.Tensor:
-        """(c, count, l) latents for keys (c,)."""
-        draw = uniforms if self.published else normals
-        found = draw(keys, self.count * latent).unflatten(1, (self.count, latent))
-        return 2 * found - 1 if self.published else found
+def latents_of(method: FedCBC, keys: torch.Tensor) -> torch.Tensor:
+    """(c, samples, l) latents for keys (c,): of the prior, or as published uniform within -1 and 1."""
+    draw = uniforms if method.published else normals
+    found = draw(keys, method.samples * method.latent).unflatten(1, (method.samples, method.latent))
+    return 2 * found - 1 if method.published else found
 
 
 def drawn(architecture: Architecture, weights: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
@@ -245,9 +191,7 @@ def fused(
     teachers: torch.Tensor,
     counts: torch.Tensor,
     known: torch.Tensor,
-    fit: Fit,
-    alpha: float,
-    drawing: Drawing,
+    method: FedCBC,
     keys: torch.Tensor,
 ) -> torch.Tensor:
     """One autoencoder of each class (c, P).
@@ -261,9 +205,7 @@ def fused(
         teachers: (T, P), sorted by class.
         counts: (c,) how many teachers each class has.
         known: (c,) whether the class's last teacher is the autoencoder known so far.
-        fit: how to train.
-        alpha: weight of the divergence from the mean posterior; 0: without.
-        drawing: how samples are drawn.
+        method: the knobs.
         keys: (c,) keys of the classes' random streams.
     """
     first = counts.cumsum(0) - counts
@@ -277,11 +219,11 @@ def fused(
     # The teachers of these classes alone, one class after the other.
     own = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
     own = own + torch.arange(len(own), device=own.device)
-    latents = drawing.latents(further(keys, 1), architecture.latent).repeat_interleave(counts, dim=0)
+    latents = latents_of(method, further(keys, 1)).repeat_interleave(counts, dim=0)
     made = drawn(architecture, teachers[own], latents)
-    samples = Grouped(made.flatten(0, 1), counts * drawing.count)
-    wanted = _averaged(architecture, teachers, first, counts, samples, alpha, drawing.published) if alpha else None
-    new[several] = fitted(architecture, start, samples, fit, further(keys, 2), wanted)
+    samples = Grouped(made.flatten(0, 1), counts * method.samples)
+    wanted = _averaged(architecture, teachers, first, counts, samples, method) if method.alpha else None
+    new[several] = fitted(architecture, start, samples, method, further(keys, 2), wanted)
     return new
 
 
@@ -291,15 +233,15 @@ def _averaged(
     first: torch.Tensor,
     counts: torch.Tensor,
     samples: Grouped,
-    alpha: float,
-    at_random: bool,
+    method: FedCBC,
 ) -> Wanted:
     """The mean over a class's teachers of their posteriors' means and log-variances, for each sample of the class.
 
+    As published, samples are held to the mean of random z, not to the mean of means; its deviation is then given, too.
+
     Args:
-        architecture, teachers, samples, alpha: as above.
+        architecture, teachers, samples, method: as of `fused`.
         first, counts: (c,) where the teachers of each class begin, and their number.
-        at_random: hold to the mean of random z, not to the mean of means; the standard deviation is then given, too.
     """
     share = (1 / counts).repeat_interleave(samples.counts).unsqueeze(1)
     mean, log_variance, variance = (samples.inputs.new_zeros(len(samples.inputs), architecture.latent) for _ in "abc")
@@ -310,5 +252,5 @@ def _averaged(
         mean += torch.where(counted, m, 0)
         log_variance += torch.where(counted, v, 0)
         variance += torch.where(counted, v.exp(), 0)
-    spread = variance.sqrt() * share if at_random else None
-    return Wanted(mean * share, log_variance * share, spread, torch.full_like(counts, 1).float() * alpha)
+    spread = variance.sqrt() * share if method.published else None
+    return Wanted(mean * share, log_variance * share, spread, torch.full_like(counts, 1).float() * method.alpha)

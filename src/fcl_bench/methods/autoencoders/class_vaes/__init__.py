@@ -1,1 +1,0 @@
-"""Variational autoencoders, one for each class, trained and evaluated side by side."""
