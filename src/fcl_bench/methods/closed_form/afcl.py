@@ -8,19 +8,18 @@ registrations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.methods.closed_form.base import one_hot
+from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, class_numbers, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, OPEN, SUM, SUMS, Schema, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -44,38 +43,21 @@ class AFCLClient(LocalRidge):
         if broadcast.stage == REGISTRATION:
             return Message({"classes": held.to(torch.int32)}), state
         columns, owners = (broadcast[name].to(held.device) for name in ("columns", "owners"))
+        X, samples = self.features(client_data, broadcast), self.reported_samples(client_data)
         if self.context.sums:
-            return self._summand(client_data, broadcast, columns), state
+            # In the columns of all classes that were named, so that nobody learns which of them a client holds.
+            G, W = self.solve(X, one_hot(client_data, columns), self.method.gamma)
+            return Message({"G": G, "B": G @ W}, samples=samples), state
         mine = torch.nonzero(owners == client_data.client).squeeze(1)
         known = int(mine[0]) if len(mine) else 1 + int(torch.nonzero(torch.isin(columns, held)).max())
         learnt = torch.cat([columns[:known], columns[mine]])
         Y = one_hot(client_data, learnt)
-        G, W = self.solve(self.features(client_data, broadcast), Y, self.method.gamma)
+        G, W = self.solve(X, Y, self.method.gamma)
         upload = {"G": G, "W_known": W[:, :known], "W_unknown": W[:, known:], "columns": learnt}
-        return Message(
-            upload,
-            samples=self.reported_samples(client_data),
-            symmetric=["G"],
-            per_class=["W_known", "W_unknown"],
-            # G and both parts of W together give the class sums G W, each class once.
-            sums_of={"W": Y.argmax(dim=1)},
-            moments_of={"G": None},
-        ), state
-
-    def _summand(self, client_data: ClientData, broadcast: Message, columns: torch.Tensor) -> Message:
-        """G_k and G_k W_k (d, c) of all classes that were named, so that nobody learns which of them a client holds."""
-        Y = one_hot(client_data, columns)
-        G, W = self.solve(self.features(client_data, broadcast), Y, self.method.gamma)
-        upload = {"G": G, "B": G @ W}
-        return Message(
-            upload,
-            samples=self.reported_samples(client_data),
-            symmetric=["G"],
-            per_class=["B"],
-            summed=upload,
-            sums_of={"B": Y.argmax(dim=1)},
-            moments_of={"G": None},
-        )
+        # G and both parts of W together give the class sums G W, each class once.
+        which = Y.argmax(dim=1)
+        groups = {"W_known": which.where(which < known, -1), "W_unknown": which.where(which >= known, -1)}
+        return Message(upload, samples=samples, groups=groups), state
 
 
 class AFCLServer(RidgeServer):
@@ -90,9 +72,11 @@ class AFCLServer(RidgeServer):
     """
 
     method: AFCL
+    state: ClassVar[Sequence[str]] = ("order",)
 
     def __init__(self, method: AFCL, context: Context) -> None:
         super().__init__(method, context)
+        self._task = 0
         self.order = torch.zeros(0, dtype=torch.int64)
         #: Of each class in `order`, the client that introduced it in this task; -1: known before.
         self._owners = self.order
@@ -101,6 +85,7 @@ class AFCLServer(RidgeServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
+        self._task = task.index
         self._owners = torch.full_like(self.order, -1)
         self._named = torch.zeros_like(self.order, dtype=torch.bool)
 
@@ -118,39 +103,28 @@ class AFCLServer(RidgeServer):
         message["owners"] = self._owners[self._named].to(torch.int32)
         return Message(message)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if round_ == 0:
-            return {"classes": class_numbers("held", among=task.columns, distinct=True)}
-        return self._statistics_of(self.order[self._named].tolist())
-
-    def _statistics_of(self, named: list[int]) -> Schema:
-        """The statistics of clients that may hold the classes in these columns."""
-        d = self.dimension
+    def schema(self, task: Task, stage: str) -> Schema:
+        """With the classes that clients may hold: those named in this task, or, of an earlier one, its known ones."""
+        fields = super().schema(task, stage)
+        if stage == REGISTRATION:
+            return {"classes": replace(fields["classes"], among=frozenset(task.columns))}
+        known = self.order[self._named] if task.index == self._task else self.order
+        named = frozenset(known.tolist()).intersection(task.columns)
         if self.context.sums:
-            return {"G": gram_matrix(d, self.floor_of_features), "B": real(d, len(named))}
-        W_known, W_unknown = (real(d, side, widest=len(named)) for side in ("known", "unknown"))
-        columns = class_numbers("learnt", among=named, distinct=True)
-        return {
-            "G": gram_matrix(d, self.floor_of_features),
-            "W_known": W_known,
-            "W_unknown": W_unknown,
-            "columns": columns,
-        }
+            return {**fields, "B": replace(fields["B"], shape=(self.dimension, len(named)))}
+        parts = {name: replace(fields[name], widest=len(named)) for name in ("W_known", "W_unknown")}
+        return {**fields, **parts, "columns": replace(fields["columns"], among=named)}
 
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
+    def late_stage(self, task: Task, round_: int) -> str | None:
         """A registration of a task that is over is of no use: the classes named in time are in `order`."""
-        registered = set(self.order.tolist()).intersection(task.columns)
-        return None if round_ == 0 else self._statistics_of(sorted(registered))
+        return None if round_ == 0 else "statistics"
 
     def objection(self, upload: Message) -> str:
-        if upload.stage == REGISTRATION:
-            return "" if len(upload["classes"]) else "it names no class"
-        if self.context.sums:
-            return super().objection(upload)
-        columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
-        if columns == known + unknown:
-            return super().objection(upload)
-        return f"columns has {columns} numbers, W_known {known} columns and W_unknown {unknown}"
+        if "W_known" in upload:
+            columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
+            if columns != known + unknown:
+                return f"columns has {columns} numbers, W_known {known} columns and W_unknown {unknown}"
+        return super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage == REGISTRATION:
@@ -174,27 +148,22 @@ class AFCLServer(RidgeServer):
         """W = (G_agg - k gamma I + lambda I)^-1 G_agg GKM (Eq. 10)."""
         return -self.uploads * self.method.gamma
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "order": self.order}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.order = state["order"].cpu()
+    def restored(self) -> None:
+        self.order = self.order.cpu()
+        super().restored()
 
 
 @dataclass
-class AFCL(ClosedFormMethod):
+class AFCL(RidgeMethod):
     """Knobs of AFCL.
 
     Args:
         M: number of random features; None (the paper): the backbone's features themselves.
         gamma: each client's regulariser, removed at the end.
         ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma; "auto", "gcv": chosen by the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "afcl"
-    stages_apart: ClassVar[frozenset[str]] = frozenset([REGISTRATION])
     client_half = AFCLClient
     server_half = AFCLServer
 
@@ -206,9 +175,16 @@ class AFCL(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.gamma if self.ridge is None else self.ridge
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        M = self.dimension(context)
-        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        G = gram_matrix("M", self.least_feature, combine=SUM, leaks=MOMENTS)
+        if context.sums:
+            statistics = {"G": G, "B": real("M", "named", combine=SUM, columns=CLASSES, leaks=SUMS)}
+        else:
+            parts = {f"W_{part}": real("M", part, columns=CLASSES, leaks=SUMS) for part in ("known", "unknown")}
+            statistics = {"G": G, **parts, "columns": class_numbers("learnt", distinct=True)}
+        return {REGISTRATION: {"classes": class_numbers("held", distinct=True, combine=OPEN)}, "statistics": statistics}
 
-    def needs_each_upload(self) -> None:
-        return None
+    def paper_values(self, context: Context, classes: int) -> int:
+        """G_k and W_k."""
+        d = self.dimension(context)
+        return d * d + d * classes

@@ -13,7 +13,7 @@ matrices can be inverted, and shows what happens where they cannot be (Table 3, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,13 +24,11 @@ from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, one_hot, positions, ridge_knob
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.combining import Combination, added_up, as_one, total
+from fcl_bench.methods.closed_form.base import one_hot, positions
+from fcl_bench.methods.closed_form.ridge import RidgeClient, RidgeMethod, RidgeServer, ridge_knob
+from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Schema, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, COLUMN, MOMENTS, SQUARE, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
@@ -39,7 +37,7 @@ from fcl_bench.protocol.task import Task
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
 
 
-class LocalRidge(ClosedFormClient):
+class LocalRidge(RidgeClient):
     """Solves a client's own ridge regression, as AFL and AFCL do."""
 
     def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,40 +53,20 @@ class AFLClient(LocalRidge):
 
     method: AFL
 
-    def sums(self, client_data: ClientData, broadcast: Message) -> Message:
-        """C_k = X'X + gamma I (d, d) and B_k = C_k W_k = X'Y (d, c_t), for which nothing is solved."""
-        X, columns = self.features(client_data, broadcast), broadcast["columns"]
-        C, which = gram(X), positions(client_data, columns)
-        C.diagonal().add_(self.method.gamma)
-        upload = {"C": C, "B": class_sums(X, which, len(columns))}
-        return Message(
-            upload,
-            samples=self.reported_samples(client_data),
-            symmetric=["C"],
-            per_class=["B"],
-            summed=upload,
-            sums_of={"B": which},
-            moments_of={"C": None},
-        )
-
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """C_k = X'X + gamma I (d, d) and W_k (d, c_t), this task's columns of the client's solution.
+        """C_k = X'X + gamma I (d, d), and W_k or B_k = C_k W_k = X'Y (d, c_t) in the task's columns.
 
-        C_k W_k are the class sums, so W_k gives them away. They travel in its place where uploads are only summed
-        (`Context.sums`).
+        B_k, for which nothing is solved, gives away no more than W_k, from which it follows.
         """
-        if self.method.upload == "sums" or self.context.sums:
-            return self.sums(client_data, broadcast), state
         X, columns = self.features(client_data, broadcast), broadcast["columns"]
-        C, W = self.solve(X, one_hot(client_data, columns), self.method.gamma)
-        return Message(
-            {"C": C, "W": W},
-            samples=self.reported_samples(client_data),
-            symmetric=["C"],
-            per_class=["W"],
-            sums_of={"W": positions(client_data, columns)},
-            moments_of={"C": None},
-        ), state
+        if self.method.sends_sums(self.context):
+            C = gram(X)
+            C.diagonal().add_(self.method.gamma)
+            upload = {"C": C, "B": class_sums(X, positions(client_data, columns), len(columns))}
+        else:
+            C, W = self.solve(X, one_hot(client_data, columns), self.method.gamma)
+            upload = {"C": C, "W": W}
+        return Message(upload, samples=self.reported_samples(client_data)), state
 
 
 class AFLServer(RidgeServer):
@@ -96,13 +74,6 @@ class AFLServer(RidgeServer):
 
     method: AFL
     absorbs_late = True
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        d = self.dimension
-        C, second = gram_matrix(d, self.floor_of_features), real(d, len(task.columns))
-        if self.method.upload == "sums" or self.context.sums:
-            return {"C": C, "B": replace(second, least=self.floor_of_features, of="C")}
-        return {"C": C, "W": second}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.estimate.matrix.add_(upload["C"])
@@ -118,6 +89,8 @@ class RecursiveAFLServer(AFLServer):
 
     B stays the sum of all C_k W_k, for `scale_scores`; W does not come from it.
     """
+
+    state: ClassVar[Sequence[str]] = ("law",)
 
     def __init__(self, method: AFL, context: Context) -> None:
         super().__init__(method, context)
@@ -150,16 +123,9 @@ class RecursiveAFLServer(AFLServer):
         W, condition, further = self.estimate.solve(self.estimate.matrix @ law.W, shift, self.rounding())
         return Solution(W, max(condition, law.condition), "; ".join(filter(None, (trouble, further))))
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), **{f"law.{name}": part for name, part in self.law.state_dict().items()}}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.law.load_state_dict({name.removeprefix("law."): state[name] for name in state if name.startswith("law.")})
-
 
 @dataclass
-class AFL(ClosedFormMethod):
+class AFL(RidgeMethod):
     """Knobs of AFL.
 
     Args:
@@ -171,7 +137,6 @@ class AFL(ClosedFormMethod):
         upload: "solution": C_k and W_k (the paper); "sums": C_k and C_k W_k, all that the server makes of them, so that
             clients need not solve, and uploads can be added up on the way or have noise (docs/explanation/noise.md).
         ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "afl"
@@ -193,23 +158,33 @@ class AFL(ClosedFormMethod):
                 "method.upload=solution, or method.aggregation=sum",
             )
 
-    @property
-    def summands(self) -> Mapping[str, str]:
-        """None with solutions: nobody has bounded what one sample changes in W_k."""
-        return {"C": SQUARE, "B": COLUMN} if self.upload == "sums" else {}
+    def sends_sums(self, context: Context) -> bool:
+        """Whether clients send C_k W_k in place of W_k."""
+        return self.upload == "sums" or (context.sums and self.aggregation == "sum")
+
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        # Nobody has bounded what one sample changes in W_k.
+        square, column = (SQUARE, COLUMN) if self.upload == "sums" else ("", "")
+        least = self.least_feature
+        C = gram_matrix("M", least, combine=SUM, one_sample=square, leaks=MOMENTS)
+        if self.sends_sums(context):
+            B = real("M", "c", least=least, of="C", combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS)
+            return {"statistics": {"C": C, "B": B}}
+        return {"statistics": {"C": C, "W": real("M", "c", columns=CLASSES, leaks=SUMS)}}
 
     @property
     def penalty(self) -> float | str:
         return self.ridge
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        M = self.dimension(context)
-        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
+    def paper_values(self, context: Context, classes: int) -> int:
+        """C_k and W_k."""
+        d = self.dimension(context)
+        return d * d + d * classes
 
-    def combination(self, context: Context) -> Combination:
+    def combination(self, context: Context) -> Combination | None:
         """With solutions, the aggregation law of several clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""
         if self.upload == "sums":
-            return added_up
+            return super().combination(context)
         rounding = relative_rounding(context.dtype, context.wire.dtype)
 
         def combined(uploads: Sequence[Message]) -> Message:
@@ -219,13 +194,8 @@ class AFL(ClosedFormMethod):
 
         return combined
 
-    def needs_each_upload(self) -> tuple[str, str] | None:
-        if self.aggregation == "sum":
-            return None
-        return "method.aggregation=recursive takes in client by client", "method.aggregation=sum"
-
     def matrices(self) -> int:
-        """The recursion needs four more: the inverses of C_agg, of C_k and of their sum, and that sum."""
+        # The recursion needs the inverses of C_agg, of C_k and of their sum, and that sum.
         return super().matrices() + (4 if self.aggregation == "recursive" else 0)
 
     def server(self, context: Context) -> Server:

@@ -18,11 +18,10 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions, sums_without_samples
+from fcl_bench.methods.closed_form.base import positions
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts
+from fcl_bench.protocol.fields import SUM, Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -40,23 +39,18 @@ class AIRClient(STSAClient):
 
     method: AIR
 
-    def reported_samples(self, client_data: ClientData) -> int | None:
-        """None: the class counts say it."""
-        return None
-
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """With weights n (c_t), then G and C weighted by pi; with logits all three at once."""
         columns = broadcast["columns"]
         sizes = {"n": torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)}
         if broadcast.stage == COUNTS:
-            return Message(sizes, summed=sizes), state
+            return Message(sizes), state
         upload, state = super().update(client_data, broadcast, state)
         if self.method.weighted:
             # `blocks` has multiplied the rows by one root of the weight; this is the other.
             roots = weights(broadcast["n"], upload["C"]).sqrt()
             return upload.with_tensors({**upload, "C": upload["C"] * roots}), state
-        everything = {**upload, **sizes}
-        return dataclasses.replace(upload, tensors=everything, summed=everything), state
+        return upload.with_tensors({**upload, **sizes}), state
 
     def blocks(self, client_data: ClientData, broadcast: Message) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield, with weights, the rows of H times the roots of their weights."""
@@ -73,11 +67,12 @@ class AIRServer(STSAServer):
     """
 
     method: AIR
+    state: ClassVar[Sequence[str]] = ("counts", "weight")
     #: Each upload is weighed by counts as they were in its task.
     absorbs_late = False
 
-    def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:
-        super().__init__(method, context, low_rank)
+    def __init__(self, method: AIR, context: Context) -> None:
+        super().__init__(method, context)
         self.counts = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.weight = 0.0
         #: Counts before the task at hand.
@@ -101,17 +96,12 @@ class AIRServer(STSAServer):
             return Message({"columns": message["columns"]}, COUNTS)
         return message.with_tensors({**message, "n": self.counts[self.columns].to(torch.int32)})
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        sizes, statistics = {"n": counts(len(task.columns))}, super().expects(task, round_)
-        if self.method.weighted:
-            # G is of rows times the root of their weight, and C has that root twice: C is no sum of these rows.
-            return sizes if round_ == 0 else {**statistics, "C": dataclasses.replace(statistics["C"], of="")}
-        return {**statistics, "C": dataclasses.replace(statistics["C"], by="n"), **sizes}
-
     def objection(self, upload: Message) -> str:
-        if upload.stage == COUNTS:
-            return ""
-        return sums_without_samples(upload["C"], upload["n"] if "n" in upload else self.counts[self.columns])
+        if self.method.weighted and upload.stage != COUNTS:
+            empty = self.counts[self.columns] == 0
+            if bool(upload["C"][:, empty].any()):
+                return "class sums are not zero, and by the counts there is no sample"
+        return ""
 
     def absorb(self, client: int, upload: Message) -> None:
         if "n" in upload:
@@ -142,24 +132,12 @@ class AIRServer(STSAServer):
         shares = self.counts.clamp_min(1).to(self.B) / self.counts.sum().clamp_min(1)
         return -self.method.tau * torch.where(self.counts > 0, shares.log(), torch.zeros_like(shares))
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        weight = torch.tensor(self.weight, dtype=torch.float64)
-        return {**super().statistics(), "counts": self.counts, "weight": weight}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.counts, self.weight = state["counts"], float(state["weight"])
-
 
 @dataclass
 class AIR(STSA):
     """Knobs of AIR.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        gamma: ridge coefficient; 0: the Moore-Penrose solution where the system is singular; "auto", "gcv": chosen by
-            the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         correction: of the classes' unequal sizes, by "weights" (AIR) or on the "logits" (logit adjustment).
         normalise: whether weights have mean 1 over classes, as in AIR's public code, so that a `gamma` is as strong as
             in STSA; false: as printed.
@@ -169,19 +147,24 @@ class AIR(STSA):
     name: ClassVar[str] = "air"
     client_half = AIRClient
     server_half = AIRServer
+    counts_samples = True
 
     correction: str = knob("weights", choices=("weights", "logits"))
     normalise: bool = True
     tau: float = knob(0.1, least=0)
 
-    @property
-    def summands(self) -> Mapping[str, str]:
-        """None: weights are made of the counts of the round before, in which a sample counts too."""
-        return {}
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        statistics = super().uploads(context)["statistics"]
+        C, n = statistics["C"], counts("c", combine=SUM)
+        if self.weighted:
+            # G is of rows times the root of their weight, and C has that root twice: C is no sum of these rows.
+            return {COUNTS: {"n": n}, "statistics": {**statistics, "C": dataclasses.replace(C, of="")}}
+        C = dataclasses.replace(C, by="n", zero_without="n")
+        return {"statistics": {**statistics, "C": C, "n": n}}
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        M = self.dimension(context)
-        return both_conventions(lambda classes: stsa_values(M, classes) + classes, context, classes_per_task)
+    def paper_values(self, context: Context, classes: int) -> int:
+        """STSA's and n."""
+        return super().paper_values(context, classes) + classes
 
     @property
     def weighted(self) -> bool:

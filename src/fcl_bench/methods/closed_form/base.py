@@ -13,11 +13,9 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.eigen import nearest_semidefinite
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
-from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, score_scales, unit_lengths
 from fcl_bench.protocol.context import ClientData, Context, Prediction, TestBatch
 from fcl_bench.protocol.fields import SQUARE
 from fcl_bench.protocol.message import Message
@@ -34,11 +32,6 @@ KEPT_FEATURES = 2**28
 _SMALL = 2**22
 
 
-def ridge_knob(default: float | str | None, **limits: Any) -> Any:
-    """A knob `float | str`: a ridge within the limits, "auto" (1 % of the mean eigenvalue of G) or "gcv"."""
-    return knob(default, choices=(AUTO, GCV), **limits)
-
-
 @dataclass
 class ClosedFormMethod(Method):
     """A method that solves for a linear classifier on H = ReLU(Z P).
@@ -46,8 +39,6 @@ class ClosedFormMethod(Method):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
         activation: what follows the projection: "relu", or "none", H = Z P.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
-            the length of its weights (length), as STSA's public code does.
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
@@ -58,7 +49,6 @@ class ClosedFormMethod(Method):
 
     M: int | None = knob(2048, least=1)
     activation: str = knob("relu", choices=ACTIVATIONS)
-    scale_scores: bool | str = knob(False, choices=("length",))
 
     def __post_init__(self) -> None:
         if self.M is None and self.activation == "none":
@@ -67,17 +57,11 @@ class ClosedFormMethod(Method):
                 "a number for method.M, or without method.activation",
             )
 
-    @property
-    def penalty(self) -> float | str:
-        """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"; 0 for a method without one."""
-        return 0.0
-
     def dimension(self, context: Context) -> int:
         """M, the width of H."""
         return context.inputs if self.M is None else self.M
 
     def sizes(self, context: Context) -> Mapping[str, int]:
-        """See `Method`; "M" is the width of H."""
         return {**super().sizes(context), "M": self.dimension(context)}
 
     @property
@@ -117,10 +101,6 @@ class ClosedFormClient(Client):
         self.notices = Notices(log)
         self.dimension = method.dimension(context)
         self._features: tuple[int, RandomFeatures] | None = None
-
-    def reported_samples(self, client_data: ClientData) -> int | None:
-        """`Message.samples`: the number of samples if the server needs it for its ridge, else None: it is not sent."""
-        return len(client_data.labels) if self.method.penalty == GCV else None
 
     def features(self, client_data: ClientData, broadcast: Message) -> torch.Tensor:
         """H (n, M) of the shard's labelled samples."""
@@ -176,12 +156,6 @@ def one_hot(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     return (client_data.labels.unsqueeze(1) == columns.to(client_data.labels.device)).to(client_data.inputs.dtype)
 
 
-def sums_without_samples(sums: torch.Tensor, sizes: torch.Tensor) -> str:
-    """The objection to class sums (M, c) that are not zero although `sizes` (c,) says no sample; "": there is none."""
-    contradicting = int(((sums != 0).any(dim=0) & (sizes == 0)).sum())
-    return f"{contradicting} class sums are not zero, and n says that there is no sample" if contradicting else ""
-
-
 class ClosedFormServer(Server):
     """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
 
@@ -190,13 +164,10 @@ class ClosedFormServer(Server):
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
         W: (M, C) solution after the last `finish_task`.
         bias: (C,) what is added to the scores H W; None: nothing.
-        scales: (C,) what the scores are multiplied by; None: nothing.
-        ridge: the ridge of the last solve.
         columns: (c_t,) of the task's classes.
-        samples: N of all uploads so far, where the method's clients tell it.
     """
 
-    state: ClassVar[Sequence[str]] = ("B", "samples")
+    state: ClassVar[Sequence[str]] = ("B",)
     absorbs_late: ClassVar[bool] = False
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
@@ -207,9 +178,6 @@ class ClosedFormServer(Server):
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
         self.bias: torch.Tensor | None = None
-        self.scales: torch.Tensor | None = None
-        self.ridge = 0.0
-        self.samples = 0
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
@@ -266,28 +234,17 @@ class ClosedFormServer(Server):
             self._own += sums
 
     def finish_task(self) -> None:
-        self._solve()
+        self.solve()
 
-    def _solve(self) -> None:
-        self.ridge = self.choose_ridge()
+    def solve(self) -> None:
+        """Bring the classifier up to date."""
         solution = self.solution()
         self.W, self._condition, self._trouble = solution
         self.bias = self.intercept()
-        self.scales = self._scales()
         if solution.trouble:
             # The log has the first of each kind ("the system is singular to rounding: ..."), the run record the last.
             kind, _, _ = solution.trouble.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {solution.trouble}")
-
-    def _scales(self) -> torch.Tensor | None:
-        """`scales` for the W at hand."""
-        if not self.method.scale_scores:
-            return None
-        return unit_lengths(self.W) if self.method.scale_scores == "length" else score_scales(self.own_scores())
-
-    def choose_ridge(self) -> float:
-        """The ridge of the next solve; 0 for a method without one."""
-        return 0.0
 
     def denoised(self, S: torch.Tensor, uploads: int) -> torch.Tensor:
         """S (M, M), made positive definite again where its noise has left it indefinite.
@@ -302,27 +259,22 @@ class ClosedFormServer(Server):
         release = self.context.release
         if release is None or not release.of(SQUARE):
             return S
-        nearest = nearest_semidefinite(S)
+        values, V = torch.linalg.eigh(S.to(torch.float64))
+        nearest = (V * values.clamp_min(0)) @ V.T
         nearest.diagonal().add_(release.ridge * release.edge(len(S), uploads))
         return nearest
 
     @abstractmethod
     def solution(self) -> Solution:
-        """The classifier from the statistics so far, with `ridge`."""
+        """The classifier from the statistics so far."""
 
     def intercept(self) -> torch.Tensor | None:
         """`bias` for the W at hand."""
         return None
 
-    def own_scores(self) -> torch.Tensor:
-        """(C,) the sum of each class's scores over its own samples so far, B_c'w_c."""
-        return (self.B * self.W).sum(dim=0)
-
     def classifier(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """W (M, C) and the bias (C,), if any, of the scores H W + bias; both scaled if the method scales scores."""
-        if self.scales is None:
-            return self.W, self.bias
-        return self.W * self.scales, None if self.bias is None else self.bias * self.scales
+        """W (M, C) and the bias (C,), if any, of the scores H W + bias."""
+        return self.W, self.bias
 
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.scores(H) for H in self.random_features.blocks(inputs)])
@@ -353,7 +305,7 @@ class ClosedFormServer(Server):
         return {name: part for name, part in parts.items() if part is not None}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
-        self.W, self.bias, self.scales = model["W"], model.get("bias"), None
+        self.W, self.bias = model["W"], model.get("bias")
         if "projection" in model:
             drawn = self.random_features
             self.random_features = type(drawn).given(
@@ -363,13 +315,9 @@ class ClosedFormServer(Server):
             self.random_features.clip = float(model["clip"])
 
     def report(self) -> dict[str, Any]:
-        """`condition` of the last system solved, largest over smallest eigenvalue, and its `trouble`, null for none.
-
-        With a ridge chosen by the statistics, `ridge` too.
-        """
-        chosen = {"ridge": self.ridge} if isinstance(self.method.penalty, str) else {}
-        return {"condition": self._condition, "trouble": self._trouble or None, **chosen}
+        """`condition` of the last system solved, largest over smallest eigenvalue, and its `trouble`, null for none."""
+        return {"condition": self._condition, "trouble": self._trouble or None}
 
     def restored(self) -> None:
         self._own = None
-        self._solve()
+        self.solve()

@@ -232,7 +232,7 @@ class CentredSketchAudit(GramAudit):
     def sketched(self, H: torch.Tensor, client_data: ClientData, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
         """The matrix that the client sketches, its sketch, and sigma_{r+1}^2."""
         which = positions(client_data, torch.tensor(task.columns))
-        A = deviations(H, which, class_sums(H, which, len(task.columns))) if self._method.centre else H
+        A = deviations(H, which, class_sums(H, which, len(task.columns)))
         return A, *summarise(A, self._method.rank)
 
     def bounds(self, server: Server) -> Bounds:

@@ -6,17 +6,17 @@ reference for comparisons, under the same random features, split and accounting.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.linalg.gram import add_grams, class_sums
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
-from fcl_bench.protocol.context import ClientData, State
-from fcl_bench.protocol.fields import Schema, class_numbers, real
+from fcl_bench.methods.closed_form.base import ClosedFormClient
+from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -27,9 +27,8 @@ class JointClient(ClosedFormClient):
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """Z (n, d) and the labels (n)."""
         each = torch.arange(len(client_data.labels))
-        return Message(
-            {"Z": client_data.inputs, "labels": client_data.labels.to(torch.int32)}, sums_of={"Z": each}
-        ), state
+        upload = {"Z": client_data.inputs, "labels": client_data.labels.to(torch.int32)}
+        return Message(upload, groups={"Z": each}), state
 
 
 class JointServer(RidgeServer):
@@ -39,8 +38,9 @@ class JointServer(RidgeServer):
     sums_what_came = False
     absorbs_late = True
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        return {"Z": real("n", self.context.inputs), "labels": class_numbers("n", among=task.columns)}
+    def schema(self, task: Task, stage: str) -> Schema:
+        fields = super().schema(task, stage)
+        return {**fields, "labels": replace(fields["labels"], among=frozenset(task.columns))}
 
     def absorb(self, client: int, upload: Message) -> None:
         self.count(upload)
@@ -55,26 +55,25 @@ class JointServer(RidgeServer):
 
         add_grams(self.estimate.matrix, summed())
 
-    def objection(self, upload: Message) -> str:
-        return ""
-
 
 @dataclass
-class CentralisedRidge(ClosedFormMethod):
+class CentralisedRidge(RidgeMethod):
     """Knobs of the centralised reference.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique; "auto", "gcv": chosen by
             the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "centralised_ridge"
     client_half = JointClient
     server_half = JointServer
+    counts_samples = True
 
     ridge: float | str = ridge_knob(1e-3, least=0)
+
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        return {"statistics": {"Z": real("n", "d", leaks=SUMS), "labels": class_numbers("n")}}
 
     @property
     def penalty(self) -> float | str:

@@ -12,7 +12,7 @@ features of Gaussians have. Its parameters, class sums and one covariance of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -21,28 +21,19 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
 from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, centred_sketch_values
-from fcl_bench.methods.closed_form.base import (
-    ClosedFormClient,
-    ClosedFormMethod,
-    positions,
-    ridge_knob,
-    sums_without_samples,
-)
+from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.bounds import CentredSketchAudit, GaussianRemainderAudit
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Field, Schema, counts, descending, orthonormal, real
+from fcl_bench.protocol.fields import CLASSES, SUM, SUMS, Field, Schema, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
 from fcl_bench.protocol.task import Task
-
-#: What a node of a tree adds to the sketch that it merged: see `CentredSketchServer.merge_error`.
-MERGES = "merges"
 
 
 class CentredSketchClient(ClosedFormClient):
@@ -51,26 +42,15 @@ class CentredSketchClient(ClosedFormClient):
     method: CentredSketch
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """V (M, r), sigma (r), tau (1), S (M, c_t) and, if centred, the counts n (c_t)."""
+        """V (M, r), sigma (r), tau (1), S (M, c_t) and the counts n (c_t)."""
         H, columns = self.features(client_data, broadcast), broadcast["columns"]
         which = positions(client_data, columns)
         sums = class_sums(H, which, len(columns))
-        A = deviations(H, which, sums) if self.method.centre else H
+        A = deviations(H, which, sums)
         V, sigma = leading(A, self.method.rank)
-        upload = {"V": V, "sigma": sigma, **self.rest(A, sigma), "S": sums}
-        if self.method.centre:
-            upload["n"] = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        upload |= self.of_inputs(client_data, which, len(columns))
-        samples = None if self.method.centre else self.reported_samples(client_data)
-        return Message(
-            upload,
-            samples=samples,
-            per_class=["S", "S_z"],
-            factors=["V", "U"],
-            sums_of={name: which for name in ("S", "S_z") if name in upload},
-            # A deviation from the mean of one sample is 0, so no sketch of deviations reveals a single sample.
-            moments_of={} if self.method.centre else {"V": None},
-        ), state
+        n = torch.bincount(which, minlength=len(columns)).to(torch.int32)
+        upload = {"V": V, "sigma": sigma, **self.rest(A, sigma), "S": sums, "n": n}
+        return Message({**upload, **self.of_inputs(client_data, which, len(columns))}), state
 
     def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
         """The fields about the directions that the sketch drops."""
@@ -116,12 +96,10 @@ def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torc
     """
     tau = sum(float(upload["tau"]) for upload in uploads)
     parts = [weighted(upload) for upload in uploads]
-    if "n" in uploads[0]:
-        sizes = total(uploads, "n").clamp_min(1)
-        means = total(uploads, "S") / sizes
-        for upload in uploads:
-            n = upload["n"].to(means)
-            parts.append((upload["S"] / n.clamp_min(1) - means)[:, n > 0] * n[n > 0].sqrt())
+    means = total(uploads, "S") / total(uploads, "n").clamp_min(1)
+    for upload in uploads:
+        n = upload["n"].to(means)
+        parts.append((upload["S"] / n.clamp_min(1) - means)[:, n > 0] * n[n > 0].sqrt())
     A = torch.cat(parts, dim=1).T
     (V, sigma), residual = summarise(A, rank)
     level = noise_level(A, sigma)
@@ -152,6 +130,7 @@ class CentredSketchServer(RidgeServer):
     """
 
     method: CentredSketch
+    state: ClassVar[Sequence[str]] = ("delta", "merge_error")
     sums_what_came = False
     absorbs_late = True
 
@@ -163,44 +142,19 @@ class CentredSketchServer(RidgeServer):
         """The estimate of the Gram matrix, G + delta I (M, M)."""
         return self.estimate.matrix + self.delta * torch.eye(self.dimension).to(self.B)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        M, classes = self.dimension, len(task.columns)
-        sketch = {"V": orthonormal(M, "r", widest=self.method.rank), "sigma": descending("r")}
-        fields = {**sketch, **self.rest(classes), "S": real(M, classes, least=self.floor_of_features)}
-        return {**fields, "n": counts(classes)} if self.method.centre else fields
-
-    def rest(self, classes: int) -> dict[str, Field]:
-        """The fields of uploads about the directions that their sketches drop."""
-        return {"tau": real(1, least=0), MERGES: real(1, least=0, optional=True)}
-
     def objection(self, upload: Message) -> str:
-        problem = super().objection(upload)
-        if (MERGES in upload) != (upload.clients > 1):
-            problem = f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
-        return problem or (sums_without_samples(upload["S"], upload["n"]) if self.method.centre else "")
+        return super().objection(upload) or merges_objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
-        factors = [weighted(upload), *([between(upload)] if self.method.centre else [])]
-        self.estimate.add_factor(torch.cat(factors, dim=1))
+        self.estimate.add_factor(torch.cat([weighted(upload), between(upload)], dim=1))
         self.delta += float(upload["tau"])
         self.merge_error += float(upload[MERGES]) if MERGES in upload else 0.0
         self.count(upload)
-        self.samples += int(upload["n"].sum()) if self.method.centre else 0
+        self.samples += int(upload["n"].sum())
         self.add_class_sums(upload["S"])
 
     def offset(self) -> float:
         return self.delta
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        fields = {"delta": self.delta, **({"merge_error": self.merge_error} if self.merge_error else {})}
-        return {
-            **super().statistics(),
-            **{name: torch.tensor(own, dtype=torch.float64) for name, own in fields.items()},
-        }
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.delta, self.merge_error = float(state["delta"]), float(state.get("merge_error", 0.0))
 
 
 class GaussianRemainderServer(CentredSketchServer):
@@ -217,6 +171,7 @@ class GaussianRemainderServer(CentredSketchServer):
         Q: (M, M), of the last task; only kept for `bounds`.
     """
 
+    state: ClassVar[Sequence[str]] = ("scatter",)
     #: Q needs all of a task's uploads together.
     absorbs_late = False
 
@@ -231,20 +186,6 @@ class GaussianRemainderServer(CentredSketchServer):
         self._sketches = []
         self._sums = self.zeros(self.context.inputs, len(task.columns))
         self._sizes = torch.zeros(len(task.columns), dtype=torch.int64, device=self.context.device)
-
-    def rest(self, classes: int) -> dict[str, Field]:
-        energy, d = {"E": real(1, least=0)}, self.context.inputs
-        if self.method.M is None:
-            return energy
-        U = orthonormal(d, "k", widest=self.method.input_rank)
-        inputs = {"S_z": real(d, classes), "U": U, "omega": descending("k")}
-        diagonal = self.method.input_remainder == "diagonal"
-        dropped = {"D_z": real(d, 1, least=0)} if diagonal else {"tau_z": real(1, least=0)}
-        return {**energy, **inputs, **dropped}
-
-    def objection(self, upload: Message) -> str:
-        found = super().objection(upload)
-        return found or (sums_without_samples(upload["S_z"], upload["n"]) if "S_z" in upload else "")
 
     def absorb(self, client: int, upload: Message) -> None:
         V, sigma = upload["V"], upload["sigma"]
@@ -292,38 +233,28 @@ class GaussianRemainderServer(CentredSketchServer):
             self._sketches = []
         super().finish_task()
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "scatter": self.scatter}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.scatter = state["scatter"].to(self.scatter)
-
 
 @dataclass
-class CentredSketch(ClosedFormMethod):
+class CentredSketch(RidgeMethod):
     """Knobs of the centred sketch.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         rank: r, directions in each upload; 0: class sums, counts and one number only.
         ridge: lambda; "auto", "gcv": chosen by the statistics.
-        centre: sketch the deviations from the client's class means; false: the features themselves.
         remainder: the shape of what the sketches drop: "isotropic", or "gaussian", that of Gaussian classes.
         input_rank: k, directions of the backbone's features in each upload (gaussian, with random features).
         input_remainder: what that sketch drops: "isotropic", one number, or "diagonal", one for each feature.
         mix: the share of what is dropped that is spread evenly all the same (gaussian).
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (bounds.csv); for small M.
     """
 
     name: ClassVar[str] = "centred_sketch"
     client_half = CentredSketchClient
     server_half = CentredSketchServer
+    counts_samples = True
 
     rank: int = knob(16, least=0)
     ridge: float | str = ridge_knob(1e-3, above=0)
-    centre: bool = True
     remainder: str = knob("isotropic", choices=("isotropic", "gaussian"))
     input_rank: int = knob(32, least=0)
     input_remainder: str = knob("isotropic", choices=("isotropic", "diagonal"))
@@ -350,10 +281,6 @@ class CentredSketch(ClosedFormMethod):
                 "method.input_remainder=diagonal is of a sketch that is not sent with method.M=null",
                 "method.input_remainder=isotropic, or a number for method.M",
             )
-        if not self.centre:
-            raise UserError(
-                "method.remainder=gaussian needs class means", "method.centre=true, or method.remainder=isotropic"
-            )
         if self.M is not None and self.input_rank > context.inputs:
             raise UserError(
                 f"method.input_rank={self.input_rank} is more than the backbone's {context.inputs} features",
@@ -368,17 +295,31 @@ class CentredSketch(ClosedFormMethod):
         kind = CentredSketchAudit if self.remainder == "isotropic" else GaussianRemainderAudit
         return {"bounds": kind(self, context)} if self.bounds else {}
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        M, d = self.dimension(context), context.inputs
-        twice = self.remainder == "gaussian" and self.M is not None
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        def sums(side: str, least: float | None) -> Field:
+            return real(side, "c", least=least, combine=SUM, columns=CLASSES, leaks=SUMS, zero_without="n")
 
-        def values(classes: int) -> int:
-            # With the backbone's features, the Gaussian remainder sends the same except for the counts.
-            of_inputs = centred_sketch_values(d, self.input_rank, classes, centre=False) if twice else 0
-            of_inputs += d - 1 if twice and self.input_remainder == "diagonal" else 0
-            return centred_sketch_values(M, self.rank, classes, self.centre) + of_inputs
+        # A deviation from the mean of one sample is 0, so no sketch of deviations reveals a single sample.
+        sketch = {"V": orthonormal("M", "r", widest=self.rank, unit=True), "sigma": descending("r")}
+        fields = {**sketch, "S": sums("M", self.least_feature), "n": counts("c", combine=SUM)}
+        one = real(1, least=0)
+        if self.remainder == "isotropic":
+            return {"statistics": {**fields, "tau": one, MERGES: replace(one, optional=True)}}
+        fields["E"] = one
+        if self.M is not None:
+            U = orthonormal("d", "k", widest=self.input_rank, unit=True)
+            fields |= {"S_z": sums("d", None), "U": U, "omega": descending("k")}
+            fields |= {"D_z": real("d", 1, least=0)} if self.input_remainder == "diagonal" else {"tau_z": one}
+        return {"statistics": fields}
 
-        return both_conventions(values, context, classes_per_task)
+    def paper_values(self, context: Context, classes: int) -> int:
+        """V, sigma, S, n and tau, and with the Gaussian remainder the same of the backbone's features, without n."""
+        values = self.dimension(context) * (self.rank + classes) + self.rank + 1 + classes
+        if self.remainder == "gaussian" and self.M is not None:
+            d = context.inputs
+            rest = d if self.input_remainder == "diagonal" else 1
+            values += d * (self.input_rank + classes) + self.input_rank + rest
+        return values
 
     def combination(self, context: Context) -> Combination | None:
         """`merged_sketch`, and sums of the other fields. None with `gaussian`: its remainder is of one sketch."""
@@ -386,7 +327,7 @@ class CentredSketch(ClosedFormMethod):
         def combined(uploads: Sequence[Message]) -> Message:
             (V, sigma), tau, error = merged_sketch(uploads, self.rank)
             error += sum(float(upload[MERGES]) for upload in uploads if MERGES in upload)
-            sums = {name: total(uploads, name) for name in ("S", "n") if name in uploads[0]}
+            sums = {name: total(uploads, name) for name in ("S", "n")}
             return as_one(uploads, {"V": V, "sigma": sigma, "tau": tau, **sums, MERGES: tau.new_tensor([error])})
 
         return combined if self.remainder == "isotropic" else None

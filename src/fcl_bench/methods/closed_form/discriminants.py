@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.algebra.discriminant import class_means
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions, sums_without_samples
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
@@ -29,6 +30,8 @@ class DiscriminantServer(ClosedFormServer):
         uploads: the number of uploads so far, counting those inside sums.
     """
 
+    state: ClassVar[Sequence[str]] = ("n", "uploads")
+
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
         super().__init__(method, context)
         self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
@@ -37,10 +40,6 @@ class DiscriminantServer(ClosedFormServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
-
-    def objection(self, upload: Message) -> str:
-        noisy = self.context.release is not None
-        return sums_without_samples(upload["S"], upload["n"]) if "S" in upload and not noisy else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         self.add_class_sums(upload["S"])
@@ -60,31 +59,9 @@ class DiscriminantServer(ClosedFormServer):
     def biases(self) -> torch.Tensor:
         """b (..., C) of the classes that have samples."""
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        noisy = self.context.release is not None
-        return {"n": self.n, **({"uploads": torch.tensor(self.uploads)} if noisy else {})}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.n = state["n"]
-        if self.context.release is not None:
-            self.uploads = int(state["uploads"])
-
 
 @dataclass
 class DiscriminantMethod(ClosedFormMethod):
-    """Knobs of all discriminants; see `ClosedFormMethod`."""
+    """Knobs of all discriminants; see `ClosedFormMethod`. Their scores are distances, so that no scale fits them."""
 
     M: int | None = knob(None, least=1)
-
-    def needs_each_upload(self) -> None:
-        return None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # h'w_c + b_c compares distances: multiplied by a number for each class, the nearest mean would not win any
-        # more, and shifting all features by one vector would change who does.
-        if self.scale_scores:
-            raise UserError(
-                f"method.scale_scores=true makes no sense for {self.name}, whose scores are distances to class means",
-                "method.scale_scores=false, or a ridge method such as method=stsa",
-            )

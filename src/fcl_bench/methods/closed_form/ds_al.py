@@ -7,7 +7,7 @@ centralised one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,11 +18,11 @@ from fcl_bench.linalg.gram import grams
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, one_hot, ridge_knob
-from fcl_bench.methods.closed_form.ridge_server import Estimate
-from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
+from fcl_bench.methods.closed_form.base import one_hot
+from fcl_bench.methods.closed_form.ridge import Estimate, ridge_knob
+from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -72,15 +72,8 @@ class DSALClient(STSAClient):
                 yield K
 
         G = grams(summed(), T, self.dimension)
-        return Message(
-            {"G": G, "T": T.T},
-            symmetric=["G"],
-            per_class=["T"],
-            summed=["G", "T"],
-            # Every column of T sums over all samples. With one sample, all columns are multiples of its k.
-            sums_of={"T": None},
-            moments_of={"G": None},
-        ), state
+        # Every column of T sums over all samples. With one sample, all columns are multiples of its k.
+        return Message({"G": G, "T": T.T}, groups={"T": None}), state
 
 
 class DSALServer(STSAServer):
@@ -93,6 +86,7 @@ class DSALServer(STSAServer):
     """
 
     method: DSAL
+    state: ClassVar[Sequence[str]] = ("compensation", "T")
     random_features: Linear
     #: The second round of a task uses all sums of its first round.
     absorbs_late = False
@@ -117,20 +111,8 @@ class DSALServer(STSAServer):
         message = super().broadcast(task, round_)
         if round_ == 0:
             return message
-        self._solve()
+        self.solve()
         return Message({**message, "W": self.W[:, self.columns]}, COMPENSATION)
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        if round_ == 0:
-            return super().expects(task, round_)
-        # tanh is at most 1.
-        return {
-            "G": gram_matrix(self.dimension, per_sample=1.0, added=True),
-            "T": real(self.dimension, len(task.columns)),
-        }
-
-    def objection(self, upload: Message) -> str:
-        return "" if upload.stage == COMPENSATION else super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage != COMPENSATION:
@@ -171,50 +153,39 @@ class DSALServer(STSAServer):
         _, condition, trouble = self._second
         return {**super().report(), COMPENSATION: {"condition": condition, "trouble": trouble or None}}
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {**super().statistics(), "G_c": self.compensation.matrix, "T": self.T}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.compensation.load_state_dict({"G": state["G_c"]})
-        self.T = state["T"].to(self.B)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
+    def restored(self) -> None:
+        super().restored()
         self._compensate()
 
 
 @dataclass
-class DSAL(ClosedFormMethod):
+class DSAL(STSA):
     """Knobs of FedDS-AL.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z and K = tanh(Z).
         activation: of the main stream; the compensation stream always has tanh.
-        gamma: ridge of the main stream; "auto", "gcv": chosen by the statistics.
+        gamma: ridge of the main stream.
         gamma_c: ridge of the compensation stream.
         kappa: weight of the compensation stream's scores; 0: those of STSA.
-        scale_scores: divide each class's scores by the root of their sum in the main stream over the class's own
-            samples.
     """
 
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient
     server_half = DSALServer
-    adds_up = True
 
     M: int | None = knob(8192, least=1)
     gamma: float | str = ridge_knob(0.1, least=0)
     gamma_c: float = knob(0.1, least=0)
     kappa: float = knob(0.6, least=0)
 
-    @property
-    def penalty(self) -> float | str:
-        return self.gamma
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        # tanh is at most 1.
+        G = gram_matrix("M", per_sample=1.0, added=True, combine=SUM, leaks=MOMENTS)
+        T = real("M", "c", combine=SUM, columns=CLASSES, leaks=SUMS)
+        return {**super().uploads(context), COMPENSATION: {"G": G, "T": T}}
 
-    def needs_each_upload(self) -> None:
-        return None
+    def paper_values(self, context: Context, classes: int) -> int:
+        return 0
 
     def matrices(self) -> int:
-        """STSA's and the compensation stream's."""
         return super().matrices() + 1

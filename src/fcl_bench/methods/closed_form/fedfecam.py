@@ -7,8 +7,8 @@ nearest prototype. The sums are exact, so the result is the centralised one, wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -27,15 +27,10 @@ from fcl_bench.methods.closed_form.algebra.mahalanobis import (
     shrunk,
     whitening,
 )
-from fcl_bench.methods.closed_form.base import (
-    ClosedFormClient,
-    ClosedFormMethod,
-    ClosedFormServer,
-    positions,
-    sums_without_samples,
-)
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormServer, positions
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts, real
+from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -48,8 +43,8 @@ class FedFeCAMClient(ClosedFormClient):
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """n (c_t), S and T (M, held), sums of z and of h = z^tukey, and second moments of h in the columns of Q.
 
-        Q has sum h h' of each class held, packed, or only its diagonal; with a shared covariance, one column for all.
-        If the power is 1, T is S and does not travel.
+        Q has sum h h' of each class held, packed; with a shared covariance, one column for all. If the power is 1, T is
+        S and does not travel.
         """
         method, features, M = self.method, self.random_features(broadcast), self.dimension
         which = positions(client_data, broadcast["columns"])
@@ -57,31 +52,21 @@ class FedFeCAMClient(ClosedFormClient):
         # In a secure sum, columns of all classes have to be sent.
         held = list(range(len(n))) if self.context.sums else torch.nonzero(n).squeeze(1).tolist()
         S, T = (client_data.inputs.new_zeros(len(held), M) for _ in range(2))
-        moments = (
-            client_data.inputs.new_zeros(M) if method.covariance == "diagonal" else client_data.inputs.new_zeros(M, M)
-        )
+        moments = client_data.inputs.new_zeros(M, M)
         columns = []
         for place, number in enumerate(held):
             for Z in features.blocks(client_data.inputs[which == number]):
                 H = method.transformed(Z)
                 S[place] += Z.sum(dim=0)
                 T[place] += H.sum(dim=0)
-                if method.covariance == "diagonal":
-                    moments += H.square().sum(dim=0)
-                else:
-                    add_gram(moments, H)
-            if method.covariance != "shared" or place == len(held) - 1:
-                columns.append(moments.clone() if method.covariance == "diagonal" else packed(moments))
+                add_gram(moments, H)
+            if not method.shared or place == len(held) - 1:
+                columns.append(packed(moments))
                 moments.zero_()
         upload = {"n": n.to(torch.int32), "S": S.T, "Q": torch.stack(columns, dim=1)}
         if method.tukey != 1:
             upload["T"] = T.T
-        return Message(
-            upload,
-            summed=upload if self.context.sums else (),
-            sums_of={name: which for name in upload if name in "ST"},
-            moments_of={"Q": None if method.covariance == "shared" else which},
-        ), state
+        return Message(upload, groups={"S": which, "T": which, "Q": None if method.shared else which}), state
 
 
 class FedFeCAMServer(ClosedFormServer):
@@ -90,27 +75,27 @@ class FedFeCAMServer(ClosedFormServer):
     Attributes:
         n: (C,) samples of each class.
         T: (M, C) sums of h; it is B if the power is 1.
-        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.memory`.
+        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.kept_dtype`.
     """
 
     method: FedFeCAM
+    state: ClassVar[Sequence[str]] = ("n", "_T", "moments")
     absorbs_late = True
 
     def __init__(self, method: FedFeCAM, context: Context) -> None:
         super().__init__(method, context)
         self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self._T = self.zeros(self.dimension, 0)
-        self._rows = 1 if method.covariance == "shared" else 0
-        self.moments = self._kept_zeros(self._rows)
+        self.moments = self._kept_zeros(1 if method.shared else 0)
         #: The whitening factors of the rows of `moments`, packed alike; which of them are out of date; what was found.
-        self._factors = self._kept_zeros(self._rows)
+        self._factors = torch.zeros_like(self.moments)
         self._stale: set[int] = set()
         self._found: dict[int, Whitening] = {}
-        self._tasks = 0
 
     def _kept_zeros(self, rows: int) -> torch.Tensor:
-        entries = self.method.entries(self.dimension)
-        return torch.zeros(rows, entries, dtype=self.method.kept_dtype(self.context), device=self.context.device)
+        return torch.zeros(
+            rows, entries(self.dimension), dtype=self.method.kept_dtype(self.context), device=self.context.device
+        )
 
     @property
     def T(self) -> torch.Tensor:
@@ -121,92 +106,61 @@ class FedFeCAMServer(ClosedFormServer):
         new = task.columns_seen - len(self.n)
         self.n = torch.nn.functional.pad(self.n, (0, new))
         self._T = torch.nn.functional.pad(self._T, (0, new))
-        if self.method.covariance != "shared" and new:
+        if not self.method.shared and new:
             self.moments, self._factors = (
                 torch.cat([saved, self._kept_zeros(new)]) for saved in (self.moments, self._factors)
             )
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        M, held = self.dimension, len(task.columns) if self.context.sums else "held"
-        sums, columns = real(M, held), 1 if self.method.covariance == "shared" else held
-        diagonal = self.method.covariance == "diagonal"
-        second = real(self.method.entries(M), columns, least=0 if diagonal else None)
-        second = second if diagonal else replace(second, form="packed grams")
-        fields = {"n": counts(len(task.columns)), "S": sums, "Q": second}
-        return fields if self.method.tukey == 1 else {**fields, "T": sums}
-
     def objection(self, upload: Message) -> str:
-        if self.context.sums:
-            return sums_without_samples(upload["S"], upload["n"])
         held, sent = int((upload["n"] > 0).sum()), upload["S"].shape[1]
-        return "" if held == sent else f"S has {sent} columns, and n says that {held} classes have samples"
+        if self.context.sums or held == sent:
+            return ""
+        return f"S has {sent} columns, and n says that {held} classes have samples"
 
     def absorb(self, client: int, upload: Message) -> None:
         n = upload["n"].to(self.n)
         own = self.columns[n > 0]
         self.n[self.columns] += n
         if self.context.sums:
-            shared = self.method.covariance == "shared"
             chosen = {name: upload[name][:, n > 0] for name in upload if name not in ("n", "Q")}
-            upload = upload.with_tensors({**chosen, "Q": upload["Q"] if shared else upload["Q"][:, n > 0]})
+            upload = upload.with_tensors({**chosen, "Q": upload["Q"] if self.method.shared else upload["Q"][:, n > 0]})
         self.B[:, own] += upload["S"]
         if "T" in upload:
             self._T[:, own] += upload["T"]
-        rows = own if self.method.covariance != "shared" else torch.zeros_like(own[:1])
+        rows = torch.zeros_like(own[:1]) if self.method.shared else own
         self.moments[rows] += upload["Q"].T.to(self.moments.dtype)
         self._stale.update(rows.tolist())
 
-    def finish_task(self) -> None:
-        self._tasks += 1
-        super().finish_task()
-
-    @property
-    def euclidean(self) -> bool:
-        """Whether the scores are still those of plain class means, as in the first task."""
-        return self.method.first_task == "euclidean" and self._tasks <= 1
-
     def solution(self) -> Solution:
-        """The prototypes m_c/|m_c|, or means, as W, after a look at the covariances that changed."""
+        """The prototypes m_c/|m_c| as W, after a look at the covariances that changed."""
         for row in sorted(self._stale):
             self._found[row] = made = self._whitening(row)
-            self._factors[row] = made.factor if made.factor.ndim == 1 else packed(made.factor)
+            self._factors[row] = packed(made.factor)
         self._stale.clear()
         condition = max((made.condition for made in self._found.values()), default=1.0)
-        means = self.B / self.n.clamp_min(1)
-        if self.euclidean:
-            return Solution(means, condition)
-        return Solution(directions(self.method.transformed(means), dim=0), condition, self._trouble_found())
-
-    def intercept(self) -> torch.Tensor | None:
-        """-|mean|^2 / 2 for plain means, else none."""
-        return self.W.square().sum(dim=0) / -2 if self.euclidean else None
+        means = self.method.transformed(self.B / self.n.clamp_min(1))
+        return Solution(directions(means, dim=0), condition, self._trouble_found())
 
     def _whitening(self, row: int) -> Whitening:
         """The factor for the shrunk and scaled covariance of class `row`, or of all classes; the identity for none."""
         method, held = self.method, self.n > 0
-        own = held if method.covariance == "shared" else torch.arange(len(self.n), device=self.n.device) == row
+        own = held if method.shared else torch.arange(len(self.n), device=self.n.device) == row
         n, T = self.n[own].double(), self.T[:, own].double()
         freedom = float((n - 1).sum())
         roots = T / n.sqrt()
-        second = self.moments[row].double()
-        if method.covariance == "diagonal":
-            products = roots.square().sum(dim=1)
-        else:
-            second, products = symmetric(second), roots @ roots.T
+        second = symmetric(self.moments[row].double())
         rounding = relative_rounding(self.context.dtype, self.context.wire.dtype, self.moments.dtype)
-        S = scatter(second, products, rounding)
+        S = scatter(second, roots @ roots.T, rounding)
         if freedom < 1 or not bool(S.any()):
-            return whitening(torch.ones_like(S) if S.ndim == 1 else torch.eye(len(S)).to(S))
+            return whitening(torch.eye(len(S)).to(S))
         S /= freedom
         for _ in range(method.shrinkings):
             S = shrunk(S, method.a1, method.a2)
         errors = second.abs() * ((rounding + 8 * EPS) / freedom)
-        if method.correlation:
-            s = deviations(S)
-            S, errors = correlations(S), errors / s / s.unsqueeze(1)
+        s = deviations(S)
+        errors = errors / s / s.unsqueeze(1)
         # Independent errors in a matrix move its eigenvalues by sqrt(d) times their size, not by d times.
-        noise = float(errors.max() if errors.ndim == 1 else torch.linalg.matrix_norm(errors) / len(errors) ** 0.5)
-        return whitening(S, noise)
+        return whitening(correlations(S), float(torch.linalg.matrix_norm(errors) / len(errors) ** 0.5))
 
     def _trouble_found(self) -> str:
         """A warning about covariances that are not positive definite; "": all are."""
@@ -223,20 +177,13 @@ class FedFeCAMServer(ClosedFormServer):
         )
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """-D (n, C), or z . mean - |mean|^2 / 2; the lowest number for classes without a sample."""
-        if self.euclidean:
-            scores = super().scores(H)
-        else:
-            scores = -self._distances(directions(self.method.transformed(H), dim=1)).T
+        """-D (n, C); the lowest number for classes without a sample."""
+        scores = -self._distances(directions(self.method.transformed(H), dim=1)).T
         return scores.masked_fill(self.n == 0, torch.finfo(scores.dtype).min)
 
     def _distances(self, U: torch.Tensor) -> torch.Tensor:
         """D (C, n) of samples with directions U (n, M)."""
-        if self.method.covariance == "diagonal":
-            weights = self._factors.to(U).square()  # (C, M)
-            crossed = weights * self.W.T
-            return weights @ U.square().T - 2 * (crossed @ U.T) + (crossed * self.W.T).sum(dim=1, keepdim=True)
-        if self.method.covariance == "shared":
+        if self.method.shared:
             factor = triangular(self._factors[0]).to(U)
             V, w = U @ factor, self.W.T @ factor
             return V.square().sum(dim=1) - 2 * (w @ V.T) + w.square().sum(dim=1, keepdim=True)
@@ -247,25 +194,23 @@ class FedFeCAMServer(ClosedFormServer):
         return D
 
     def model(self) -> dict[str, torch.Tensor]:
-        """W, n and the packed whitening factors; plain means come with their `bias` instead."""
-        made = {**super().model(), "n": self.n}
-        return made if self.euclidean else {**made, "whitening": self._factors}
+        """W, n and the packed whitening factors."""
+        return {**super().model(), "n": self.n, "whitening": self._factors}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         super().load_model(model, tasks)
-        self.n, self._factors, self._tasks = model["n"], model.get("whitening", self._factors), len(tasks)
+        self.n, self._factors = model["n"], model["whitening"]
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        saved = {"n": self.n, "moments": self.moments, "tasks": torch.tensor(self._tasks)}
-        return saved if self.method.tukey == 1 else {**saved, "T": self._T}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        self.n, self._tasks = state["n"], int(state["tasks"])
-        self._T = state["T"].to(self.B) if "T" in state else torch.zeros_like(self.B)
-        self.moments = state["moments"].to(self._factors.dtype)
+    def restored(self) -> None:
         self._factors = torch.zeros_like(self.moments)
-        seen = [0] if self.method.covariance == "shared" else torch.nonzero(self.n).squeeze(1).tolist()
+        seen = [0] if self.method.shared else torch.nonzero(self.n).squeeze(1).tolist()
         self._stale, self._found = set(seen), {}
+        super().restored()
+
+
+def entries(M: int) -> int:
+    """Numbers in one covariance."""
+    return M * (M + 1) // 2
 
 
 def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
@@ -275,60 +220,42 @@ def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @dataclass
-class FedFeCAM(ClosedFormMethod):
+class FedFeCAM(DiscriminantMethod):
     """Knobs of FedFeCAM.
 
     Args:
-        M: number of random features; None (the paper): the backbone's features themselves.
-        scale_scores: has to be false.
-        covariance: "class" (the paper): one for each class; "shared": one within-class covariance of all; "diagonal":
-            variances of each class.
+        covariance: "class" (the paper): one for each class; "shared": one within-class covariance of all.
         tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
         a1, a2: shrinkage towards the mean variance and the mean covariance.
         shrinkings: how often a covariance is shrunk (the public code: twice).
-        correlation: scale covariances to correlations, so that distances of different classes compare.
-        first_task: how the first task's classes are told apart before the second: "mahalanobis" as always, "euclidean"
-            (the public code): by plain class means.
-        memory: the type in which the server keeps a covariance of each class.
     """
 
     name: ClassVar[str] = "fedfecam"
     client_half = FedFeCAMClient
     server_half = FedFeCAMServer
 
-    M: int | None = knob(None, least=1)
-    covariance: str = knob("class", choices=("class", "shared", "diagonal"))
+    covariance: str = knob("class", choices=("class", "shared"))
     tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")
     a1: float = knob(1.0, least=0)
     a2: float = knob(1.0, least=0)
     shrinkings: int = knob(2, least=0)
-    correlation: bool = True
-    first_task: str = knob("mahalanobis", choices=("mahalanobis", "euclidean"))
-    memory: str = knob("float32", choices=("float32", "float64"))
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.scale_scores:
-            raise UserError(
-                "method.scale_scores=true has no meaning here: scores are distances, not sums over weights",
-                "method.scale_scores=false",
-            )
-        if self.covariance == "diagonal" and self.correlation:
-            raise UserError(
-                "method.covariance=diagonal with method.correlation=true has nothing left: each variance would be 1",
-                "method.correlation=false",
-            )
-
-    def entries(self, M: int) -> int:
-        """Numbers in one covariance."""
-        return M if self.covariance == "diagonal" else M * (M + 1) // 2
+    @property
+    def shared(self) -> bool:
+        """Whether all classes share one covariance."""
+        return self.covariance == "shared"
 
     def kept_dtype(self, context: Context) -> torch.dtype:
         """The type in which the server keeps second moments and what it makes of them."""
-        return context.dtype if self.covariance != "class" or self.memory == "float64" else torch.float32
+        return context.dtype if self.shared else torch.float32
 
-    def needs_each_upload(self) -> None:
-        return None
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        side, combine = ("c", SUM) if context.sums else ("held", EACH)
+        sums = real("M", side, combine=combine, leaks=SUMS, zero_without="n" if context.sums else "")
+        columns = 1 if self.shared else side
+        Q = real(entries(self.dimension(context)), columns, form="packed grams", combine=combine, leaks=MOMENTS)
+        fields = {"n": counts("c", combine=SUM), "S": sums, "Q": Q}
+        return {"statistics": fields if self.tukey == 1 else {**fields, "T": sums}}
 
     def transformed(self, Z: torch.Tensor) -> torch.Tensor:
         """Z^tukey, of each entry."""
@@ -343,9 +270,8 @@ class FedFeCAM(ClosedFormMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        entries, size = self.entries(self.dimension(context)), self.kept_dtype(context).itemsize
-        covariances = 1 if self.covariance == "shared" else context.all_classes(classes_per_task)
-        require_memory(
-            f"method.covariance={self.covariance}", 2 * covariances * entries * size, f"{covariances} covariances"
-        )
-        require_memory(f"method.covariance={self.covariance}", 8 * max(classes_per_task) * entries, "one upload")
+        key, each = f"method.covariance={self.covariance}", entries(self.dimension(context))
+        covariances = 1 if self.shared else context.all_classes(classes_per_task)
+        kept = covariances * each * self.kept_dtype(context).itemsize
+        require_memory(key, 2 * kept, f"{covariances} covariances")
+        require_memory(key, 8 * max(classes_per_task) * each, "one upload")

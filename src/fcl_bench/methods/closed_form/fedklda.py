@@ -14,20 +14,15 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError, require_memory
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
-from fcl_bench.methods.closed_form.algebra.random_features import (
-    ACTIVATIONS,
-    FOURIER,
-    RandomFeatures,
-    mean_squared_distance,
-)
+from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, RandomFeatures, mean_squared_distance
 from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts, real
+from fcl_bench.protocol.fields import SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
@@ -53,18 +48,14 @@ class FedKLDAClient(FedLDAClient):
         z = client_data.inputs
         samples = torch.tensor([len(z)], dtype=torch.int32)
         upload = {"total": z.sum(dim=0), "squares": z.square().sum().reshape(1), "samples": samples}
-        return Message(upload, stage=BANDWIDTH, summed=upload, sums_of={"total": None}), state
+        return Message(upload), state
 
     def random_features(self, broadcast: Message) -> RandomFeatures:
         if "projection" in broadcast:
-            given = {
-                name: broadcast[name].to(self.context.device, self.context.dtype)
-                for name in ("projection", "phases")
-                if name in broadcast
-            }
-            phases, maps = given.get("phases"), self.method.maps
-            return RandomFeatures.given(given["projection"], self.method.activation, phases, maps)
-        seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"]) if "bandwidth" in broadcast else 1.0
+            parts = (broadcast[name].to(self.context.device, self.context.dtype) for name in ("projection", "phases"))
+            projection, phases = parts
+            return RandomFeatures.given(projection, self.method.activation, phases, self.method.maps)
+        seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"])
         if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
             self._drawn = seed, bandwidth, self.method.features(self.context, seed, bandwidth)
         return self._drawn[2]
@@ -74,17 +65,18 @@ class FedKLDAServer(FedLDAServer):
     """FedLDA's, once the bandwidth is known: b^2 = 2 (sum |z|^2 / N - |mean z|^2), the mean squared distance.
 
     Attributes:
-        bandwidth: b; 1 before the first task with samples has given it, and for features that have none.
+        bandwidth: b; 1 before the first task with samples has given it.
     """
 
     method: FedKLDA
+    state: ClassVar[Sequence[str]] = ("bandwidth", "_known")
 
     def __init__(self, method: FedKLDA, context: Context) -> None:
         super().__init__(method, context)
         self.bandwidth = 1.0
         #: sum z, sum |z|^2 and N of the first exchange.
         self._sums: tuple[torch.Tensor, float, int] = self.zeros(context.inputs), 0.0, 0
-        self._known = not (method.fourier and method.bandwidth == AUTO)
+        self._known = method.bandwidth != AUTO
         self._use(1.0 if isinstance(method.bandwidth, str) else method.bandwidth)
 
     def _use(self, bandwidth: float) -> None:
@@ -93,7 +85,7 @@ class FedKLDAServer(FedLDAServer):
         self._kept, self._room = {}, KEPT_FEATURES  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.fourier and self.method.bandwidth == AUTO and task in self.query_tasks
+        first = self.method.bandwidth == AUTO and task.index in self.asked
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
 
     def lacking(self) -> str:
@@ -105,16 +97,9 @@ class FedKLDAServer(FedLDAServer):
             return Message({}, stage=BANDWIDTH)
         message = super().broadcast(task, round_)
         phases = self.random_features.phases
-        if phases is None:
-            return message
-        if "projection" in message:
+        if "projection" in message and phases is not None:
             return message.with_tensors({**message, "phases": phases.to(torch.float64)})
         return message.with_tensors({**message, "bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)})
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        if self.stages(task)[round_] == BANDWIDTH:
-            return {"total": real(self.context.inputs), "squares": real(1, least=0), "samples": counts(1)}
-        return super().expects(task, round_)
 
     def objection(self, upload: Message) -> str:
         if upload.stage != BANDWIDTH:
@@ -153,7 +138,7 @@ class FedKLDAServer(FedLDAServer):
         return math.sqrt(squared) or 1.0
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
-        """Return H W + b if there is one map, else the logarithm of their mean posterior."""
+        """H W + b if there is one map, else the logarithm of their mean posterior."""
         maps = self.method.maps
         if maps == 1:
             return super().scores(H)
@@ -163,22 +148,16 @@ class FedKLDAServer(FedLDAServer):
         return torch.logsumexp(torch.stack(posteriors), dim=0) - math.log(maps)
 
     def model(self) -> dict[str, torch.Tensor]:
-        phases = self.random_features.phases
-        return super().model() if phases is None else {**super().model(), "phases": phases}
+        assert self.random_features.phases is not None
+        return {**super().model(), "phases": self.random_features.phases}
 
     def report(self) -> dict[str, Any]:
-        """FedLDA's, and `bandwidth` if there is one."""
-        return {**super().report(), **({"bandwidth": self.bandwidth} if self.method.fourier else {})}
+        """FedLDA's, and `bandwidth`."""
+        return {**super().report(), "bandwidth": self.bandwidth}
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        known = {"bandwidth": torch.tensor(self.bandwidth, dtype=torch.float64)} if self._known else {}
-        return {**super().statistics(), **known}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        if "bandwidth" in state:
-            self._use(float(state["bandwidth"]))
-            self._known = True
+    def restored(self) -> None:
+        self._use(self.bandwidth)
+        super().restored()
 
 
 @dataclass
@@ -186,43 +165,37 @@ class FedKLDA(FedLDA):
     """Knobs of FedKLDA.
 
     Args:
-        M: number of random features of each map; None: the backbone's features themselves, which makes it FedLDA.
-        activation: "cos", random Fourier features; "relu" and "none", FedLDA's.
+        M: number of random features of each map.
         bandwidth: b of the kernel exp(-|z - z*|^2 / (2 b^2)); "auto": the root of the mean squared distance of the
             first task's samples.
         ensemble: E, independent maps whose posteriors are averaged.
-        shrinkage, target, divide, prior, centre: as in FedLDA.
     """
 
     name: ClassVar[str] = "fedklda"
     client_half = FedKLDAClient
     server_half = FedKLDAServer
 
-    M: int | None = knob(2048, least=1)
-    activation: str = knob(FOURIER, choices=(FOURIER, *ACTIVATIONS))
+    M: int = knob(2048, least=1)
+    activation: ClassVar[str] = FOURIER  # type: ignore[misc]  # no knob here
     bandwidth: float | str = knob(AUTO, above=0, choices=(AUTO,))
     ensemble: int = knob(1, least=1)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.M is None and self.ensemble > 1:
-            raise UserError(
-                f"method.ensemble={self.ensemble} needs random maps, and method.M=null has none",
-                "method.ensemble=1, or method.M=2048",
-            )
-        if not self.fourier and self.bandwidth != AUTO:
-            which = "method.M=null" if self.M is None else f"method.activation={self.activation}"
-            raise UserError(f"method.bandwidth={self.bandwidth} has no meaning with {which}", "method.bandwidth=auto")
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        summed = {
+            "total": real("d", combine=SUM, leaks=SUMS),
+            "squares": real(1, least=0, combine=SUM),
+            "samples": counts(1, combine=SUM),
+        }
+        return {**({BANDWIDTH: summed} if self.bandwidth == AUTO else {}), **super().uploads(context)}
 
     @property
-    def summands(self) -> Mapping[str, str]:
-        """None: the bandwidth comes from sum |z|^2, which nothing bounds."""
-        return {}
+    def bounded(self) -> bool:
+        # The bandwidth comes from sum |z|^2, which nothing bounds.
+        return False
 
     @property
-    def fourier(self) -> bool:
-        """Whether H are random Fourier features."""
-        return self.activation == FOURIER and self.M is not None
+    def largest_feature(self) -> float | None:
+        return math.sqrt(2 / self.M)
 
     @property
     def maps(self) -> int:
@@ -230,16 +203,16 @@ class FedKLDA(FedLDA):
 
     def features(self, context: Context, seed: int, bandwidth: float) -> RandomFeatures:
         """All maps, side by side."""
-        outputs = None if self.M is None else self.dimension(context)
         like = context.dtype, context.device
-        return RandomFeatures(seed, context.inputs, outputs, *like, self.activation, bandwidth, self.maps)
+        return RandomFeatures(
+            seed, context.inputs, self.dimension(context), *like, self.activation, bandwidth, self.maps
+        )
 
     def dimension(self, context: Context) -> int:
         """E M, the width of H."""
         return super().dimension(context) * self.maps
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
-        M, matrices = super().dimension(context), self.matrices() - 1 + self.maps
-        if self.M is not None:
-            require_memory(f"method.M={M}", 8 * context.inputs * M * self.maps, f"{self.maps} projections")
+        M, matrices = self.M, self.matrices() - 1 + self.maps
+        require_memory(f"method.M={M}", 8 * context.inputs * M * self.maps, f"{self.maps} projections")
         require_memory(f"method.M={M}", 8 * matrices * M * M, f"{matrices} matrices of {M} x {M}")

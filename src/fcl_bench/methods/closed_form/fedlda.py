@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -23,13 +23,24 @@ from fcl_bench.methods.closed_form.algebra.discriminant import (
     solve_discriminant,
     within_scatter,
 )
-from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
+from fcl_bench.methods.closed_form.base import ClosedFormClient
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT, SQUARE
-from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
+from fcl_bench.protocol.fields import (
+    CLASSES,
+    COLUMN,
+    COUNT,
+    MOMENTS,
+    SQUARE,
+    SUM,
+    SUMS,
+    Field,
+    Schema,
+    counts,
+    gram_matrix,
+    real,
+)
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.query_tasks import AskedTasks
 from fcl_bench.protocol.task import Task
 
 #: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.
@@ -50,7 +61,7 @@ class FedLDAClient(ClosedFormClient):
             for H, which in self.blocks(client_data, broadcast):
                 add_class_sums(sums, H, which)
             total = {"total": sums.sum(dim=0), "samples": n.sum(dim=0, keepdim=True, dtype=torch.int32)}
-            return Message(total, stage=OFFSET, summed=total, sums_of={"total": None}), state
+            return Message(total), state
         maps = self.method.maps
         M = self.dimension // maps
         grams = {name: client_data.inputs.new_zeros(M, M) for name in gram_names(maps)}
@@ -60,15 +71,7 @@ class FedLDAClient(ClosedFormClient):
             add_class_sums(sums, H, which)
             for G, own in zip(grams.values(), H.split(M, dim=1), strict=True):
                 add_gram(G, own)
-        upload = {**grams, "S": sums.T, "n": n}
-        return Message(
-            upload,
-            symmetric=grams,
-            per_class=["S"],
-            summed=upload,
-            sums_of={"S": positions(client_data, columns)},
-            moments_of=dict.fromkeys(grams),
-        ), state
+        return Message({**grams, "S": sums.T, "n": n}), state
 
 
 def gram_names(maps: int) -> list[str]:
@@ -89,11 +92,13 @@ class FedLDAServer(DiscriminantServer):
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
         uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
-        query_tasks: the tasks before whose statistics clients send what these depend on.
+        asked: the tasks before whose statistics clients send what these depend on: the first, and others until anyone
+            has answered. A task stays among them, so that the rounds of earlier tasks do not change.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
     method: FedLDA
+    state: ClassVar[Sequence[str]] = ("grams", "offset", "uncentred", "asked")
 
     def __init__(self, method: FedLDA, context: Context) -> None:
         super().__init__(method, context)
@@ -102,13 +107,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.query_tasks = AskedTasks()
+        self.asked = {0}
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task in self.query_tasks
+        first = self.method.centre == "all_tasks" and task.index in self.asked
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -117,7 +122,7 @@ class FedLDAServer(DiscriminantServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if self.lacking() and not int(self.n.sum()):
-            self.query_tasks.add(task)
+            self.asked.add(task.index)
 
     def lacking(self) -> str:
         """What follows if statistics come before what they depend on is known; "" if it is known."""
@@ -129,28 +134,19 @@ class FedLDAServer(DiscriminantServer):
         offset = {} if self.offset is None else {"offset": self.offset}
         return Message({**super().broadcast(task, round_), **offset}, stage=stage, kept=offset)
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if self.stages(task)[round_] == OFFSET:
-            return {"total": real(self.dimension), "samples": counts(1)}
-        M, classes = self.grams.shape[-1], len(task.columns)
-        names, floor, most = gram_names(self.method.maps), self.floor_of_features, self.largest_feature
-        if self.offset is not None:
-            floor = most = None
-        grams = {name: gram_matrix(M, floor, per_sample=None if most is None else most**2) for name in names}
-        of = names[0] if len(names) == 1 else ""
-        S = real(self.dimension, classes, least=floor, per_sample=most, of=of, by="n")
-        return {**grams, "S": S, "n": counts(classes)}
+    def schema(self, task: Task, stage: str) -> Schema:
+        fields = super().schema(task, stage)
+        if stage == OFFSET or self.offset is None:
+            return fields
+        return {
+            name: field if name == "n" else replace(field, least=None, per_sample=None)
+            for name, field in fields.items()
+        }
 
-    @property
-    def largest_feature(self) -> float | None:
-        """The largest absolute value that an entry of H can have; None: it is not known."""
-        features = self.random_features
-        return None if features.phases is None else math.sqrt(2 * features.maps / features.outputs)
-
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
+    def late_stage(self, task: Task, round_: int) -> str | None:
         """Without an offset, sums of an earlier task can still be added."""
         adds_up = self.method.centre == "none" and self.stages(task)[round_] == STATISTICS
-        return self.expects(task, round_) if adds_up else None
+        return STATISTICS if adds_up else None
 
     def absorb(self, client: int, upload: Message) -> None:
         if upload.stage == OFFSET:
@@ -205,15 +201,13 @@ class FedLDAServer(DiscriminantServer):
             kind, _, _ = objection.partition(":")
             self.notices.tell(kind, f"{self.method.name}, {self.B.shape[1]} classes seen: {objection}")
         N, C = int(self.n.sum()), int((self.n > 0).sum())
-        freedom = max(N - C if self.method.divide == "N-C" else N, 1)
+        freedom = max(N - C, 1)
         Sigma = scatter.div_(freedom)
-        trace = max(float(Sigma.trace()), 0.0)
         if self.method.shrinkage == "oas":
-            share = oas_share(trace, float(Sigma.square().sum()), len(Sigma), N)
+            trace = max(float(Sigma.trace()), 0.0)
+            share, level = oas_share(trace, float(Sigma.square().sum()), len(Sigma), N), trace / len(Sigma)
         else:
-            share = float(self.method.shrinkage)
-        mean = self.method.shrinkage == "oas" or self.method.target == "mean"
-        level = trace / len(Sigma) if mean else 1.0
+            share, level = float(self.method.shrinkage), 1.0
         return share, solve_discriminant(Sigma, means, share, level, noise / freedom)
 
     def biases(self) -> torch.Tensor:
@@ -228,29 +222,14 @@ class FedLDAServer(DiscriminantServer):
         """`shrinkage`: the share of the identity in the covariance, the mean over the maps."""
         return {**super().report(), "shrinkage": math.fsum(self.shares) / max(len(self.shares), 1)}
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        offset = {} if self.offset is None else {"offset": self.offset}
-        own = {"G": self.grams, "uncentred": self.uncentred, "asked": self.query_tasks.tensor()}
-        return {**super().statistics(), **own, **offset}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.grams = state["G"].to(self.grams)
-        self.uncentred = state.get("uncentred", self.uncentred)
-        self.offset = state["offset"].to(self.grams) if "offset" in state else None
-        self.query_tasks.restore(state["asked"])
-
 
 @dataclass
 class FedLDA(DiscriminantMethod):
     """Knobs of FedLDA.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        shrinkage: eps, the share of the identity in the covariance; "oas": by oracle-approximating shrinkage.
-        target: of the shrinkage: "unit", I (SLDA), or "mean", I times the mean variance, so that the scale of H does
-            not count. With `oas` it is always the mean.
-        divide: what divides the scatter: "N-C" or "N".
+        shrinkage: eps, the share of the identity I in the covariance; "oas": by oracle-approximating shrinkage, where I
+            is times the mean variance.
         prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
         centre: which tasks' sums are of H minus an offset, the mean of the first task with samples: "none";
             "later_tasks", which costs M numbers down; "all_tasks", which also costs a round of M + 1 numbers up in that
@@ -260,18 +239,35 @@ class FedLDA(DiscriminantMethod):
     name: ClassVar[str] = "fedlda"
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
-    adds_up = True
 
     shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
-    target: str = knob("unit", choices=("unit", "mean"))
-    divide: str = knob("N-C", choices=("N-C", "N"))
     prior: str = knob("uniform", choices=("uniform", "counts"))
     centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
 
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        names, M = gram_names(self.maps), self.dimension(context) // self.maps
+        least, most = self.least_feature, self.largest_feature
+        # With an offset, its other samples decide how far a sample is from it.
+        square, column, count = (SQUARE, COLUMN, COUNT) if self.bounded else ("", "", "")
+        summed = Field(("M", "c"), combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS, zero_without="n")
+        S = replace(summed, least=least, per_sample=most, of="G" if self.maps == 1 else "", by="n")
+        largest = None if most is None else most**2
+        G = gram_matrix(M, least, per_sample=largest, combine=SUM, one_sample=square, leaks=MOMENTS)
+        statistics = {**dict.fromkeys(names, G), "S": S, "n": counts("c", combine=SUM, one_sample=count)}
+        if self.centre != "all_tasks":
+            return {STATISTICS: statistics}
+        offset = {"total": real("M", combine=SUM, leaks=SUMS), "samples": counts(1, combine=SUM)}
+        return {OFFSET: offset, STATISTICS: statistics}
+
     @property
-    def summands(self) -> Mapping[str, str]:
-        """None with an offset, since its other samples decide how far a sample is from it."""
-        return {"G": SQUARE, "S": COLUMN, "n": COUNT} if self.centre == "none" else {}
+    def bounded(self) -> bool:
+        """Whether it is known what one sample changes of an upload."""
+        return self.centre == "none"
+
+    @property
+    def largest_feature(self) -> float | None:
+        """The largest absolute value that an entry of H can have; None: it is not known."""
+        return None
 
     @property
     def maps(self) -> int:

@@ -15,13 +15,11 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
+from fcl_bench.methods.closed_form.base import ClosedFormClient
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
-from fcl_bench.protocol.context import ClientData, State
-from fcl_bench.protocol.dp_mechanism import COLUMN, COUNT
-from fcl_bench.protocol.fields import Schema, counts, real
+from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.fields import CLASSES, COLUMN, COUNT, SUM, Field, Schema, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 
 class FedNCMClient(ClosedFormClient):
@@ -33,10 +31,7 @@ class FedNCMClient(ClosedFormClient):
         sums = client_data.inputs.new_zeros(len(columns), self.dimension)
         for H, which in self.blocks(client_data, broadcast):
             add_class_sums(sums, H, which)
-        upload = {"S": sums.T, "n": counted(client_data, columns)}
-        return Message(
-            upload, per_class=["S"], summed=["S", "n"], sums_of={"S": positions(client_data, columns)}
-        ), state
+        return Message({"S": sums.T, "n": counted(client_data, columns)}), state
 
 
 class FedNCMServer(DiscriminantServer):
@@ -44,12 +39,6 @@ class FedNCMServer(DiscriminantServer):
 
     method: FedNCM
     absorbs_late = True
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        return {
-            "S": real(self.dimension, len(task.columns), least=self.floor_of_features),
-            "n": counts(len(task.columns)),
-        }
 
     def solution(self) -> Solution:
         """The means, scaled to length 1 for the cosine. No system is solved, so none can be ill-conditioned."""
@@ -70,20 +59,19 @@ class FedNCM(DiscriminantMethod):
     """Knobs of FedNCM.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         similarity: "cosine" of a sample and the class mean, or "euclid", their distance.
     """
 
     name: ClassVar[str] = "fedncm"
     client_half = FedNCMClient
     server_half = FedNCMServer
-    adds_up = True
 
     similarity: str = knob("cosine", choices=("cosine", "euclid"))
 
-    @property
-    def summands(self) -> Mapping[str, str]:
-        return {"S": COLUMN, "n": COUNT}
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        shape, least = ("M", "c"), self.least_feature
+        S = Field(shape, least=least, combine=SUM, one_sample=COLUMN, columns=CLASSES, zero_without="n")
+        return {"statistics": {"S": S, "n": counts("c", combine=SUM, one_sample=COUNT)}}
 
     @property
     def cosine(self) -> bool:
@@ -91,5 +79,4 @@ class FedNCM(DiscriminantMethod):
         return self.similarity == "cosine"
 
     def matrices(self) -> int:
-        """0: there is only a vector per class."""
         return 0

@@ -7,7 +7,7 @@ the summaries over clients and then over tasks, and solves ridge regression in t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,26 +18,19 @@ from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import DOUBTFUL, Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
-from fcl_bench.linalg.subspace import outside
-from fcl_bench.methods.closed_form.algebra.merging import MERGERS, Losses, Merger, Part
+from fcl_bench.methods.closed_form.algebra.merging import MERGES, Losses, Merger, Part, merges_objection
 from fcl_bench.methods.closed_form.algebra.ridge import GCV
 from fcl_bench.methods.closed_form.algebra.ridge import Spectrum as Eigenvalues
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, fedran_values
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, positions, ridge_knob
+from fcl_bench.methods.closed_form.base import positions
 from fcl_bench.methods.closed_form.bounds import FedRANAudit
-from fcl_bench.methods.closed_form.ridge_server import RegularisedServer
+from fcl_bench.methods.closed_form.ridge import RegularisedServer, RidgeClient, RidgeMethod, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, descending, orthonormal, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
-
-#: A node of a tree adds this to the summary that it merged, for the bounds and for `complement=floor`. Its four numbers
-#: are, over all merges so far, the sum of the first dropped eigenvalues, the largest share dropped and the most
-#: truncations of one upload; and the largest eigenvalue at which a client cut off.
-MERGES = "merges"
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
@@ -77,7 +70,7 @@ def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, thresh
     return torch.where(accepted, classes[usable][nearest], rejected)
 
 
-class FedRANClient(ClosedFormClient):
+class FedRANClient(RidgeClient):
     """Random features, thin SVD, class sums (Alg. 1, lines 7-13). The client keeps nothing but the projection."""
 
     method: FedRAN
@@ -93,21 +86,16 @@ class FedRANClient(ClosedFormClient):
         H = self.features(client_data, broadcast)
         columns = broadcast["columns"]
         (V, sigma), _ = summarise(H, self.method.feasible_rank(self.context, len(columns)))
-        which = positions(client_data, columns)
-        B = class_sums(H, which, len(columns))
-        return Message(
-            {"V": V, "sigma": sigma, "B": B},
-            samples=self.reported_samples(client_data),
-            factors=["V"],
-            per_class=["B"],
-            summed=["B"],
-            sums_of={"B": which},
-            moments_of={"V": None},
-        ), state
+        B = class_sums(H, positions(client_data, columns), len(columns))
+        return Message({"V": V, "sigma": sigma, "B": B}, samples=self.reported_samples(client_data)), state
 
 
 def take_summary(merger: Merger, upload: Message, limit: int) -> float:
     """Give a merger an upload's summary and earlier losses. Returns the largest eigenvalue at which the upload was cut.
+
+    In `MERGES` are four numbers, for the bounds and for `complement=floor`: over all merges of a tree's nodes so far,
+    the sum of the first dropped eigenvalues, the largest share dropped and the most truncations of one upload; and the
+    largest eigenvalue at which a client cut off.
 
     Args:
         limit: the most directions that the summary may have; with fewer, nothing was cut off.
@@ -127,7 +115,7 @@ class FedRANServer(RegularisedServer):
     """Spatial merge over clients, temporal merge over tasks, exact B, ridge in the subspace (Alg. 1, lines 15-23).
 
     Attributes:
-        sketch: V (M, r) and sigma (r,) of everything so far.
+        V, sigma: (M, r) and (r,), the sketch of everything so far.
         truncations: the most truncating merges that any one upload went through (L_t).
         losses: what all merges so far dropped.
         floor: the larger of the smallest kept eigenvalue and the largest eigenvalue at which a client cut off. The
@@ -135,60 +123,58 @@ class FedRANServer(RegularisedServer):
     """
 
     method: FedRAN
+    state: ClassVar[Sequence[str]] = ("V", "sigma", "truncations", "losses", "_merged", "_rank", "_cut")
     absorbs_late = True
 
     def __init__(self, method: FedRAN, context: Context) -> None:
         super().__init__(method, context)
-        empty = self.zeros(self.dimension, 0)
-        self.sketch = Spectrum(empty, empty[0])
+        self.V, self.sigma = self.zeros(self.dimension, 0), self.zeros(0)
         self.truncations, self.losses = 0, Losses()
         self._merged = False
         self._rank = 0 if method.rank is None else min(method.rank, self.dimension)
         self._cut = 0.0
-        self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
+        self._spatial = self._merger()
+
+    @property
+    def sketch(self) -> Spectrum:
+        """V and sigma."""
+        return Spectrum(self.V, self.sigma)
+
+    def _merger(self) -> Merger:
+        return Merger(self._rank, self.method.merge == "joint", self.losses)
 
     @property
     def floor(self) -> float:
-        smallest = float(self.sketch.sigma[-1]) ** 2 if len(self.sketch.sigma) else 0.0
+        smallest = float(self.sigma[-1]) ** 2 if len(self.sigma) else 0.0
         return max(smallest, self._cut)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         # A byte budget binds uploads, not what the server keeps, so a task with many classes never shrinks the state.
         self._rank = max(self._rank, self.method.feasible_rank(self.context, len(task.columns)))
-        self._spatial = MERGERS[self.method.merge](self._rank, self.losses)
+        self._spatial = self._merger()
 
     def gram(self) -> torch.Tensor:
         """The estimate of the Gram matrix, V diag(sigma^2) V' (M, M)."""
-        V, sigma = self.sketch
-        return (V * sigma.square()) @ V.T
+        return (self.V * self.sigma.square()) @ self.V.T
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        M = self.dimension
-        B = real(M, len(task.columns), least=self.floor_of_features)
-        return {"V": orthonormal(M, "r"), "sigma": descending("r"), "B": B, MERGES: real(4, least=0, optional=True)}
+    def schema(self, task: Task, stage: str) -> Schema:
+        fields, limit = super().schema(task, stage), self.method.feasible_rank(self.context, len(task.columns))
+        return {**fields, "V": replace(fields["V"], widest=limit)}
 
     def objection(self, upload: Message) -> str:
-        rank, limit = len(upload["sigma"]), self._limit(upload)
-        if problem := super().objection(upload):
-            return problem
-        if (MERGES in upload) != (upload.clients > 1):
-            return f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
-        return "" if rank <= limit else f"sigma has {rank} directions, and at most {limit} were asked for"
-
-    def _limit(self, upload: Message) -> int:
-        """The most directions that the client may send, by the number of its task's classes."""
-        return self.method.feasible_rank(self.context, upload["B"].shape[1])
+        return super().objection(upload) or merges_objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
         self.samples += upload.samples or 0
         self.add_class_sums(upload["B"])
-        self._cut = max(self._cut, take_summary(self._spatial, upload, self._limit(upload)))
+        limit = self.method.feasible_rank(self.context, upload["B"].shape[1])
+        self._cut = max(self._cut, take_summary(self._spatial, upload, limit))
 
     def finish_task(self) -> None:
         if arrived := self._spatial.parts():
             before = Part(self.sketch, self.truncations, self._merged)
-            self.sketch, self.truncations, self._merged = self.losses.merged([before, *arrived], self._rank)
+            (self.V, self.sigma), self.truncations, self._merged = self.losses.merged([before, *arrived], self._rank)
         super().finish_task()
 
     def trace(self) -> float:
@@ -197,7 +183,7 @@ class FedRANServer(RegularisedServer):
 
     def spectrum(self) -> Eigenvalues:
         """That of V diag(s^2) V', outside of which W is zero; with the floor, of the floored sketch on all of space."""
-        V, sigma = (part.double() for part in self.sketch)
+        V, sigma = self.V.double(), self.sigma.double()
         floor = self.floor if self.method.complement == "floor" else 0.0
         energies = (V.T @ self.B.double()).square().sum(dim=1)
         found = Eigenvalues(sigma.square().clamp_min(floor), energies, torch.ones_like(sigma))
@@ -209,7 +195,7 @@ class FedRANServer(RegularisedServer):
 
         With the floor f, W = V (max(s^2, f) + lambda)^-1 V'B + (I - V V')B / (f + lambda).
         """
-        ridge, (V, sigma), B = self.ridge, self.sketch, self.B
+        ridge, V, sigma, B = self.ridge, self.V, self.sigma, self.B
         if len(sigma) == 0:
             return Solution(torch.zeros_like(B), 1.0)
         # The rounding of V'B in a direction of small sigma, if V is orthonormal to rounding and B large in others.
@@ -219,50 +205,37 @@ class FedRANServer(RegularisedServer):
         sigma = sigma.clamp_min(floor**0.5)
         W = product(V, (V.T @ B) / (sigma.square() + ridge).unsqueeze(1))
         if floor:
-            W = W + outside(B.double(), V.double()).to(B.dtype) / (floor + ridge)
+            # B outside the range of V. Twice, since once leaves rounding errors of the size of B.
+            rest, basis = B.double(), V.double()
+            for _ in range(2):
+                rest = rest - basis @ (basis.T @ rest)
+            W = W + rest.to(B.dtype) / (floor + ridge)
         largest, smallest = float(sigma[0]) ** 2 + ridge, float(sigma[-1]) ** 2 + ridge
         condition = largest / smallest
         doubtful = noise > DOUBTFUL * smallest
         return Solution(W, condition, ill_conditioned(condition, largest / noise) if doubtful else "")
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        return {
-            "V": self.sketch.V,
-            "sigma": self.sketch.sigma,
-            "rank": torch.tensor(self._rank),
-            "truncations": torch.tensor(self.truncations),
-            "merged": torch.tensor(self._merged),
-            "merge_error": torch.tensor(self.losses.first, dtype=torch.float64),
-            "merge_share": torch.tensor(self.losses.share, dtype=torch.float64),
-            "cut": torch.tensor(self._cut, dtype=torch.float64),
-        }
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
+    def restored(self) -> None:
         # Column-major, as `merge` leaves it: a product may round by layout, and a resumed run has to be the same.
-        self.sketch = Spectrum(state["V"].to(self.B).T.contiguous().T, state["sigma"].to(self.B))
-        self._rank = int(state["rank"])
-        self.truncations, self._cut = int(state["truncations"]), float(state["cut"])
-        self._merged = bool(state.get("merged", False))  # a checkpoint from before it was kept is computed whole
-        self.losses.first, self.losses.share = float(state["merge_error"]), float(state["merge_share"])
+        self.V = self.V.T.contiguous().T
+        super().restored()
 
 
 @dataclass
-class FedRAN(ClosedFormMethod):
+class FedRAN(RidgeMethod):
     """Knobs of FedRAN.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
         ridge: lambda of Eq. 29; "auto", "gcv": chosen by the statistics.
         merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
-            time), "joint" (all in one SVD, which holds the task's summaries together) or "tree" (pairwise, balanced).
+            time) or "joint" (all in one SVD, which holds the task's summaries together).
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
             allows. The server keeps `rank` directions all the same, or the most that any task allowed.
         complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" uses the
             smallest eigenvalue that every truncation kept, which no dropped one exceeds, as the curvature there.
         ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
         tau: least cosine similarity at which such a label is accepted (Eq. 15).
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
         bounds: compare with the exact solution after each task (Theorems 1 and 2, Corollaries 1 and 2, bounds.csv); for
             small M.
     """
@@ -274,7 +247,7 @@ class FedRAN(ClosedFormMethod):
 
     rank: int | None = knob(512, least=1)
     ridge: float | str = ridge_knob(1e-3, above=0)
-    merge: str = knob("sequential", choices=tuple(MERGERS))
+    merge: str = knob("sequential", choices=("sequential", "joint"))
     budget_bytes: int | None = None
     complement: str = knob("drop", choices=("drop", "floor"))
     ssl: bool = False
@@ -294,7 +267,7 @@ class FedRAN(ClosedFormMethod):
         return self.ridge
 
     def matrices(self) -> int:
-        """0, unless the exact solution is requested."""
+        # The exact solution's, if it is requested.
         return 3 if self.bounds else 0
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
@@ -314,25 +287,32 @@ class FedRAN(ClosedFormMethod):
     def audits(self, context: Context) -> Mapping[str, Audit]:
         return {"bounds": FedRANAudit(self, context)} if self.bounds else {}
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        B = real("M", "c", least=self.least_feature, combine=SUM, columns=CLASSES, leaks=SUMS)
+        V = orthonormal("M", "r", unit=True, leaks=MOMENTS)
+        return {"statistics": {"V": V, "sigma": descending("r"), "B": B, MERGES: real(4, least=0, optional=True)}}
+
+    def paper_values(self, context: Context, classes: int) -> int:
+        """V, sigma and B at the nominal rank (Eq. 11)."""
+        return self._values(context, self.feasible_rank(context, classes), classes)
+
+    def fedran_values(self, context: Context, classes_per_task: Sequence[int]) -> int:
+        """At the largest rank of any task."""
+        rank = max(self.feasible_rank(context, classes) for classes in classes_per_task)
+        return self._values(context, rank, context.all_classes(classes_per_task))
+
+    def _values(self, context: Context, rank: int, classes: int) -> int:
         M = self.dimension(context)
-        ranks = {classes: self.feasible_rank(context, classes) for classes in classes_per_task}
-        in_fedran = fedran_values(M, max(ranks.values()), context.all_classes(classes_per_task))
-
-        def values(classes: int) -> int:
-            return fedran_values(M, ranks[classes], classes)
-
-        return both_conventions(values, context, classes_per_task, in_fedran)
+        return M * rank + rank + M * classes
 
     def combination(self, context: Context) -> Combination:
         """The server's own merge of a task's clients, cut to the rank that one client may send; B adds up."""
 
         def combined(uploads: Sequence[Message]) -> Message:
             limit = self.feasible_rank(context, uploads[0]["B"].shape[1])
-            merger = MERGERS[self.merge](limit)
+            merger = Merger(limit, self.merge == "joint")
             cut = max(take_summary(merger, upload, limit) for upload in uploads)
             part = merger.result()
-            assert part is not None
             V, sigma = part.summary
             merges = sigma.new_tensor([merger.losses.first, merger.losses.share, part.truncations, cut])
             return as_one(uploads, {"V": V, "sigma": sigma, "B": total(uploads, "B"), MERGES: merges})

@@ -23,11 +23,11 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, mean_share
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, positions
-from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer
+from fcl_bench.methods.closed_form.base import positions
+from fcl_bench.methods.closed_form.ridge import RidgeMethod
+from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer, exact_sums
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.dp_mechanism import COLUMN, SQUARE
-from fcl_bench.protocol.fields import Schema, counts, gram_matrix, real
+from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -116,6 +116,8 @@ def least(errors: torch.Tensor, samples: int) -> int:
 
 #: Further values of `method.ridge`, beside a number, `auto` and `gcv`: one fold is held out, or each in turn.
 HELD_OUT, FOLDS = "held_out", "folds"
+#: The ridges that are compared, as in RanPAC.
+GRID = tuple(10.0**exponent for exponent in range(-8, 9))
 
 
 class RanPACClient(STSAClient):
@@ -135,89 +137,73 @@ class RanPACClient(STSAClient):
         # Of two parts, the first is fold 0 and the second all other folds.
         part = fold_numbers(client_data.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
         tensors: dict[str, torch.Tensor] = {}
-        sums_of: dict[str, torch.Tensor | None] = {}
-        moments_of: dict[str, torch.Tensor | None] = {}
+        groups: dict[str, torch.Tensor] = {}
         which = positions(client_data, broadcast["columns"])
         for number in range(parts):
             own = part == number
-            sums_of[f"C_{number}"] = torch.where(own, which, -1)
-            moments_of[f"G_{number}"] = own.to(which.dtype) - 1
+            groups |= {f"C_{number}": torch.where(own, which, -1), f"G_{number}": own.to(which.dtype) - 1}
             sub = dataclasses.replace(client_data, inputs=client_data.inputs[own], labels=client_data.labels[own])
             sums, _ = super().update(sub, broadcast, {})
             tensors |= {f"G_{number}": sums["G"], f"C_{number}": sums["C"]}
-        grams, columns = [f"G_{p}" for p in range(parts)], [f"C_{p}" for p in range(parts)]
         tensors["n"] = torch.bincount(part, minlength=parts).to(torch.int32)
-        return Message(
-            tensors,
-            symmetric=grams,
-            per_class=columns,
-            summed=tensors.keys(),
-            sums_of=sums_of,
-            moments_of=moments_of,
-        ), state
+        return Message(tensors, groups=groups), state
 
 
 class RanPACServer(STSAServer):
     """Keeps STSA's sums and those of the parts; W = (G + lambda I)^-1 C with the task's choice of lambda.
 
     Attributes:
-        parts: sums over the samples of each part: of all tasks so far, or of the task at hand (`scope`).
+        grams: (parts, M, M) G of each part's samples: of all tasks so far, or of the task at hand (`scope`).
+        sums: (parts, M, C) C of the same samples.
+        counted: their number, of each part.
         chosen: lambda of each task so far.
         errors: of each task, the squared error per held-out sample; NaN where nothing was held out.
     """
 
     method: RanPAC
+    state: ClassVar[Sequence[str]] = ("grams", "sums", "counted", "chosen", "errors")
 
     def __init__(self, method: RanPAC, context: Context) -> None:
         super().__init__(method, context)
-        M = self.dimension
-        self.parts = [Sums(self.zeros(M, M), self.zeros(M, 0), 0) for _ in range(method.parts)]
+        self.grams = self.zeros(method.parts, self.dimension, self.dimension)
+        self.sums = self.zeros(method.parts, self.dimension, 0)
+        self.counted = [0] * method.parts
         self.chosen: list[float] = []
         self.errors: list[float] = []
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        more = task.columns_seen
+        self.sums = torch.nn.functional.pad(self.sums, (0, task.columns_seen - self.sums.shape[2]))
         if self.method.scope == "task":
-            self.parts = [Sums(part.G.zero_(), self.zeros(self.dimension, more), 0) for part in self.parts]
-        else:
-            grown = (torch.nn.functional.pad(part.S, (0, more - part.S.shape[1])) for part in self.parts)
-            self.parts = [part._replace(S=S) for part, S in zip(self.parts, grown, strict=True)]
+            self.grams.zero_()
+            self.sums.zero_()
+            self.counted = [0] * self.method.parts
 
-    def expects(self, task: Task, round_: int) -> Schema:
-        if not self.parts:
-            return super().expects(task, round_)
-        M, numbers = self.dimension, range(len(self.parts))
-        least, classes = self.floor_of_features, len(task.columns)
-        fields = {f"G_{p}": gram_matrix(M, least) for p in numbers}
-        fields |= {f"C_{p}": real(M, classes, least=least, of=f"G_{p}") for p in numbers}
-        return {**fields, "n": counts(len(numbers))}
-
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
+    def late_stage(self, task: Task, round_: int) -> str | None:
         """With `scope=task` the parts are of the task at hand alone, so an upload of an earlier task is of no use."""
-        return None if self.method.scope == "task" else super().expects_late(task, round_)
+        return None if self.method.scope == "task" else super().late_stage(task, round_)
 
     def objection(self, upload: Message) -> str:
-        for p, samples in enumerate(upload["n"].tolist() if self.parts else []):
+        for p, samples in enumerate(upload["n"].tolist() if self.method.parts else []):
             if not samples and bool(upload[f"C_{p}"].any()):
                 return f"C_{p} is not zero, and n says that there is no sample"
         return super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
-        if not self.parts:
+        if not self.method.parts:
             super().absorb(client, upload)
             return
         for p, samples in enumerate(upload["n"].tolist()):
-            G, S, before = self.parts[p]
-            own_G, own_S = upload[f"G_{p}"], upload[f"C_{p}"]
-            self.estimate.matrix.add_(own_G)
-            self.add_class_sums(own_S)
-            S[:, self.columns] += own_S
-            self.parts[p] = Sums(G.add_(own_G), S, before + samples)
+            G, C = upload[f"G_{p}"], upload[f"C_{p}"]
+            self.estimate.matrix.add_(G)
+            self.add_class_sums(C)
+            self.grams[p].add_(G)
+            self.sums[p][:, self.columns] += C
+            self.counted[p] += samples
         self.count(upload)
 
     def finish_task(self) -> None:
-        ridge, error = self._cross_validated() if self.parts else (super().choose_ridge(), math.nan)
+        ridge, error = self._cross_validated() if self.method.parts else (super().choose_ridge(), math.nan)
         self.chosen.append(ridge)
         self.errors.append(error)
         self._tell_edge(ridge)
@@ -228,88 +214,58 @@ class RanPACServer(STSAServer):
         return self.chosen[-1]
 
     def candidates(self) -> torch.Tensor:
-        return torch.tensor(self.method.grid, dtype=torch.float64)
+        return torch.tensor(GRID, dtype=torch.float64)
 
     def _cross_validated(self) -> tuple[float, float]:
         """The lambda with the least squared error on the samples held out, and that error per sample."""
-        held = self.parts if self.method.ridge == FOLDS else self.parts[:1]
+        parts = [Sums(*own) for own in zip(self.grams, self.sums, self.counted, strict=True)]
+        held = parts if self.method.ridge == FOLDS else parts[:1]
         samples = sum(part.samples for part in held)
-        if not samples or sum(part.samples > 0 for part in self.parts) < 2:
+        if not samples or sum(part.samples > 0 for part in parts) < 2:
             self.notices.tell(HELD_OUT, f"ranpac: a fold has no sample, so the ridge is as with method.ridge={AUTO}")
             return mean_share(self.trace(), self.dimension), math.nan
-        grid = self.method.grid
-        errors = cross_validated(held, grid) if len(held) > 1 else held_out_errors(self.parts[1], held[0], grid)
+        errors = cross_validated(held, GRID) if len(held) > 1 else held_out_errors(parts[1], held[0], GRID)
         best = least(errors, samples)
-        return grid[best], float(errors[best]) / samples
+        return GRID[best], float(errors[best]) / samples
 
     def _tell_edge(self, ridge: float) -> None:
-        grid, knob_ = self.method.grid, self.method.ridge
-        if knob_ not in (GCV, HELD_OUT, FOLDS) or len(grid) < 2 or ridge not in (grid[0], grid[-1]):
-            return
-        which, key = ("least", "lowest") if ridge == grid[0] else ("largest", "highest")
-        self.notices.tell(
-            f"edge {key}",
-            f"ranpac, {self.B.shape[1]} classes seen: method.ridge={knob_} chose the {which} candidate, {ridge:g};"
-            f" method.{key}_ridge says where they end",
-            logging.INFO,
-        )
+        if self.method.ridge in (GCV, HELD_OUT, FOLDS) and ridge in (GRID[0], GRID[-1]):
+            which = "least" if ridge == GRID[0] else "largest"
+            self.notices.tell(
+                f"edge {which}",
+                f"ranpac, {self.B.shape[1]} classes seen: method.ridge={self.method.ridge} chose the {which}"
+                f" candidate, {ridge:g}",
+                logging.INFO,
+            )
 
     def report(self) -> dict[str, Any]:
         """`ridges`: lambda of each task; `held_out_errors`: squared error per sample held out, null where none was."""
         known = [None if math.isnan(error) else error for error in self.errors]
-        return {**super().report(), "ridges": self.chosen, **({"held_out_errors": known} if self.parts else {})}
-
-    def statistics(self) -> dict[str, torch.Tensor]:
-        choices = torch.tensor([self.chosen, self.errors], dtype=torch.float64)
-        earlier = [] if self.method.scope == "task" else self.parts
-        sums = {
-            f"{name}_{p}": value for p, part in enumerate(earlier) for name, value in (("G", part.G), ("S", part.S))
-        }
-        n = torch.tensor([part.samples for part in earlier], dtype=torch.int64)
-        return {**super().statistics(), "choices": choices, **sums, "n": n}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics(state)
-        self.chosen, self.errors = state["choices"].tolist()
-        for p, samples in enumerate(state["n"].tolist()):
-            self.parts[p] = Sums(state[f"G_{p}"].to(self.B), state[f"S_{p}"].to(self.B), samples)
+        return {**super().report(), "ridges": self.chosen, **({"held_out_errors": known} if self.method.parts else {})}
 
 
 @dataclass
-class RanPAC(ClosedFormMethod):
+class RanPAC(RidgeMethod):
     """Knobs of FedRanPAC.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         ridge: lambda: a number, "auto" (1 % of the mean eigenvalue of G), or chosen after each task from a grid: "gcv"
             by generalised cross-validation, "held_out" by the squared error on one fold of the samples (as RanPAC),
             "folds" by that on each fold in turn.
         folds: F, the number of folds; "held_out" holds out one of them.
         scope: what "held_out" and "folds" look at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
-        lowest_ridge, highest_ridge: ends of the grid.
-        per_decade: candidates per power of ten.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples.
     """
 
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient
     server_half = RanPACServer
-    adds_up = True
 
     ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT, FOLDS))
     folds: int = knob(5, least=2)
     scope: str = knob("all", choices=("all", "task"))
-    lowest_ridge: float = knob(1e-8, above=0)
-    highest_ridge: float = knob(1e8, above=0)
-    per_decade: int = knob(1, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.lowest_ridge > self.highest_ridge:
-            raise UserError(
-                f"method.lowest_ridge={self.lowest_ridge:g} is above method.highest_ridge={self.highest_ridge:g}",
-                "ends of a grid in ascending order",
-            )
         if self.scope == "task" and self.ridge not in (HELD_OUT, FOLDS):
             raise UserError(
                 f"method.scope=task says nothing with method.ridge={self.ridge}",
@@ -320,25 +276,20 @@ class RanPAC(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.ridge
 
-    def needs_each_upload(self) -> None:
-        return None
-
-    @property
-    def summands(self) -> Mapping[str, str]:
-        """None where folds travel apart, since a sample's features decide which fold it is in."""
-        return {} if self.parts else {"G": SQUARE, "C": COLUMN}
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        if not self.parts:
+            return {"statistics": exact_sums(self)}
+        # A sample's features decide which fold it is in, so that no noise covers it.
+        least, parts = self.least_feature, range(self.parts)
+        fields = {f"G_{p}": gram_matrix("M", least, combine=SUM, leaks=MOMENTS) for p in parts}
+        for p in parts:
+            fields[f"C_{p}"] = real("M", "c", least=least, of=f"G_{p}", combine=SUM, columns=CLASSES, leaks=SUMS)
+        return {"statistics": {**fields, "n": counts(self.parts, combine=SUM)}}
 
     @property
     def parts(self) -> int:
         """The number of parts of the samples whose sums travel apart; 0: one sum of all samples, as in STSA."""
         return {HELD_OUT: 2, FOLDS: self.folds}.get(str(self.ridge), 0)
-
-    @property
-    def grid(self) -> list[float]:
-        """The candidates, ascending."""
-        begin = math.log10(self.lowest_ridge)
-        steps = math.floor((math.log10(self.highest_ridge) - begin) * self.per_decade + 1e-9)
-        return [10.0 ** (begin + step / self.per_decade) for step in range(steps + 1)]
 
     def matrices(self) -> int:
         """STSA's, the parts' sums at the server, as many in an upload, and three for the choice."""

@@ -6,22 +6,20 @@ them up over clients and tasks and solves ridge regression. The result is the ce
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.linalg.gram import add_class_sums, grams
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_values
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ridge_knob
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.methods.closed_form.ridge import RidgeClient, RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, COLUMN, SQUARE, SUM, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 
 
-class STSAClient(ClosedFormClient):
+class STSAClient(RidgeClient):
     """Exact statistics of the client's samples."""
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -50,34 +48,37 @@ class STSAServer(RidgeServer):
         self.add_class_sums(upload["C"])
 
 
+def exact_sums(method: RidgeMethod) -> Schema:
+    """The fields G = H'H and C = H'Y of `STSAClient`."""
+    least = method.least_feature
+    G = gram_matrix("M", least, combine=SUM, one_sample=SQUARE, added=True)
+    C = real("M", "c", least=least, of="G", combine=SUM, one_sample=COLUMN, columns=CLASSES)
+    return {"G": G, "C": C}
+
+
 @dataclass
-class STSA(ClosedFormMethod):
+class STSA(RidgeMethod):
     """Knobs of STSA.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular; "auto",
             "gcv": chosen by the statistics.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
-            the length of its weights (length), as the public code does.
     """
 
     name: ClassVar[str] = "stsa"
-    client_half = STSAClient
-    server_half = STSAServer
+    client_half: ClassVar[type[STSAClient]] = STSAClient
+    server_half: ClassVar[type[STSAServer]] = STSAServer
 
     gamma: float | str = ridge_knob(1e4, least=0)
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
-        least = self.least_feature
-        G = gram_matrix("M", least, combine=SUM, one_sample=SQUARE, added=True)
-        C = real("M", "c", least=least, of="G", combine=SUM, one_sample=COLUMN, columns=CLASSES)
-        return {"statistics": {"G": G, "C": C}}
+        return {"statistics": exact_sums(self)}
 
     @property
     def penalty(self) -> float | str:
         return self.gamma
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+    def paper_values(self, context: Context, classes: int) -> int:
+        """G and C."""
         M = self.dimension(context)
-        return both_conventions(lambda classes: stsa_values(M, classes), context, classes_per_task)
+        return M * M + M * classes

@@ -6,8 +6,9 @@ scatter of the sums of equally large groups around the class mean gives the serv
 
 from __future__ import annotations
 
+import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,17 +18,10 @@ from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
-from fcl_bench.methods.closed_form.algebra.upload_sizes import both_conventions, stsa_e_values
-from fcl_bench.methods.closed_form.base import (
-    ClosedFormClient,
-    ClosedFormMethod,
-    positions,
-    ridge_knob,
-    sums_without_samples,
-)
-from fcl_bench.methods.closed_form.ridge_server import RidgeServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
+from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import Schema, counts, real
+from fcl_bench.protocol.fields import CLASSES, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -52,24 +46,68 @@ class STSAEClient(ClosedFormClient):
             add_class_sums(sums, H, own)
         sizes = torch.bincount(cell, minlength=cells).to(torch.int32)
         upload = {"C": sums.T, "n": sizes.reshape(groups, len(columns))}
-        return Message(upload, per_class=["C"], sums_of={"C": cell}), state
+        return Message(upload, groups={"C": cell}), state
+
+
+class Awaited:
+    """The sums of tasks that still await uploads. Once all uploads of a task have come, they are no longer needed.
+
+    Attributes:
+        sums: by the task's number.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[int, ClassScatter] = {}
+        self._missing: dict[int, int] = {}
+
+    def one_more(self, task: Task, sums: ClassScatter) -> None:
+        """Await one more upload of a task."""
+        self.sums[task.index] = sums
+        self._missing[task.index] = self._missing.get(task.index, 0) + 1
+
+    def one_less(self, task: Task) -> None:
+        """Await one upload less."""
+        self._missing[task.index] -= 1
+        if not self._missing[task.index]:
+            del self.sums[task.index], self._missing[task.index]
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Everything, as tensors."""
+        return {
+            f"{task}.{name}": part
+            for task, sums in self.sums.items()
+            for name, part in {**sums.state_dict(), "missing": torch.tensor(self._missing[task])}.items()
+        }
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        parts: dict[int, dict[str, torch.Tensor]] = {}
+        for name, part in state.items():
+            task, own = name.split(".")
+            parts.setdefault(int(task), {})[own] = part
+        self._missing = {task: int(own.pop("missing")) for task, own in parts.items()}
+        self.sums = {task: ClassScatter.restored(own) for task, own in parts.items()}
 
 
 class STSAEServer(RidgeServer):
     """Estimates each task's Gram matrix (Eq. 9), adds it up over tasks; W = (G_hat + gamma I)^-1 C (Eq. 10)."""
 
     method: STSAE
+    state: ClassVar[Sequence[str]] = ("awaited",)
     #: The server makes G itself, and it is positive semidefinite whatever the wire did to the sums.
     sums_what_came = False
 
     def __init__(self, method: STSAE, context: Context) -> None:
         super().__init__(method, context)
+        self.awaited = Awaited()
         self._scatter = ClassScatter(self.zeros(0, self.dimension))
-        #: The sums of tasks that still await uploads, and the number of these uploads, by the task's number.
-        self._awaited: dict[int, ClassScatter] = {}
-        self._missing: dict[int, int] = {}
-        #: Those of them whose estimate is taken out of G and B until the task at hand is finished.
+        #: The awaited sums whose estimate is taken out of G and B until the task at hand is finished.
         self._reopened: dict[int, tuple[Task, ClassScatter]] = {}
+
+    def schema(self, task: Task, stage: str) -> Schema:
+        fields = super().schema(task, stage)
+        columns = self.method.dummy_clients * len(task.columns)
+        return {**fields, "C": dataclasses.replace(fields["C"], shape=(self.dimension, columns))}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
@@ -77,44 +115,25 @@ class STSAEServer(RidgeServer):
 
     def await_late(self, task: Task) -> None:
         """Keep the task's sums, since both weights of Eq. 9 depend on all of its groups."""
-        self._awaited[task.index] = self._scatter
-        self._missing[task.index] = self._missing.get(task.index, 0) + 1
+        self.awaited.one_more(task, self._scatter)
 
-    def expects_late(self, task: Task, round_: int) -> Schema | None:
-        return self.expects(task, round_) if task.index in self._awaited else None
+    def lose_late(self, task: Task) -> None:
+        self.awaited.one_less(task)
+
+    def late_stage(self, task: Task, round_: int) -> str | None:
+        return "statistics" if task.index in self.awaited.sums else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
         """Add to the task's sums. Its estimate is taken out once, and made anew when the task at hand is finished."""
-        self._reopen(task)
-        now, self._scatter = self._scatter, self._awaited[task.index]
+        sums = self.awaited.sums[task.index]
+        if task.index not in self._reopened:
+            self._reopened[task.index] = task, sums
+            with self.in_columns_of(task):
+                self._add_estimate(sums, -1)
+        now, self._scatter = self._scatter, sums
         self.absorb(client, upload)
         self._scatter = now
-        self._came(task)
-
-    def lose_late(self, task: Task) -> None:
-        self._came(task)
-
-    def _reopen(self, task: Task) -> None:
-        if task.index not in self._reopened:
-            self._reopened[task.index] = task, self._awaited[task.index]
-            with self.in_columns_of(task):
-                self._add_estimate(self._awaited[task.index], -1)
-
-    def _came(self, task: Task) -> None:
-        """Await one upload less. Once all uploads of a task have come, its sums are no longer needed."""
-        self._missing[task.index] -= 1
-        if not self._missing[task.index]:
-            del self._awaited[task.index], self._missing[task.index]
-
-    def expects(self, task: Task, round_: int) -> Schema:
-        groups, classes = self.method.dummy_clients, len(task.columns)
-        return {
-            "C": real(self.dimension, groups * classes, least=self.floor_of_features),
-            "n": counts(groups, classes),
-        }
-
-    def objection(self, upload: Message) -> str:
-        return super().objection(upload) or sums_without_samples(upload["C"], upload["n"].flatten())
+        self.awaited.one_less(task)
 
     def absorb(self, client: int, upload: Message) -> None:
         groups, classes = upload["n"].shape
@@ -141,41 +160,21 @@ class STSAEServer(RidgeServer):
         self.add_class_sums(sign * scatter.sums.T)
         return scatter.add_to(self.estimate.matrix, self.method.estimator == "unbiased", sign)
 
-    def statistics(self) -> dict[str, torch.Tensor]:
-        awaited = {
-            f"awaited.{task}.{name}": part
-            for task, scatter in self._awaited.items()
-            for name, part in {**scatter.state_dict(), "missing": torch.tensor(self._missing[task])}.items()
-        }
-        return {**super().statistics(), **awaited}
-
-    def load_statistics(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_statistics({name: part for name, part in state.items() if not name.startswith("awaited.")})
-        parts: dict[int, dict[str, torch.Tensor]] = {}
-        for name, part in state.items():
-            if name.startswith("awaited."):
-                _, task, own = name.split(".")
-                parts.setdefault(int(task), {})[own] = part
-        self._missing = {task: int(own.pop("missing")) for task, own in parts.items()}
-        self._awaited = {task: ClassScatter.restored(own) for task, own in parts.items()}
-
 
 @dataclass
-class STSAE(ClosedFormMethod):
+class STSAE(RidgeMethod):
     """Knobs of STSA-E.
 
     Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
         gamma: ridge coefficient of Eq. 10; "auto", "gcv": chosen by the statistics.
         dummy_clients: K_D, the groups into which each client splits its samples.
         estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
-            the length of its weights (length), as the public code does.
     """
 
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient
     server_half = STSAEServer
+    counts_samples = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
     dummy_clients: int = knob(10, least=1)
@@ -185,20 +184,19 @@ class STSAE(ClosedFormMethod):
     def penalty(self) -> float | str:
         return self.gamma
 
-    def needs_each_upload(self) -> tuple[str, str]:
-        return "the server of stsa_e tells the groups of every client apart", "method=stsa, which it estimates"
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        C = real("M", "K_D c", least=self.least_feature, columns=CLASSES, leaks=SUMS, zero_without="n")
+        return {"statistics": {"C": C, "n": counts(self.dummy_clients, "c")}}
 
-    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        M, groups = self.dimension(context), self.dummy_clients
-        # FedRAN's table charges STSA-E for K_D + 1 groups.
-        in_fedran = stsa_e_values(M, context.all_classes(classes_per_task), groups + 1)
+    def paper_values(self, context: Context, classes: int) -> int:
+        """C and n of every group."""
+        return (self.dimension(context) + 1) * classes * self.dummy_clients
 
-        def values(classes: int) -> int:
-            return stsa_e_values(M, classes, groups)
-
-        return both_conventions(values, context, classes_per_task, in_fedran)
+    def fedran_values(self, context: Context, classes_per_task: Sequence[int]) -> int:
+        """With K_D + 1 groups, as FedRAN's table has it."""
+        return super().fedran_values(context, classes_per_task) // self.dummy_clients * (self.dummy_clients + 1)
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        values = (self.dimension(context) + 1) * max(classes_per_task) * self.dummy_clients
+        values = self.paper_values(context, max(classes_per_task))
         require_memory(f"method.dummy_clients={self.dummy_clients}", 8 * values, "one upload")

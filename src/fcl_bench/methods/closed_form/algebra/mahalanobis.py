@@ -1,7 +1,4 @@
-"""Covariances for Mahalanobis distances: shrinkage, correlations, whitening.
-
-A covariance is a matrix (d, d), or (d,) where it is diagonal.
-"""
+"""Covariances for Mahalanobis distances: shrinkage, correlations, whitening."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ class Whitening(NamedTuple):
     """The factor that gives distances under a covariance S: r' S^+ r = |r T|^2.
 
     Attributes:
-        factor: T, (d, d) upper triangular, or (d,) for a diagonal S: r * T in place of r T.
+        factor: T, (d, d) upper triangular.
         condition: largest over smallest eigenvalue of the inverted part; an estimate.
         rank: the rank of S beyond its rounding; below d the inverse is the Moore-Penrose one.
         indefinite: whether S has eigenvalues below zero beyond its rounding, which are left out too.
@@ -32,26 +29,22 @@ class Whitening(NamedTuple):
 
 
 def scatter(second: torch.Tensor, products: torch.Tensor, rounding: float = 0.0) -> torch.Tensor:
-    """sum (h - m)(h - m)' = Q - n m m' (d, d), or its diagonal (d,); zero in features that vary by rounding only.
+    """sum (h - m)(h - m)' = Q - n m m' (d, d); zero in features that vary by rounding only.
 
     Args:
-        second: Q, the sum of h h', or of h * h.
-        products: n m m' with n samples of mean m, or n m * m; of several classes the sum over them.
+        second: Q, the sum of h h'.
+        products: n m m' with n samples of mean m; of several classes the sum over them.
         rounding: relative error of the entries of `second` beside float64's.
     """
     made = second - products
-    spread, size = (part.diagonal() if part.ndim == 2 else part for part in (made, second))
-    constant = spread <= 8 * (rounding + EPS) * size
+    constant = made.diagonal() <= 8 * (rounding + EPS) * second.diagonal()
     made[constant] = 0
-    if made.ndim == 2:
-        made[:, constant] = 0
+    made[:, constant] = 0
     return made
 
 
 def shrunk(S: torch.Tensor, a1: float, a2: float) -> torch.Tensor:
     """S + a1 V1 I + a2 V2 (1 1' - I): V1 is the mean of the diagonal, V2 that of the nonzero entries off it."""
-    if S.ndim == 1:
-        return S + a1 * S.mean()
     variance = S.diagonal().mean()
     beside = S - torch.diag(S.diagonal())
     V2 = beside.sum() / beside.count_nonzero().clamp_min(1)
@@ -62,7 +55,7 @@ def shrunk(S: torch.Tensor, a1: float, a2: float) -> torch.Tensor:
 
 def deviations(S: torch.Tensor) -> torch.Tensor:
     """(d,) standard deviations; 1 for a feature that does not vary."""
-    variances = S.diagonal() if S.ndim == 2 else S
+    variances = S.diagonal()
     return torch.where(variances > 0, variances, 1.0).sqrt()
 
 
@@ -80,13 +73,10 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     For a positive definite S, T = L^-T with its Cholesky factor L; otherwise T uses the eigenvalues above rounding.
 
     Args:
-        S: (d, d), or (d,).
+        S: (d, d).
         noise: how far rounding moves eigenvalues, besides d 2^-52 of the largest by the factorisation itself.
     """
     S = S.double()
-    if S.ndim == 1:
-        significant = torch.gt(S, max(noise, EPS * float(S.max())))
-        return Whitening(torch.where(significant, S, 1.0).rsqrt() * significant, *_spread(S[significant]))
     L, failed = torch.linalg.cholesky_ex(S)
     if not bool(failed):
         smallest, largest, _ = extremes(S, L)
@@ -102,9 +92,5 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     # F = T Q' with T upper triangular: the QR factorisation of F' in reversed order.
     R = torch.linalg.qr(F.flip(0).T).R
     T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
-    return Whitening(T, *_spread(values[significant]), indefinite)
-
-
-def _spread(values: torch.Tensor) -> tuple[float, int]:
-    """Largest over smallest of some eigenvalues (1 for none), and their number."""
-    return (float(values.max() / values.min()) if len(values) else 1.0), len(values)
+    kept = values[significant]
+    return Whitening(T, float(kept.max() / kept.min()) if len(kept) else 1.0, len(kept), indefinite)

@@ -1,15 +1,25 @@
-"""Three orders in which summaries that arrive one by one can be merged into one of rank r."""
+"""Merges summaries that arrive one by one into one of rank r."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from fcl_bench.linalg.spectral import Spectrum, merge
+from fcl_bench.protocol.message import Message
+
+#: The field that a node of a tree adds to a summary that it merged.
+MERGES = "merges"
+
+
+def merges_objection(upload: Message) -> str:
+    """Why an upload with or without `MERGES` is not what it is said to be; "": it is."""
+    if (MERGES in upload) == (upload.clients > 1):
+        return ""
+    return f"{MERGES} is what a node of a tree adds, and the upload is of {upload.clients} clients"
 
 
 class Part(NamedTuple):
@@ -43,6 +53,14 @@ class Losses:
         self.first += first
         self.share = max(self.share, share)
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Both numbers."""
+        return {"losses": torch.tensor([self.first, self.share], dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Take over what `state_dict` returned."""
+        self.first, self.share = state["losses"].tolist()
+
     def merged(self, parts: Sequence[Part], rank: int) -> Part:
         """`merge` of the parts' summaries; its losses are recorded."""
         summaries = [part.summary for part in parts]
@@ -63,79 +81,40 @@ def _trace(summary: Spectrum) -> float:
     return float(summary.sigma.square().sum())
 
 
-@dataclass
-class Merger(ABC):
-    """Takes summaries as they arrive; `result` is their merge, or None if there were none.
+class Merger:
+    """Merges summaries as they arrive: pairwise in order of arrival (the paper), or all in one SVD.
 
-    Attributes:
+    Pairwise, it truncates at each arrival. Merges that would drop nothing wait for the next one, since the sum stays
+    the same; so it holds at most r directions and those that have just arrived. One SVD is the best rank-r
+    approximation of the sum (Eckart-Young), and holds all summaries until then.
+
+    Args:
         rank: r.
-        losses: where the losses of these merges are added.
+        joint: all in one SVD.
+        losses: where the losses of these merges are added; None: its own.
     """
 
-    rank: int
-    losses: Losses = field(default_factory=Losses)
-
-    def __post_init__(self) -> None:
+    def __init__(self, rank: int, joint: bool = False, losses: Losses | None = None) -> None:
+        self.losses = Losses() if losses is None else losses
+        self._rank, self._joint = rank, joint
         self._held: list[Part] = []
 
-    @abstractmethod
     def add(self, summary: Spectrum, truncations: int = 0) -> None:
         """Add one summary, which has gone through this many truncations in other merges."""
+        self._held.append(Part(summary, truncations))
+        if not self._joint and self._directions() > self._rank:
+            self._held = [self.losses.merged(self._held, self._rank)]
 
-    def result(self) -> Part | None:
+    def _directions(self) -> int:
+        return sum(len(part.summary.sigma) for part in self._held)
+
+    def result(self) -> Part:
         """The merged summary, of rank at most r. Call it once, after the last summary."""
-        return self.losses.merged(self._held, self.rank) if self._held else None
+        return self.losses.merged(self._held, self._rank)
 
     def parts(self) -> list[Part]:
         """`result` for a merge that follows at once: the summaries themselves if merging them would drop nothing.
 
         The next merge has the same sum before it, and one factorisation is saved. Call it once, in place of `result`.
         """
-        if sum(len(part.summary.sigma) for part in self._held) <= self.rank:
-            return self._held
-        merged = self.result()
-        return [] if merged is None else [merged]
-
-
-class SequentialMerger(Merger):
-    """Pairwise, in order of arrival (the paper): truncates at each arrival.
-
-    Merges that would drop nothing wait for the next one, since the sum stays the same. So the merger holds at most r
-    directions and those that have just arrived.
-    """
-
-    def add(self, summary: Spectrum, truncations: int = 0) -> None:
-        self._held.append(Part(summary, truncations))
-        if sum(len(part.summary.sigma) for part in self._held) > self.rank:
-            self._held = [self.losses.merged(self._held, self.rank)]
-
-
-class JointMerger(Merger):
-    """One SVD of all summaries: the best rank-r approximation of their sum (Eckart-Young). Holds all of the task's."""
-
-    def add(self, summary: Spectrum, truncations: int = 0) -> None:
-        self._held.append(Part(summary, truncations))
-
-
-class TreeMerger(Merger):
-    """Pairwise in a balanced tree: a summary is truncated log2(K) times. Holds log2(K) summaries."""
-
-    _arrived = 0
-
-    def add(self, summary: Spectrum, truncations: int = 0) -> None:
-        # A binary counter: two subtrees of one height become one of the next.
-        part = Part(summary, truncations)
-        trees = self._arrived = self._arrived + 1
-        while trees % 2 == 0:
-            part = self.losses.merged([self._held.pop(), part], self.rank)
-            trees //= 2
-        self._held.append(part)
-
-    def result(self) -> Part | None:
-        while len(self._held) > 1:
-            self._held[-2:] = [self.losses.merged(self._held[-2:], self.rank)]
-        return self._held[0] if self._held else None
-
-
-#: `method.merge`
-MERGERS: dict[str, type[Merger]] = {"sequential": SequentialMerger, "joint": JointMerger, "tree": TreeMerger}
+        return self._held if self._directions() <= self._rank else [self.result()]

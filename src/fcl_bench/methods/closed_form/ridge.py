@@ -1,23 +1,88 @@
-"""Servers of closed-form methods whose solve has a ridge, with or without an estimate of the Gram matrix.
+"""Closed-form methods whose solve has a ridge: the ridge, which the statistics may choose, and the Gram matrix.
 
-A running sum of positive semidefinite matrices, and the ridge problem that is solved with it.
+`Estimate` is a running sum of positive semidefinite matrices, with the ridge problem that is solved with it.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.algebra.ridge import GCV, Spectrum, gcv, mean_share
-from fcl_bench.methods.closed_form.base import AUTO, ClosedFormMethod, ClosedFormServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.methods.closed_form.algebra.ridge import (
+    AUTO,
+    GCV,
+    Spectrum,
+    gcv,
+    mean_share,
+    score_scales,
+    unit_lengths,
+)
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer
+from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
+
+_MIB = 2**20
+
+
+def ridge_knob(default: float | str | None, **limits: Any) -> Any:
+    """A knob `float | str`: a ridge within the limits, "auto" (1 % of the mean eigenvalue of G) or "gcv"."""
+    return knob(default, choices=(AUTO, GCV), **limits)
+
+
+@dataclass
+class RidgeMethod(ClosedFormMethod):
+    """A `ClosedFormMethod` that solves a ridge regression.
+
+    Args:
+        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
+            the length of its weights (length), as STSA's public code does.
+
+    Attributes:
+        counts_samples: whether uploads themselves say of how many samples they are, so that `Message.samples` need not.
+    """
+
+    counts_samples: ClassVar[bool] = False
+
+    scale_scores: bool | str = knob(False, choices=("length",))
+
+    @property
+    @abstractmethod
+    def penalty(self) -> float | str:
+        """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"."""
+
+    def paper_values(self, context: Context, classes: int) -> int:
+        """How many values papers' tables count in an upload with columns for so many classes; 0: no table has it."""
+        return 0
+
+    def fedran_values(self, context: Context, classes_per_task: Sequence[int]) -> int:
+        """How many values FedRAN's table counts for one task, with columns for all classes of the stream."""
+        return self.paper_values(context, context.all_classes(classes_per_task))
+
+    def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
+        by_task = [self.paper_values(context, classes) for classes in classes_per_task]
+        if not any(by_task):
+            return {}
+        fedran = self.fedran_values(context, classes_per_task)
+        return {"fedran_mib": 8 * fedran / _MIB, "stsa_mib": sum(4 * values for values in by_task) / _MIB}
+
+
+class RidgeClient(ClosedFormClient):
+    """A client of a `RidgeMethod`."""
+
+    method: RidgeMethod
+
+    def reported_samples(self, client_data: ClientData) -> int | None:
+        """`Message.samples`: the number of samples if the server needs it for its ridge, else None: it is not sent."""
+        needed = self.method.penalty == GCV and not self.method.counts_samples
+        return len(client_data.labels) if needed else None
 
 
 class Estimate:
@@ -114,23 +179,58 @@ class Estimate:
 
 
 class RegularisedServer(ClosedFormServer):
-    """A `ClosedFormServer` whose solve has a ridge: a number, or chosen by the statistics."""
+    """A `ClosedFormServer` whose solve has a ridge: a number, or chosen by the statistics.
+
+    Attributes:
+        samples: N of all uploads so far, where the method's clients tell it.
+        ridge: the ridge of the last solve.
+        scales: (C,) what the scores are multiplied by; None: nothing.
+    """
+
+    method: RidgeMethod
+    state: ClassVar[Sequence[str]] = ("samples",)
+
+    def __init__(self, method: RidgeMethod, context: Context) -> None:
+        super().__init__(method, context)
+        self.samples = 0
+        self.ridge = 0.0
+        self.scales: torch.Tensor | None = None
 
     def objection(self, upload: Message) -> str:
-        missing = self.method.penalty == GCV and upload.samples is None and "n" not in upload
+        asked = self.method.penalty == GCV and upload.stage == "statistics" and not self.method.counts_samples
+        missing = asked and upload.samples is None
         return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
+
+    def solve(self) -> None:
+        self.ridge = self.choose_ridge()
+        super().solve()
+        if self.method.scale_scores == "length":
+            self.scales = unit_lengths(self.W)
+        elif self.method.scale_scores:
+            self.scales = score_scales((self.B * self.W).sum(dim=0))
+
+    def classifier(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """W and the bias, both scaled if the method scales scores."""
+        if self.scales is None:
+            return self.W, self.bias
+        return self.W * self.scales, None if self.bias is None else self.bias * self.scales
+
+    def report(self) -> dict[str, Any]:
+        """With a ridge chosen by the statistics, `ridge` too."""
+        chosen = {"ridge": self.ridge} if isinstance(self.method.penalty, str) else {}
+        return {**super().report(), **chosen}
 
     def choose_ridge(self) -> float:
         """The ridge of the next solve: the knob's number, or chosen by the statistics so far."""
         penalty = self.method.penalty
         if not isinstance(penalty, str):
             return float(penalty)
-        found = None
         if penalty == GCV:
             found = gcv(self.spectrum(), self.samples, self.candidates(), self.squares())
-        if penalty == GCV and found is None:
+            if found is not None:
+                return found
             self.notices.tell(GCV, f"{self.method.name}: no ridge fits the statistics by gcv, so it is as with {AUTO}")
-        return mean_share(self.trace(), self.dimension) if found is None else found
+        return mean_share(self.trace(), self.dimension)
 
     def candidates(self) -> torch.Tensor | None:
         """(k,) the ridges that `gcv` chooses from, ascending; None: those around the mean eigenvalue."""
@@ -161,7 +261,7 @@ class RidgeServer(RegularisedServer):
     state: ClassVar[Sequence[str]] = ("estimate", "uploads")
     sums_what_came: ClassVar[bool] = True
 
-    def __init__(self, method: ClosedFormMethod, context: Context, low_rank: bool = False) -> None:
+    def __init__(self, method: RidgeMethod, context: Context, low_rank: bool = False) -> None:
         super().__init__(method, context)
         self.estimate = Estimate(self.dimension, context.dtype, context.device, low_rank)
         self.uploads = 0
