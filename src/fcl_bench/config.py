@@ -40,12 +40,12 @@ GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults",
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
-#: The attribute by which a class of each group is recognised; `track` is not a group of a run.
+#: The attribute by which a class of each group is recognised; `logger` is not a group of a run.
 _DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
 _DOES |= {"adapt": "trains_network", "faults": "fails", "noise": "noisy", "secure": "sums", "transport": "connect"}
-_DOES |= {"track": "start"}
+_DOES |= {"logger": "start"}
 #: Keys that are not part of a run: other things to run, and loggers.
-_OUTSIDE = ("hydra", "grid", "track")
+_OUTSIDE = ("hydra", "grid", "logger")
 #: The top-level keys that are part of a run's identity; what is chosen by its time or side by side rounds differently.
 _COUNTED: tuple[str, ...] = (
     "seed",

@@ -18,7 +18,7 @@ from tests.conftest import write_features
 
 LONG = "x" * 5000
 #: Of a run, and the one group of none.
-GROUPS = (*config.GROUPS, "track")
+GROUPS = (*config.GROUPS, "logger")
 #: Too large for a float, which is where Python raises an error of its own.
 HUGE = "1" + 400 * "0"
 TRAINED = "method=fedavg profile=quick backbone=tiny tasks=2 clients=2 method.training.rounds=1"
@@ -62,7 +62,7 @@ HOSTILE = [
     *[(f"{key}=-{HUGE}", f"{key}=-1000") for key in ("seed", "clients", "method.M")],
     *[(f"{key}={HUGE}", "is out of range (at most 1e+38)") for key in ("beta", "label_rate", "method.ridge")],
     (f"faults=random faults.silent={HUGE}", "faults.silent=1000"),
-    (f"track=tensorboard +track.x={HUGE}", "unknown key track.x"),
+    (f"logger=tensorboard +logger.x={HUGE}", "unknown key logger.x"),
     ("beta=1e300", "beta=1e+300 is out of range (at most 1e+38)"),
     (
         f"{TRAINED.replace('rounds=1', 'rounds=1000000000')}",

@@ -17,7 +17,7 @@ from tests.flower.town import Town, lost_link, reached
 from tests.small_methods import short_run
 from tests.small_runs import interrupted_in, run_in
 
-SMALL = ("data=digits", "clients=3", "tasks=2", "beta=1", "track=none")
+SMALL = ("data=digits", "clients=3", "tasks=2", "beta=1", "logger=none")
 FLOWER = ("transport=flower", "transport.deadline=20")
 #: Closed form, sequential, with masks, with a registration first, trained, with clients' states, with their memories.
 METHODS = ("afl", "stsa_e", "fedran", "centred_sketch", "afcl", "fedavg", "fedprotip", "fedicarl")

@@ -16,7 +16,7 @@ from tests.flower.test_over_nodes import features, model
 from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for
 
-GIVEN = ("clients=3", "tasks=2", "beta=1", "track=none", "method=afl")
+GIVEN = ("clients=3", "tasks=2", "beta=1", "logger=none", "method=afl")
 SITES = ("data=sites", "transport=flower", "transport.deadline=5")
 
 

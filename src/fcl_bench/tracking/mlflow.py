@@ -1,4 +1,4 @@
-"""`track=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
+"""`logger=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class MLflow:
     """
 
     uri: str
-    experiment: str = knob(filled=True, words="a name, such as track.experiment=fcl-bench")
+    experiment: str = knob(filled=True, words="a name, such as logger.experiment=fcl-bench")
 
     def __post_init__(self) -> None:
         if "://" not in self.uri:
-            raise UserError(f"track.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
+            raise UserError(f"logger.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
@@ -48,8 +48,8 @@ class MLflow:
             return _Run(tracking.MlflowClient(self.uri), entities, self.experiment, run, None)
         for package in ("sqlalchemy", "alembic"):
             require_package("mlflow", package)
-        file = user_path("track.uri", self.uri.removeprefix(_SQLITE))
-        writable(f"track.uri={self.uri}", file.parent)
+        file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
+        writable(f"logger.uri={self.uri}", file.parent)
         with _lock(file):  # the first process makes the tables
             client = tracking.MlflowClient(f"{_SQLITE}{file}")
             return _Run(client, entities, self.experiment, run, file)

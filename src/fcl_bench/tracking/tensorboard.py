@@ -1,4 +1,4 @@
-"""`track=tensorboard`: event files that `tensorboard --logdir` shows."""
+"""`logger=tensorboard`: event files that `tensorboard --logdir` shows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class TensorBoard:
         dir: root of the event files.
     """
 
-    dir: str = knob(filled=True, words="a folder, such as track.dir=outputs/tensorboard")
+    dir: str = knob(filled=True, words="a folder, such as logger.dir=outputs/tensorboard")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
         # Without tensorboard, torch's module fails later and with another message.
         require_package("tensorboard", "tensorboard")
         writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
-        folder = writable(f"track.dir={self.dir}", user_path("track.dir", self.dir)) / run.label
+        folder = writable(f"logger.dir={self.dir}", user_path("logger.dir", self.dir)) / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
         # Points that a killed process wrote before it kept its checkpoint are written again, so purge them: at 0, all.

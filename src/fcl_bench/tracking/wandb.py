@@ -1,4 +1,4 @@
-"""`track=wandb`: a Weights & Biases run, kept on this machine unless told otherwise."""
+"""`logger=wandb`: a Weights & Biases run, kept on this machine unless told otherwise."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class WandB:
         dir: root of W&B's files.
     """
 
-    project: str = knob(filled=True, words="track.project=NAME")
+    project: str = knob(filled=True, words="logger.project=NAME")
     entity: str | None = knob()
     mode: str = knob(choices=("offline", "online"))
-    dir: str = knob(filled=True, words="track.dir=NAME")
+    dir: str = knob(filled=True, words="logger.dir=NAME")
 
     def start(self, run: TrackedRun) -> Tracker:
         """See `Tracking`."""
@@ -37,7 +37,7 @@ class WandB:
             name=run.label,
             resume="allow",
             mode=self.mode,
-            dir=str(writable(f"track.dir={self.dir}", user_path("track.dir", self.dir))),
+            dir=str(writable(f"logger.dir={self.dir}", user_path("logger.dir", self.dir))),
             config=run.config,
             # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
             settings=wandb.Settings(console="off", silent=True),
