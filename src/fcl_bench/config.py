@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
-    from fcl_bench.engine.transports.base import Reach
+    from fcl_bench.engine.transports.base import TransportChoice
     from fcl_bench.execution.adapt import FirstStage, NoAdaptation
     from fcl_bench.options.faults.base import Faults, NoFaults
     from fcl_bench.options.noise.base import NoNoise
@@ -186,7 +186,7 @@ class Settings:
     faults: NoFaults | Faults
     noise: NoNoise | Gaussian
     secure: NoSecurity | SecureSums
-    transport: Reach
+    transport: TransportChoice
     resolved: dict[str, Any]
 
     @property

@@ -29,7 +29,7 @@ _COMPOSING = threading.RLock()
 
 
 def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """Return what one would type after `fcl-bench` for these keys and overrides; an override wins over a key.
+    """What one would type after `fcl-bench` for these keys and overrides; an override wins over a key.
 
     Raises:
         UserError: an option, a key of Hydra's, or a value that has no form on a command line.
@@ -48,7 +48,7 @@ def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return a Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
+    """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
     if value is None:
         return "null"
     if isinstance(value, np.generic):
@@ -70,7 +70,7 @@ def value_text(key: str, value: Any) -> str:
 
 
 def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
-    """Return the settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
+    """The settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
     with _COMPOSING, _hydra_left_alone():
         try:
             config = composed(texts)

@@ -75,7 +75,7 @@ def _swept(value: Any) -> bool:
 
 
 def _row(overrides: Overrides, job: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of one run of a sweep."""
+    """The row of one run of a sweep."""
     try:
         done = _run(typed(overrides, job))
     except UserError as error:

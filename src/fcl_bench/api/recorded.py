@@ -150,7 +150,7 @@ class Run:
         return pd.DataFrame(self.model.scores(inputs, tasks), columns=pd.Index(self.model.labels, name="class"))
 
     def test_set(self) -> Tested:
-        """Return the run's test samples, from the data that it was run on.
+        """The run's test samples, from the data that it was run on.
 
         Raises:
             UserError: the data do not exist any more, or have changed.

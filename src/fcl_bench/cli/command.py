@@ -69,7 +69,7 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a process that was interrupted by one of these signals or by Ctrl-C."""
+    """The exit code of a process that was interrupted by one of these signals or by Ctrl-C."""
     return 128 + (error.number if isinstance(error, _Ended) else signal.SIGINT)
 
 
@@ -119,7 +119,7 @@ def _tell(text: str) -> None:
 
 
 def storage_error(error: Exception, remedy: str = "a folder with room to write") -> UserError | None:
-    """Return a `UserError` for a full disk and the like, else None; safetensors says it only in its error's text."""
+    """A `UserError` for a full disk and the like, else None; safetensors says it only in its error's text."""
     if isinstance(error, OSError) and error.errno in _STORAGE:
         reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
     elif type(error).__name__ == "SafetensorError" and "os error" in str(error):

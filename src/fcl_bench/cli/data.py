@@ -128,7 +128,7 @@ def _names() -> list[str]:
 
 
 def _source(name: str, keys: list[str]) -> Source:
-    """Return the source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
+    """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
     from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 

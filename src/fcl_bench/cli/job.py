@@ -120,7 +120,7 @@ def _follow(settings: Settings) -> int:
 
 
 def _result(record: RunRecord) -> dict[str, float | None]:
-    """Return the results of a run that a sweep shows."""
+    """The results of a run that a sweep shows."""
     metrics = record["metrics"]
     upload = record["communication"]["up_max_bytes"] / 2**20
     return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}

@@ -50,7 +50,7 @@ _VALUES = {
 
 
 def ordered(arguments: list[str]) -> list[str]:
-    """Return the options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
+    """The options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
     arguments = current(arguments)
     options: list[str] = []
     overrides: list[str] = []
@@ -139,7 +139,7 @@ def _quoted_path(override: str, sweep: bool) -> str:
 
 
 def composed_as_typed(overrides: list[str]) -> DictConfig:
-    """Return what Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
+    """What Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -218,7 +218,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
 
 
 def _choosing(typed: list[str]) -> list[str]:
-    """Return the arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
+    """The arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
     and where there are choices outside of `conf/`.
 
     A sweep of which no run composes ends with the error of the first.
@@ -236,7 +236,7 @@ def _choosing(typed: list[str]) -> list[str]:
 
 
 def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
-    """Return the configuration of these choices as mappings and lists, and the choice of each group in it."""
+    """The configuration of these choices as mappings and lists, and the choice of each group in it."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
@@ -253,7 +253,7 @@ def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:
-    """Return every key in nested mappings, `a` and `a.b`."""
+    """Every key in nested mappings, `a` and `a.b`."""
     if not isinstance(node, dict):
         return []
     named = [(f"{prefix}{key}", value) for key, value in node.items() if key != "_target_"]
@@ -261,7 +261,7 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
 
 
 def _keys_beside(key: str, top: Any) -> list[str]:
-    """Return the keys that share the parent of `key`, or the nearest part above it that exists."""
+    """The keys that share the parent of `key`, or the nearest part above it that exists."""
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

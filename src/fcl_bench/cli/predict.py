@@ -97,7 +97,7 @@ def parsed(arguments: list[str]) -> Any:
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
-    """Return the model's file and the run's folder; the folder is None for a model outside of a run."""
+    """The model's file and the run's folder; the folder is None for a model outside of a run."""
     from fcl_bench.execution.folder import RunFolder
     from fcl_bench.results.finding import run_folder
 

@@ -137,7 +137,7 @@ def _said(knob: Knob) -> str:
 
 
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
-    """Return lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
+    """Lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
     pairs = list(rows)
     left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)

@@ -52,7 +52,7 @@ class _Search:
     prune: bool
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
-        """Return the overrides of one run."""
+        """The overrides of one run."""
         return [*self.fixed, *(f"{key}={value}" for key, value in values.items()), f"seed={seed}"]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.batched_clients import BatchedClients, group_size
-from fcl_bench.engine.client_state import Keeper, resolved
+from fcl_bench.engine.client_state import ClientStore, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
@@ -126,7 +126,7 @@ class InProcess:
 
     complete = True
 
-    def __init__(self, node: Node, kept: Keeper | None = None, abreast: BatchedClients | None = None) -> None:
+    def __init__(self, node: Node, kept: ClientStore | None = None, abreast: BatchedClients | None = None) -> None:
         self._node, self._kept, self._abreast = node, kept, abreast
         self.clients = node.data.clients
 
@@ -147,7 +147,7 @@ class InProcess:
         return cls.over(Clients(*parts, parallel=parallel), inputs)
 
     @classmethod
-    def over(cls, clients: Clients, inputs: torch.Tensor, kept: Keeper | None = None) -> InProcess:
+    def over(cls, clients: Clients, inputs: torch.Tensor, kept: ClientStore | None = None) -> InProcess:
         """The transport for `clients`, as many of them side by side as they are to be."""
         node, device = clients.node(inputs), clients.context.device
         size = group_size(clients.parallel, device)

@@ -50,10 +50,7 @@ def main() -> None:
     """Be `flower-supernode`."""
     from flwr.supernode.cli import flower_supernode
 
-    from fcl_bench.flower.patience import retry_soon
-
     look_soon()
-    retry_soon()
     # Flower's processes tell their kind by this name.
     sys.argv[0] = "flower-supernode"
     flower_supernode()

@@ -107,7 +107,7 @@ class Sweep:
             log_to_terminal("fcl-bench")
 
     def reports(self) -> list[JobReport]:
-        """Return every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
+        """Every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
         found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
         for report in found.values():
             if report.status == RUNNING and self.workers is not None:
@@ -211,7 +211,7 @@ _CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
 
 
 def current_sweep() -> Sweep | None:
-    """Return the sweep of which this process is the parent; None in a worker."""
+    """The sweep of which this process is the parent; None in a worker."""
     return _CURRENT.get()
 
 

@@ -65,12 +65,11 @@ class NoTracking:
     """`logger=none`: no tracking."""
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         return Tracker()
 
 
 def load_tracking(config: Any) -> Tracking:
-    """Return the choice of the group `logger` in what Hydra composed; no tracking if there is none.
+    """The choice of the group `logger` in what Hydra composed; no tracking if there is none.
 
     Raises:
         UserError: a wrong key or value.

@@ -138,7 +138,7 @@ _quiet: list[bool] = []
 
 
 def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
-    """Return a bar with rate and time left on stderr, shown only after two seconds.
+    """A bar with rate and time left on stderr, shown only after two seconds.
 
     If stderr is not a terminal, there is one line per minute instead.
 

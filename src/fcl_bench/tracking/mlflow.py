@@ -39,7 +39,6 @@ class MLflow:
             raise UserError(f"logger.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         tracking = require_package("mlflow", "mlflow.tracking")
         entities = require_package("mlflow", "mlflow.entities")
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
@@ -103,5 +102,5 @@ def _lock(file: Path | None) -> Any:
 
 
 def _artifacts(file: Path | None) -> str | None:
-    """Return the folder for MLflow's files of a run: beside its own file, not in the working folder."""
+    """The folder for MLflow's files of a run: beside its own file, not in the working folder."""
     return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()

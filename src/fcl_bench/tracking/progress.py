@@ -51,7 +51,7 @@ class ProgressLines:
             say(self.text(), sys.stderr)
 
     def text(self) -> str:
-        """Return the progress so far, and the approximate time left at the rate so far."""
+        """The progress so far, and the approximate time left at the rate so far."""
         if self._unit == "B":
             counted = f"{self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
         else:
@@ -70,7 +70,7 @@ class ProgressLines:
 
 
 def current_progress() -> str:
-    """Return the progress that no terminal shows; "" if there is none. It may be called from any thread."""
+    """The progress that no terminal shows; "" if there is none. It may be called from any thread."""
     return next((work.text() for work in _CURRENT[-1:]), "")
 
 

@@ -22,7 +22,6 @@ class TensorBoard:
     dir: str = knob(filled=True, words="a folder, such as logger.dir=outputs/tensorboard")
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         # Without tensorboard, torch's module fails later and with another message.
         require_package("tensorboard", "tensorboard")
         writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter

@@ -27,7 +27,6 @@ class WandB:
     dir: str = knob(filled=True, words="logger.dir=NAME")
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         wandb = require_package("wandb", "wandb")
         # Each process of an interrupted run leaves its own files; W&B joins them by the id.
         opened = wandb.init(

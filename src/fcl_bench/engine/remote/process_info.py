@@ -28,9 +28,10 @@ class ProcessInfo:
         threads: with which the method computes on the CPU: sums round by them.
         preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
-        clients: who lives there, ascending.
+        clients: of this process, ascending.
         samples, labelled: [task][client of `clients`], counts.
         raw: what a sample would cost as it is; None: nobody says.
+        data, platform: hash of its data and what it runs on, of a node with data of its own.
     """
 
     process: str
@@ -43,12 +44,14 @@ class ProcessInfo:
     clients: list[int]
     samples: list[list[int]]
     labelled: list[list[int]]
-    raw: dict[str, Any] | None = None
+    raw: RawSamples | None = None
     preparing: int | None = None
+    data: str = ""
+    platform: str = ""
 
     @classmethod
     def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> ProcessInfo:
-        """Return the census of this process, in which the clients `own` live."""
+        """Of this process, which has the clients `own`."""
         own = sorted(own)
         counts = [clients.samples(task) for task in range(clients.tasks)]
         return replace(
@@ -57,12 +60,12 @@ class ProcessInfo:
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
             labelled=[labelled[own].tolist() for _, labelled in counts],
-            raw=None if raw is None else raw.state(),
+            raw=raw,
         )
 
     @classmethod
     def here(cls, process: str, run: str, context: Context, prepared: bool) -> ProcessInfo:
-        """Return the census of this process before it knows its clients.
+        """Of this process before it knows its clients.
 
         Args:
             process, run: as in the attributes.
@@ -84,14 +87,25 @@ class ProcessInfo:
             preparing=own if prepared else None,
         )
 
+    @classmethod
+    def read(cls, state: dict[str, Any]) -> ProcessInfo:
+        """What `state` of another process gave. Raises a `UserError` if that has another version of fcl-bench."""
+        if (package := state.get("package")) != fcl_bench.__version__:
+            process = state.get("process", "a process")
+            raise UserError(
+                f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
+                "the same version everywhere",
+            )
+        raw = state["raw"]
+        return cls(**{**state, "raw": None if raw is None else RawSamples(**raw)})
+
     def state(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """It as JSON."""
         return asdict(self)
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.
 _SAME = {
-    "package": ("fcl-bench", "the same version everywhere"),
     "torch_version": ("torch", "the same version everywhere"),
     "run": ("the run", "the same command, data and device everywhere"),
     "stage": ("the stage", "the same command everywhere"),
@@ -121,24 +135,26 @@ def require_alike(server: ProcessInfo, others: Iterable[ProcessInfo]) -> None:
         raise UserError("; ".join(found), "; ".join(remedies))
 
 
-def counted(censuses: Iterable[ProcessInfo], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
+def counted(infos: Iterable[ProcessInfo], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
     """(T, K) and (T, K): samples and labelled samples of every client, from what the processes say.
 
     Raises:
-        UserError: a client lives nowhere, or in two places.
+        UserError: a client is in no process, or in two.
     """
     samples, labelled = np.zeros((2, tasks, clients), dtype=np.int64)
-    homes: dict[int, str] = {}
-    for census in censuses:
-        for client in census.clients:
-            if client in homes:
+    process_of: dict[int, str] = {}
+    for info in infos:
+        for client in info.clients:
+            if client in process_of:
                 raise UserError(
-                    f"client {client} lives in {homes[client]} and in {census.process}", "each client in one process"
+                    f"client {client} is in {process_of[client]} and in {info.process}", "each client in one process"
                 )
             if not 0 <= client < clients:
-                raise UserError(f"{census.process} has client {client}", f"clients 0 to {clients - 1} (clients=...)")
-            homes[client] = census.process
-        samples[:, census.clients], labelled[:, census.clients] = census.samples, census.labelled
-    if missing := sorted(set(range(clients)) - set(homes)):
-        raise UserError(f"client {missing[0]} lives nowhere, {len(missing)} of {clients} clients do", "all are needed")
+                raise UserError(f"{info.process} has client {client}", f"clients 0 to {clients - 1} (clients=...)")
+            process_of[client] = info.process
+        samples[:, info.clients], labelled[:, info.clients] = info.samples, info.labelled
+    if missing := sorted(set(range(clients)) - set(process_of)):
+        raise UserError(
+            f"client {missing[0]} is in no process, as {len(missing)} of {clients} clients", "all are needed"
+        )
     return samples, labelled

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 
-from fcl_bench.engine.client_state import as_state, new_tag
+from fcl_bench.engine.client_state import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.remote.host import Host, states_of
+from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
-from fcl_bench.engine.remote.replies import Received, deserialise, reply_heard, serialise
+from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -27,24 +27,48 @@ class Gone(Exception):
     """A process no longer answers; the message has the reason in a few words."""
 
 
-class Channel(Protocol):
+class Channel(ABC):
     """Carries requests to processes, and brings back each one's answers in the order in which it gave them.
 
     Attributes:
         names: of the processes, for messages.
     """
 
-    @property
-    def names(self) -> Sequence[str]: ...
+    names: Sequence[str]
 
+    @abstractmethod
     def send(self, process: int, request: bytes) -> None:
         """Raises `Gone` if nobody is there any more."""
 
+    @abstractmethod
     def receive(self, process: int) -> bytes | memoryview:
         """The next answer of a process. Raises `Gone` where none will come."""
 
+    @abstractmethod
     def ready(self, process: int) -> bool:
         """Whether `receive` does not have to wait."""
+
+    def request(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
+        """Send a request. Raises a `UserError` if the process is gone: the run cannot continue without it."""
+        try:
+            self.send(process, serialise(kind, message, **beside))
+        except Gone as error:
+            raise lost(self.names[process], error) from error
+
+    def response(self, process: int, kind: str) -> Received:
+        """The next answer, which has to be of this kind. Raises as `request` does."""
+        try:
+            answer = deserialise(self.receive(process))
+        except Gone as error:
+            raise lost(self.names[process], error) from error
+        if answer.kind != kind:
+            raise ValueError(f"{self.names[process]} answered {answer.kind}, not {kind}")
+        return answer
+
+
+def lost(process: str, error: Exception) -> UserError:
+    """The error with which a run ends that cannot continue without a process."""
+    return UserError(f"{process} was lost: {error}", "the same command goes on from the last checkpoint")
 
 
 class Remote:
@@ -55,42 +79,45 @@ class Remote:
 
     Args:
         clients: of the whole federation.
-        post: reaches the other processes.
-        homes: client -> the process in which it lives; -1: this one.
+        channel: reaches the other processes.
+        assignment: client -> its process; -1: this one.
         local: the clients of this process; None: it has none.
         most: bytes of this process's replies that may wait; a single larger one may, too.
 
     Raises:
-        UserError: processes differ in what changes results, or clients live nowhere or twice.
+        UserError: processes differ in what changes results, or a client is in none or in two.
     """
 
     everything = None
     complete = False
 
     def __init__(
-        self, clients: Clients, post: Channel, homes: Sequence[int], local: Host | None = None, most: int = MOST
+        self,
+        clients: Clients,
+        channel: Channel,
+        assignment: Sequence[int],
+        local: Host | None = None,
+        most: int = MOST,
     ) -> None:
         self.clients, self._most = clients.count, most
-        self._post, self._homes, self._local = post, list(homes), local
+        self._channel, self._process_of, self._local = channel, list(assignment), local
+        self._others = sorted({process for process in assignment if process >= 0})
         self._last = (0, 0)
-        #: Per process, the clients whose uploads were refused since it was last spoken to.
+        #: Per process, the clients whose uploads were refused since it was last sent a request.
         self._refused: dict[int, list[int]] = {}
-        self.censuses = self._census(clients)
-        self._samples, self._labelled = counted(self.censuses, clients.count, clients.tasks)
+        self._infos = self._process_infos(clients)
+        self._samples, self._labelled = counted(self._infos, clients.count, clients.tasks)
 
-    def _census(self, clients: Clients) -> list[ProcessInfo]:
-        others = sorted({home for home in self._homes if home >= 0})
-        for process in others:
-            self._ask(process, "census")
-        found = [ProcessInfo(**self._hear(process, "census").beside) for process in others]
-        own = [] if self._local is None else [self._local.census]
+    def _process_infos(self, clients: Clients) -> list[ProcessInfo]:
+        for process in self._others:
+            self._request(process, "info")
+        found = [ProcessInfo.read(self._channel.response(process, "info").beside) for process in self._others]
         require_alike(ProcessInfo.of("the server", clients, []), found)
-        return [*own, *found]
+        return found if self._local is None else [self._local.info, *found]
 
     @property
     def raw(self) -> RawSamples | None:
-        said_so = [census.raw for census in self.censuses if census.raw is not None]
-        return RawSamples(**said_so[0]) if said_so else None
+        return next((info.raw for info in self._infos if info.raw is not None), None)
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._samples[task], self._labelled[task]
@@ -98,105 +125,80 @@ class Remote:
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         self._last = broadcast.task, broadcast.round
         gone: dict[int, str] = {}
-        asked = sorted({home for client in present if (home := self._homes[client]) >= 0})
-        # One request for all: each process finds its own clients in it.
-        request = (
-            serialise("exchange", broadcast, clients=list(present), refused=self._to_take_back(asked)) if asked else b""
-        )
-        for process in asked:
-            try:
-                self._post.send(process, request)
-            except Gone as error:
-                gone[process] = str(error)
-        del request
+        requested = sorted({process for client in present if (process := self._process_of[client]) >= 0})
+        if requested:
+            # One request for all: each process finds its own clients in it.
+            refused = self._take_refused(requested)
+            request = serialise("exchange", broadcast, clients=list(present), refused=refused)
+            for process in requested:
+                try:
+                    self._channel.send(process, request)
+                except Gone as error:
+                    gone[process] = str(error)
+            del request
         if self._local is not None:
             self._local.node.commit()  # at once, though its turns are done one by one
         own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast), self._most)
         for client in present:
-            process = self._homes[client]
+            process = self._process_of[client]
             if process < 0:
                 yield own.next()
             elif process in gone:
                 yield Lost(client, gone[process])
             else:
-                while not self._post.ready(process) and own.work_ahead():
+                while not self._channel.ready(process) and own.work_ahead():
                     pass
                 yield self._reply(process, client, gone)
 
     def _reply(self, process: int, client: int, gone: dict[int, str]) -> Reply | Lost:
         try:
-            reply = reply_heard(deserialise(self._post.receive(process)))
+            reply = deserialise_reply(deserialise(self._channel.receive(process)))
         except Gone as error:
             gone[process] = str(error)
             return Lost(client, gone[process])
         if reply.client != client:
-            raise ValueError(f"{self._post.names[process]} answered for client {reply.client}, not {client}")
+            raise ValueError(f"{self._channel.names[process]} answered for client {reply.client}, not {client}")
         return reply
 
     def refused(self, client: int) -> None:
-        process = self._homes[client]
+        process = self._process_of[client]
         if process >= 0:
             self._refused.setdefault(process, []).append(client)
         elif self._local is not None:
             self._local.node.rollback(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Every process keeps its clients' states on its own disk, all under one new name; returns that name."""
+        """Every process saves its clients' states on its own disk, all under one new name; this is that name."""
         tag = new_tag(*self._last)
-        others = sorted({home for home in self._homes if home >= 0})
-        for process in others:
-            self._ask_or_end(process, "save", tag=tag)
+        for process in self._others:
+            self._request(process, "save", tag=tag)
         if self._local is not None:
             self._local.save(tag)
-        for process in others:
-            self._hear_or_end(process, "saved")
+        for process in self._others:
+            self._channel.response(process, "saved")
         return as_state(tag)
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        for process in sorted({home for home in self._homes if home >= 0}):
-            own = [client for client, home in enumerate(self._homes) if home == process]
-            self._ask_or_end(process, "restore", states_of(states, own))
-            self._hear_or_end(process, "restored")
+        for process in self._others:
+            own = [client for client, other in enumerate(self._process_of) if other == process]
+            self._request(process, "restore", Message(states if ELSEWHERE in states else of_clients(states, own)))
+            self._channel.response(process, "restored")
         if self._local is not None:
-            self._local.restore(dict(states_of(states, self._local.own)))
+            self._local.restore(states)
 
-    def forget(self) -> None:
-        """The run is complete: every process deletes what its clients kept. One that is gone keeps it."""
-        for process in sorted({home for home in self._homes if home >= 0}):
+    def delete_states(self) -> None:
+        """The run is complete: every process deletes its clients' states. One that is gone still has them."""
+        for process in self._others:
             try:
-                self._ask(process, "forget")
-                self._hear(process, "forgotten")
-            except Gone as error:
-                name = self._post.names[process]
-                log.warning("%s could not be told that the run is complete: %s", name, error)
+                self._request(process, "delete")
+                self._channel.response(process, "deleted")
+            except UserError as error:
+                log.warning("%s; the states of its clients stay where they are", error.what)
         if self._local is not None:
-            self._local.forget()
+            self._local.delete()
 
-    def _to_take_back(self, processes: Sequence[int]) -> list[int]:
+    def _take_refused(self, processes: Sequence[int]) -> list[int]:
         return [client for process in processes for client in self._refused.pop(process, ())]
 
-    def _ask(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
-        self._post.send(process, serialise(kind, message, **beside, refused=self._to_take_back([process])))
-
-    def _hear(self, process: int, kind: str) -> Received:
-        answer = deserialise(self._post.receive(process))
-        if answer.kind != kind:
-            raise ValueError(f"{self._post.names[process]} answered {answer.kind}, not {kind}")
-        return answer
-
-    def _ask_or_end(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
-        try:
-            self._ask(process, kind, message, **beside)
-        except Gone as error:
-            raise lost(self._post.names[process], error) from error
-
-    def _hear_or_end(self, process: int, kind: str) -> Received:
-        try:
-            return self._hear(process, kind)
-        except Gone as error:
-            raise lost(self._post.names[process], error) from error
-
-
-def lost(process: str, error: Exception) -> UserError:
-    """The error with which a run ends that cannot continue without a process."""
-    return UserError(f"{process} was lost: {error}", "the same command goes on from the last checkpoint")
+    def _request(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
+        self._channel.request(process, kind, message, **beside, refused=self._take_refused([process]))

@@ -6,7 +6,7 @@ import datetime
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,18 +17,18 @@ import torch.distributed as dist
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.client_state import Keeper
+from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.assignment import homes, residents
+from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, Peer
-from fcl_bench.engine.remote.placing import Place, place
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.remote.replies import Received, deserialise, serialise
-from fcl_bench.engine.remote.transport import Gone, Remote, lost
+from fcl_bench.engine.remote.rank import Rank, this_rank
+from fcl_bench.engine.remote.replies import Received
+from fcl_bench.engine.remote.transport import Channel, Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import Connection, Reach
+from fcl_bench.engine.transports.base import Connection, TransportChoice
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
@@ -66,51 +66,48 @@ def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-class ServersRank(Connection):
+class ServerRank(Connection, Channel):
     """Rank 0: the server, and its share of the clients."""
 
-    def __init__(self, where: Place) -> None:
-        self._size = where.size
-        share = share_of(where.size)
-        self._peers = {rank: Peer(rank, rank_name(rank), share) for rank in range(1, where.size)}
-        self.names = [rank_name(rank) for rank in range(where.size)]
-        self._censuses: list[ProcessInfo] = []
+    def __init__(self, rank: Rank) -> None:
+        self._size = rank.size
+        share = share_of(rank.size)
+        self._peers = {number: Peer(number, rank_name(number), share) for number in range(1, rank.size)}
+        self.names = [rank_name(number) for number in range(rank.size)]
+        self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
 
     def send(self, process: int, request: bytes) -> None:
-        """See `Channel`."""
         self._peers[process].send(request)
 
     def receive(self, process: int) -> memoryview:
-        """See `Channel`."""
         return self._peers[process].receive()
 
     def ready(self, process: int) -> bool:
-        """See `Channel`."""
         return self._peers[process].ready()
 
     def begin(self, own: ProcessInfo) -> None:
         for rank in self._peers:
-            self._ask(rank, serialise("plan"))
-        self._censuses = [ProcessInfo(**self._hear(rank, "plan").beside) for rank in self._peers]
-        require_alike(own, self._censuses)
+            self.request(rank, "plan")
+        self._infos = [ProcessInfo.read(self.response(rank, "plan").beside) for rank in self._peers]
+        require_alike(own, self._infos)
 
-    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
-        places = homes(clients, self._size)
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
+        assignment = assign(clients, self._size)
         for rank in self._peers:
             message = None
             if inputs.is_floating_point():
-                rows = clients.rows(residents(places, rank))
+                rows = clients.rows(clients_in(assignment, rank))
                 message = Message({"inputs": inputs[torch.from_numpy(rows)]})
-            self._ask(rank, serialise("open", message, stage=clients.stage, keep=str(keep.absolute())))
+            self.request(rank, "open", message, stage=clients.stage, states=str(states.absolute()))
             del message
-        own = residents(places, 0)
+        own = clients_in(assignment, 0)
         samples = inputs[torch.from_numpy(clients.rows(own))]
-        local = Host(rank_name(0), clients, own, samples, Keeper(keep, clients.run, "rank-0"))
+        local = Host(rank_name(0), clients, own, samples, ClientStore(states, clients.run, "rank-0"))
         for rank in self._peers:
-            self._hear(rank, "opened")
-        self._remote = Remote(clients, self, [place or -1 for place in places], local, share_of(self._size))
+            self.response(rank, "opened")
+        self._remote = Remote(clients, self, [rank or -1 for rank in assignment], local, share_of(self._size))
         return self._remote
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
@@ -120,7 +117,7 @@ class ServersRank(Connection):
             return
         own, *others = shares(start, len(split), batch, self._size)
         for rank, share in zip(self._peers, others, strict=True):
-            self._ask(rank, serialise("extract", side=side, start=share.start, end=share.stop))
+            self.request(rank, "extract", side=side, start=share.start, end=share.stop)
         done = start
         for features in extractor.batches(split, start):
             yield features
@@ -128,18 +125,18 @@ class ServersRank(Connection):
             if done >= own.stop:
                 break
         for rank in self._peers:
-            yield self._hear(rank, "features").message["features"]
+            yield self.response(rank, "features").message["features"]
 
     def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:
         for rank in self._peers:
-            self._ask(rank, serialise("network", Message(dict(network))))
+            self.request(rank, "network", Message(dict(network)))
         for rank in self._peers:
-            self._hear(rank, "taken")
+            self.response(rank, "taken")
 
     def complete(self) -> None:
-        """See `Connection`. Ranks on other machines have folders of their own."""
+        # Ranks on other machines have folders of their own.
         if self._remote is not None:
-            self._remote.forget()
+            self._remote.delete_states()
 
     def about(self) -> dict[str, Any]:
         return {
@@ -147,29 +144,14 @@ class ServersRank(Connection):
             "backend": dist.get_backend(),
             "ranks": [
                 {
-                    "name": other.process,
-                    "fcl_bench": other.package,
-                    "torch": other.torch_version,
-                    "threads": other.threads,
+                    "name": info.process,
+                    "fcl_bench": info.package,
+                    "torch": info.torch_version,
+                    "threads": info.threads,
                 }
-                for other in self._censuses
+                for info in self._infos
             ],
         }
-
-    def _ask(self, rank: int, request: bytes) -> None:
-        try:
-            self.send(rank, request)
-        except Gone as error:
-            raise lost(rank_name(rank), error) from error
-
-    def _hear(self, rank: int, kind: str) -> Received:
-        try:
-            answer = deserialise(self.receive(rank))
-        except Gone as error:
-            raise lost(rank_name(rank), error) from error
-        if answer.kind != kind:
-            raise ValueError(f"{rank_name(rank)} answered {answer.kind}, not {kind}")
-        return answer
 
     def close(self) -> None:
         """Send the others home."""
@@ -180,8 +162,8 @@ class ServersRank(Connection):
 
 
 @dataclass
-class OverRanks(Reach):
-    """The clients dealt to the ranks that torchrun or Slurm started; rank 0 has the server, too.
+class OverRanks(TransportChoice):
+    """The clients assigned to the ranks that torchrun or Slurm started; rank 0 has the server, too.
 
     Args:
         meeting: seconds within which all ranks have to be there.
@@ -194,30 +176,26 @@ class OverRanks(Reach):
 
     @property
     def follows(self) -> bool:
-        return place().rank > 0
+        return this_rank().number > 0
 
     @property
     def process(self) -> str:
-        return rank_name(place().rank)
+        return rank_name(this_rank().number)
 
-    def residents(self, clients: Clients) -> list[int]:
-        where = place()
-        return residents(homes(clients, where.size), where.rank)
+    def own_clients(self, clients: Clients) -> list[int]:
+        rank = this_rank()
+        return clients_in(assign(clients, rank.size), rank.number)
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:
-        where = place()
-        with self._group(where):
-            link = ServersRank(where)
-            try:
-                yield link
-            finally:
-                link.close()
+        rank = this_rank()
+        with self._group(rank), closing(ServerRank(rank)) as connection:
+            yield connection
 
     def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
-        where = place()
-        with self._group(where):
+        rank = this_rank()
+        with self._group(rank):
             server = Peer(0, rank_name(0))
             try:
                 self._serve(server, answers)
@@ -226,7 +204,7 @@ class OverRanks(Reach):
                     raise lost(rank_name(0), error) from error
             except KeyboardInterrupt:
                 # Rank 0 reports a signal that all ranks got, unless the end of rank 0 is the reason for the signal.
-                if where.rank == 1 and _has_gone(server):
+                if rank.number == 1 and _has_gone(server):
                     raise lost(rank_name(0), Gone(CLOSED)) from None
                 raise
             server.end()
@@ -242,22 +220,22 @@ class OverRanks(Reach):
     @property
     def speaks(self) -> bool:
         # Of what happens to rank 0 somebody has to tell.
-        return place().rank <= 1
+        return this_rank().number <= 1
 
     @contextmanager
-    def _group(self, where: Place) -> Iterator[None]:
+    def _group(self, rank: Rank) -> Iterator[None]:
         """The process group, and a GPU of this process's own where there are GPUs."""
         if torch.cuda.is_available():
-            torch.cuda.set_device(where.local % torch.cuda.device_count())
-        os.environ |= {"MASTER_ADDR": where.address, "MASTER_PORT": str(where.port)}
+            torch.cuda.set_device(rank.local % torch.cuda.device_count())
+        os.environ |= {"MASTER_ADDR": rank.address, "MASTER_PORT": str(rank.port)}
         meeting = datetime.timedelta(seconds=self.meeting)
         try:
-            store, _, _ = next(dist.rendezvous("env://", where.rank, where.size, timeout=meeting))
+            store, _, _ = next(dist.rendezvous("env://", rank.number, rank.size, timeout=meeting))
             store.set_timeout(meeting)
-            dist.init_process_group("gloo", store=store, rank=where.rank, world_size=where.size, timeout=_PATIENCE)
+            dist.init_process_group("gloo", store=store, rank=rank.number, world_size=rank.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError, dist.DistError) as error:
             raise UserError(
-                f"the {where.size} ranks did not meet at {where.address}:{where.port}: {first_line(error)}",
+                f"the {rank.size} ranks did not meet at {rank.address}:{rank.port}: {first_line(error)}",
                 "the same command on all of them, or a larger transport.meeting",
             ) from error
         try:

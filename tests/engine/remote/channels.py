@@ -7,15 +7,15 @@ from pathlib import Path
 
 import torch
 
-from fcl_bench.engine.client_state import Keeper
+from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.assignment import homes, residents
+from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
-from fcl_bench.engine.remote.transport import Gone, Remote
+from fcl_bench.engine.remote.transport import Channel, Gone, Remote
 
 
-class Posts:
-    """A post whose processes compute an answer when it is asked for.
+class HostChannel(Channel):
+    """A channel whose processes compute an answer when it is asked for.
 
     Attributes:
         gone: processes that are there no more.
@@ -54,19 +54,19 @@ class Remotes:
 
     def __init__(self, folder: Path, processes: int = 2, local: bool = True, spoilt: bool = True) -> None:
         self.folder, self.processes, self.local, self.spoilt = folder, processes, local, spoilt
-        self.post: Posts | None = None
+        self.channel: HostChannel | None = None
 
     def __call__(self, method, context, holdings, columns, labelled, inputs, middleware=()) -> Remote:
         clients = Clients(method, context, holdings, columns, labelled, middleware, run="a run")
-        hosts, places = [], homes(clients, self.processes)
+        hosts, assignment = [], assign(clients, self.processes)
         for process in range(self.processes):
-            own = residents(places, process)
+            own = clients_in(assignment, process)
             rows = torch.from_numpy(clients.rows(own))
             theirs = torch.full_like(inputs, torch.nan if inputs.is_floating_point() else 255)
             theirs[rows] = inputs[rows]
-            keeper = Keeper(self.folder, clients.run, f"process-{process}")
-            hosts.append(Host(f"process {process}", clients, own, theirs[rows], keeper))
-        self.post = Posts(hosts)
+            store = ClientStore(self.folder, clients.run, f"process-{process}")
+            hosts.append(Host(f"process {process}", clients, own, theirs[rows], store))
+        self.channel = HostChannel(hosts)
         if self.local:
-            places = [process or -1 for process in places]
-        return Remote(clients, self.post, places, hosts[0] if self.local else None)
+            assignment = [process or -1 for process in assignment]
+        return Remote(clients, self.channel, assignment, hosts[0] if self.local else None)
