@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.flower import transport
-from fcl_bench.flower.node_registry import NodeRegistry
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Answer
 from fcl_bench.flower.transport import FlowerTransport
 from fcl_bench.protocol.message import Message
@@ -64,9 +63,8 @@ def test_what_the_server_computes_does_not_count(monkeypatch, takes, absorbing, 
     seconds = {"0": 0.0, "1": takes}
     registry = NodeRegistry(2, 1, lambda clients: None)
     for node in seconds:
-        registry.register(
-            node, ProcessInfo(node, "rank", "run", "version", "torch", 1, "cpu", [int(node)], [[5]], [[5]])
-        )
+        info = NodeInfo(node, "run", "version", "torch", 1, None, "cpu", [int(node)], [[5]], [[5]], {}, "data", "place")
+        registry.register(node, info)
     flower = FlowerTransport(StandIn(clock, seconds), {"id": "x"}, registry, deadline=2.1)
     found = []
     for answer in flower.exchange([0, 1], Message({}, task=0, round=0)):

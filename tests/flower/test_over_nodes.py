@@ -275,14 +275,15 @@ def test_nodes_that_would_give_other_results_are_refused_before_the_first_round(
 @pytest.fixture
 def unequal_threads(monkeypatch):
     """The server's process says that it has 3 threads and nodes 5; torch itself says the truth."""
-    here, seen = process_info.ProcessInfo.here, SimpleNamespace(__version__=torch.__version__, get_num_threads=None)
+    here = process_info.ProcessInfo.here.__func__
+    seen = SimpleNamespace(__version__=torch.__version__, get_num_threads=None)
 
-    def told(process, *rest):
+    def unequal(cls, process, *rest, **more):
         seen.get_num_threads = lambda: 3 if process == "the server" else 5
-        return here(process, *rest)
+        return here(cls, process, *rest, **more)
 
     monkeypatch.setattr(process_info, "torch", seen)
-    monkeypatch.setattr(process_info.ProcessInfo, "here", told)
+    monkeypatch.setattr(process_info.ProcessInfo, "here", classmethod(unequal))
 
 
 def test_threads_have_to_be_as_many(tmp_path, monkeypatch, link, unequal_threads):

@@ -9,6 +9,7 @@ import torch
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
+from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.worker import Site, Turn, Worker, save_name
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
@@ -104,3 +105,10 @@ def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path):
 def counts_of_an_old_state(worker):
     turns = [Turn(0, FIRST, None)]
     return worker.answer(serialise("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=turns))
+
+
+def test_a_node_counts_what_its_clients_have(worker):
+    (answer,) = worker().answer(serialise("info", run=RUN))
+    info = NodeInfo.read(deserialise(answer).beside)
+    assert (info.clients, info.samples, info.labelled) == ([0, 1], [[1, 1]] * 3, [[1, 1]] * 3)
+    assert (info.data, info.run) == ("data", "abc")

@@ -85,7 +85,7 @@ class Site:
             inputs = given["inputs"]
         else:
             inputs = training_images(self.plan)[torch.from_numpy(clients.rows(own))]
-        return Host(self._name, clients, own, inputs, ClientStore(states, clients.run, self._name.replace(" ", "-")))
+        return Host(clients, own, inputs, ClientStore(states, clients.run, self._name.replace(" ", "-")))
 
 
 def serve(settings: Settings) -> None:

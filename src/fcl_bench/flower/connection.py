@@ -17,7 +17,7 @@ from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.transports.base import Connection, PartialRounds
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
-from fcl_bench.flower.node_registry import NodeRegistry, record_entry
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Relay, SuperLinkLost, require_flower
 from fcl_bench.flower.transport import FlowerTransport
 
@@ -35,7 +35,7 @@ class NodesConnection(Connection):
 
     def __init__(self, relay: Relay, deadline: float) -> None:
         self._relay, self._deadline = relay, deadline
-        self._infos: list[ProcessInfo] = []
+        self._infos: list[NodeInfo] = []
         self._transport: FlowerTransport | None = None
 
     def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
@@ -59,7 +59,7 @@ class NodesConnection(Connection):
             )
             raise UserError(str(lost), remedy) from lost
         run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
-        here = ProcessInfo.of("the server", clients, [])
+        here = ProcessInfo.here("the server", clients.run, clients.context, clients.prepared)
         if clients.elsewhere:
             run |= {
                 "inputs": clients.context.inputs,
@@ -67,7 +67,7 @@ class NodesConnection(Connection):
                 "classes": list(map(list, clients.classes)),
             }
 
-        def check(info: ProcessInfo) -> None:
+        def check(info: NodeInfo) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
             if clients.elsewhere:
                 info = replace(info, threads=here.threads, preparing=here.preparing, device=here.device)
@@ -79,7 +79,7 @@ class NodesConnection(Connection):
         return transport
 
     def about(self) -> dict[str, Any]:
-        return {"processes": 1 + len(self._infos), "nodes": list(map(record_entry, self._infos))}
+        return {"processes": 1 + len(self._infos), "nodes": [info.record_entry() for info in self._infos]}
 
     def complete(self) -> None:
         if self._transport is not None:

@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
 
 
-def record_entry(info: ProcessInfo) -> dict[str, Any]:
-    """What run.json says of a node."""
-    return {
-        "clients": info.clients,
-        "fcl_bench": info.package,
-        "torch": info.torch_version,
-        "threads": info.threads,
-        "device": info.device,
-        "platform": info.platform,
-        "data": info.data,
-    }
+@dataclass(frozen=True)
+class NodeInfo(ProcessInfo):
+    """A node's description of itself.
+
+    Attributes:
+        clients: of the node, ascending.
+        samples, labelled: [task][client of `clients`], counts.
+        raw: what a sample would cost as it is; None: nobody says.
+        data, platform: hash of its data, and what it runs on.
+    """
+
+    clients: list[int]
+    samples: list[list[int]]
+    labelled: list[list[int]]
+    raw: dict[str, Any]
+    data: str
+    platform: str
+
+    @classmethod
+    def of(cls, process: str, clients: Clients, own: list[int], raw: RawSamples, data: str) -> NodeInfo:
+        """Of this process, the node of the clients `own`, ascending."""
+        counts = [clients.samples(task) for task in range(clients.tasks)]
+        return cls.here(
+            process,
+            clients.run,
+            clients.context,
+            clients.prepared,
+            clients=own,
+            samples=[samples[own].tolist() for samples, _ in counts],
+            labelled=[labelled[own].tolist() for _, labelled in counts],
+            raw=raw.state(),
+            data=data,
+            platform=platform.platform(),
+        )
+
+    def record_entry(self) -> dict[str, Any]:
+        """What run.json says of the node."""
+        return {
+            "clients": self.clients,
+            "fcl_bench": self.package,
+            "torch": self.torch_version,
+            "threads": self.threads,
+            "device": self.device,
+            "platform": self.platform,
+            "data": self.data,
+        }
 
 
 class NodeRegistry:
@@ -36,16 +75,16 @@ class NodeRegistry:
         check: raises a `UserError` for a node that does not fit the run.
     """
 
-    def __init__(self, clients: int, tasks: int, check: Callable[[ProcessInfo], None]) -> None:
+    def __init__(self, clients: int, tasks: int, check: Callable[[NodeInfo], None]) -> None:
         self._check = check
         #: Node -> what it says of itself; client -> its node.
-        self._infos: dict[str, ProcessInfo] = {}
+        self._infos: dict[str, NodeInfo] = {}
         self._node_of: dict[int, str] = {}
         self.samples, self.labelled = np.zeros((2, tasks, clients), dtype=np.int64)
         #: Per client, the hash of its node's data.
         self.data: dict[int, str] = {}
 
-    def register(self, node: str, info: ProcessInfo) -> None:
+    def register(self, node: str, info: NodeInfo) -> None:
         """Enter a node. If a client was on another node, it has moved, and that node is gone.
 
         Raises:
@@ -79,7 +118,7 @@ class NodeRegistry:
         return node in self._infos
 
     @property
-    def infos(self) -> list[ProcessInfo]:
+    def infos(self) -> list[NodeInfo]:
         """What the nodes say of themselves, in the order of their first clients."""
         return sorted(self._infos.values(), key=lambda info: info.clients)
 

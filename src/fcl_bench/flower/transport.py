@@ -17,10 +17,9 @@ import torch
 from fcl_bench.engine.client_state import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
-from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
-from fcl_bench.flower.node_registry import NodeRegistry
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
 from fcl_bench.protocol.message import Message
@@ -111,13 +110,13 @@ class FlowerTransport:
         return [self._registry.data[client] for client in range(self.clients)]
 
     @property
-    def raw(self) -> RawSamples | None:
-        return next((info.raw for info in self._registry.infos if info.raw is not None), None)
+    def raw(self) -> RawSamples:
+        return RawSamples(**self._registry.infos[0].raw)
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._registry.samples[task], self._registry.labelled[task]
 
-    def open(self) -> list[ProcessInfo]:
+    def open(self) -> list[NodeInfo]:
         """Wait until every client has a node; what the nodes say of themselves.
 
         Raises:
@@ -229,7 +228,7 @@ class FlowerTransport:
             text = f"a node does not say which clients it has: {answer.error}"
             self._notices.tell(f"info {level} {answer.error}", text, level)
             return
-        info = ProcessInfo.read(deserialise(answer.blobs[0]).beside)
+        info = NodeInfo.read(deserialise(answer.blobs[0]).beside)
         self._registry.register(request.node, info)
         # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
         # delayed, the turn is done twice.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
-import platform
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +16,10 @@ import torch
 from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import answered
-from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, on_device, serialise, serialise_reply
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames
+from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.protocol.message import Message
 
 log = logging.getLogger(__name__)
@@ -72,8 +70,7 @@ class _Federation:
     def __init__(self, name: str, run: dict[str, Any], site: Site, own: list[int], folder: Path) -> None:
         self.run = run
         self.node = site.clients.node(site.inputs, own)
-        info = ProcessInfo.of(name, site.clients, own, self.node.data.raw)
-        self.info = dataclasses.replace(info, data=site.data, platform=platform.platform())
+        self.info = NodeInfo.of(name, site.clients, own, self.node.data.raw, site.data)
         self._device = site.clients.context.device
         self._stores = {client: ClientStore(folder, run["id"], f"client-{client}") for client in own}
         #: Per client, the save whose state is in memory.

@@ -12,7 +12,6 @@ from fcl_bench.engine.client_state import ClientStore, resolved, tag_of
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -24,30 +23,24 @@ class Host:
     """The clients of one process in one federation.
 
     Args:
-        process: its name, for messages.
         clients: of the whole federation.
         own: the clients of this process.
         inputs: their samples, as `Clients.node` takes them.
         store: where their states are saved with the server's checkpoints.
     """
 
-    def __init__(
-        self, process: str, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore
-    ) -> None:
+    def __init__(self, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore) -> None:
         self.node: Node = clients.node(inputs, own)
         self.own = list(own)
         self._device = clients.context.device
         self._store, self._last_tag = store, ""
-        self.info = ProcessInfo.of(process, clients, own, self.node.data.raw)
 
     def answers(self, request: Received) -> Iterator[bytes]:
         """The answers to a request: one blob, or one for each turn. Work is done as they are asked for."""
         beside = request.beside
         for client in self._here(beside.get("refused", ())):
             self.node.rollback(client)
-        if request.kind == "info":
-            yield serialise("info", **self.info.state())
-        elif request.kind == "exchange":
+        if request.kind == "exchange":
             for reply in self.turns(beside["clients"], on_device(request.message, self._device)):
                 yield serialise_reply(reply)
         elif request.kind == "save":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.engine.remote.host import Host
-from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
 from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
 from fcl_bench.errors import UserError
@@ -27,42 +26,43 @@ class Gone(Exception):
     """A process no longer answers; the message has the reason in a few words."""
 
 
-class Channel(ABC):
-    """Carries requests to processes, and brings back each one's answers in the order in which it gave them.
+class Peer(ABC):
+    """Another process: takes requests, and gives its answers in the order in which it made them.
 
-    Attributes:
-        names: of the processes, for messages.
+    Args:
+        name: for messages.
     """
 
-    names: Sequence[str]
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     @abstractmethod
-    def send(self, process: int, request: bytes) -> None:
+    def send(self, blob: bytes) -> None:
         """Raises `Gone` if nobody is there any more."""
 
     @abstractmethod
-    def receive(self, process: int) -> bytes | memoryview:
-        """The next answer of a process. Raises `Gone` where none will come."""
+    def receive(self) -> bytes | memoryview:
+        """The next answer. Raises `Gone` where none will come."""
 
     @abstractmethod
-    def ready(self, process: int) -> bool:
+    def ready(self) -> bool:
         """Whether `receive` does not have to wait."""
 
-    def request(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
+    def request(self, kind: str, message: Message | None = None, **beside: object) -> None:
         """Send a request. Raises a `UserError` if the process is gone: the run cannot continue without it."""
         try:
-            self.send(process, serialise(kind, message, **beside))
+            self.send(serialise(kind, message, **beside))
         except Gone as error:
-            raise lost(self.names[process], error) from error
+            raise lost(self.name, error) from error
 
-    def response(self, process: int, kind: str) -> Received:
+    def response(self, kind: str) -> Received:
         """The next answer, which has to be of this kind. Raises as `request` does."""
         try:
-            answer = deserialise(self.receive(process))
+            answer = deserialise(self.receive())
         except Gone as error:
-            raise lost(self.names[process], error) from error
+            raise lost(self.name, error) from error
         if answer.kind != kind:
-            raise ValueError(f"{self.names[process]} answered {answer.kind}, not {kind}")
+            raise ValueError(f"{self.name} answered {answer.kind}, not {kind}")
         return answer
 
 
@@ -72,20 +72,17 @@ def lost(process: str, error: Exception) -> UserError:
 
 
 class Remote:
-    """Clients in other processes, and perhaps some in this one.
+    """Clients in other processes, and some in this one.
 
     Answers are taken in client order; each process computes as far ahead as there is room for its answers, this one
     while the answer that is due has not come.
 
     Args:
         clients: of the whole federation.
-        channel: reaches the other processes.
-        assignment: client -> its process; -1: this one.
-        local: the clients of this process; None: it has none.
+        peers: the other processes, by their numbers.
+        assignment: client -> the number of its process; of clients in this process that of no peer.
+        local: the clients of this process.
         most: bytes of this process's replies that may wait; a single larger one may, too.
-
-    Raises:
-        UserError: processes differ in what changes results, or a client is in none or in two.
     """
 
     everything = None
@@ -94,111 +91,102 @@ class Remote:
     def __init__(
         self,
         clients: Clients,
-        channel: Channel,
+        peers: Mapping[int, Peer],
         assignment: Sequence[int],
-        local: Host | None = None,
+        local: Host,
         most: int = MOST,
     ) -> None:
         self.clients, self._most = clients.count, most
-        self._channel, self._process_of, self._local = channel, list(assignment), local
-        self._others = sorted({process for process in assignment if process >= 0})
+        self._peers, self._assignment, self._local = peers, list(assignment), local
+        self._samples = [clients.samples(task) for task in range(clients.tasks)]
         self._last = (0, 0)
         #: Per process, the clients whose uploads were refused since it was last sent a request.
-        self._refused: dict[int, list[int]] = {}
-        self._infos = self._process_infos(clients)
-        self._samples, self._labelled = counted(self._infos, clients.count, clients.tasks)
-
-    def _process_infos(self, clients: Clients) -> list[ProcessInfo]:
-        for process in self._others:
-            self._request(process, "info")
-        found = [ProcessInfo.read(self._channel.response(process, "info").beside) for process in self._others]
-        require_alike(ProcessInfo.of("the server", clients, []), found)
-        return found if self._local is None else [self._local.info, *found]
+        self._refused: dict[int, list[int]] = {number: [] for number in peers}
 
     @property
-    def raw(self) -> RawSamples | None:
-        return next((info.raw for info in self._infos if info.raw is not None), None)
+    def raw(self) -> RawSamples:
+        return self._local.node.data.raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._samples[task], self._labelled[task]
+        return self._samples[task]
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         self._last = broadcast.task, broadcast.round
-        gone: dict[int, str] = {}
-        requested = sorted({process for client in present if (process := self._process_of[client]) >= 0})
-        if requested:
-            # One request for all: each process finds its own clients in it.
-            refused = self._take_refused(requested)
-            request = serialise("exchange", broadcast, clients=list(present), refused=refused)
-            for process in requested:
-                try:
-                    self._channel.send(process, request)
-                except Gone as error:
-                    gone[process] = str(error)
-            del request
-        if self._local is not None:
-            self._local.node.commit()  # at once, though its turns are done one by one
-        own = OwnTurns(iter(()) if self._local is None else self._local.turns(present, broadcast), self._most)
+        gone = self._broadcast(present, broadcast)
+        self._local.node.commit()  # at once, though its turns are done one by one
+        own = OwnTurns(self._local.turns(present, broadcast), self._most)
         for client in present:
-            process = self._process_of[client]
-            if process < 0:
+            number = self._assignment[client]
+            if number not in self._peers:
                 yield own.next()
-            elif process in gone:
-                yield Lost(client, gone[process])
+            elif number in gone:
+                yield Lost(client, gone[number])
             else:
-                while not self._channel.ready(process) and own.work_ahead():
+                while not self._peers[number].ready() and own.work_ahead():
                     pass
-                yield self._reply(process, client, gone)
+                yield self._reply(number, client, gone)
 
-    def _reply(self, process: int, client: int, gone: dict[int, str]) -> Reply | Lost:
+    def _broadcast(self, present: Sequence[int], broadcast: Message) -> dict[int, str]:
+        """Send the broadcast to each process that has some of these clients; those that are gone, and why."""
+        gone: dict[int, str] = {}
+        numbers = sorted({self._assignment[client] for client in present} & self._peers.keys())
+        if not numbers:
+            return gone
+        # One request for all: each process finds its own clients in it.
+        refused = [client for number in numbers for client in self._take_refused(number)]
+        request = serialise("exchange", broadcast, clients=list(present), refused=refused)
+        for number in numbers:
+            try:
+                self._peers[number].send(request)
+            except Gone as error:
+                gone[number] = str(error)
+        return gone
+
+    def _reply(self, number: int, client: int, gone: dict[int, str]) -> Reply | Lost:
+        peer = self._peers[number]
         try:
-            reply = deserialise_reply(deserialise(self._channel.receive(process)))
+            reply = deserialise_reply(deserialise(peer.receive()))
         except Gone as error:
-            gone[process] = str(error)
-            return Lost(client, gone[process])
+            gone[number] = str(error)
+            return Lost(client, gone[number])
         if reply.client != client:
-            raise ValueError(f"{self._channel.names[process]} answered for client {reply.client}, not {client}")
+            raise ValueError(f"{peer.name} answered for client {reply.client}, not {client}")
         return reply
 
     def refused(self, client: int) -> None:
-        process = self._process_of[client]
-        if process >= 0:
-            self._refused.setdefault(process, []).append(client)
-        elif self._local is not None:
+        number = self._assignment[client]
+        if number in self._peers:
+            self._refused[number].append(client)
+        else:
             self._local.node.rollback(client)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Every process saves its clients' states on its own disk, all under one new name; this is that name."""
         tag = new_tag(*self._last)
-        for process in self._others:
-            self._request(process, "save", tag=tag)
-        if self._local is not None:
-            self._local.save(tag)
-        for process in self._others:
-            self._channel.response(process, "saved")
+        for number, peer in self._peers.items():
+            peer.request("save", tag=tag, refused=self._take_refused(number))
+        self._local.save(tag)
+        for peer in self._peers.values():
+            peer.response("saved")
         return as_state(tag)
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        for process in self._others:
-            own = [client for client, other in enumerate(self._process_of) if other == process]
-            self._request(process, "restore", Message(states if ELSEWHERE in states else of_clients(states, own)))
-            self._channel.response(process, "restored")
-        if self._local is not None:
-            self._local.restore(states)
+        for number, peer in self._peers.items():
+            own = [client for client, other in enumerate(self._assignment) if other == number]
+            peer.request("restore", Message(states if ELSEWHERE in states else of_clients(states, own)))
+            peer.response("restored")
+        self._local.restore(states)
 
     def delete_states(self) -> None:
         """The run is complete: every process deletes its clients' states. One that is gone still has them."""
-        for process in self._others:
+        for peer in self._peers.values():
             try:
-                self._request(process, "delete")
-                self._channel.response(process, "deleted")
+                peer.request("delete")
+                peer.response("deleted")
             except UserError as error:
                 log.warning("%s; the states of its clients stay where they are", error.what)
-        if self._local is not None:
-            self._local.delete()
+        self._local.delete()
 
-    def _take_refused(self, processes: Sequence[int]) -> list[int]:
-        return [client for process in processes for client in self._refused.pop(process, ())]
-
-    def _request(self, process: int, kind: str, message: Message | None = None, **beside: object) -> None:
-        self._channel.request(process, kind, message, **beside, refused=self._take_refused([process]))
+    def _take_refused(self, number: int) -> list[int]:
+        refused, self._refused[number] = self._refused[number], []
+        return refused

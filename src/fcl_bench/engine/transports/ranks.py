@@ -21,11 +21,11 @@ from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
-from fcl_bench.engine.remote.peers import CLOSED, Peer
+from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.remote.rank import Rank, this_rank
 from fcl_bench.engine.remote.replies import Received
-from fcl_bench.engine.remote.transport import Channel, Gone, Remote, lost
+from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.transports.base import Connection, TransportChoice
@@ -38,7 +38,7 @@ _PATIENCE = datetime.timedelta(days=30)
 _FAREWELL = 5.0
 
 
-def _has_gone(server: Peer) -> bool:
+def _has_gone(server: RankPeer) -> bool:
     """Whether rank 0 disconnects without a message in the next few seconds."""
     begin = time.monotonic()
     while (left := begin + _FAREWELL - time.monotonic()) > 0:
@@ -66,48 +66,38 @@ def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-class ServerRank(Connection, Channel):
+class ServerRank(Connection):
     """Rank 0: the server, and its share of the clients."""
 
     def __init__(self, rank: Rank) -> None:
         self._size = rank.size
         share = share_of(rank.size)
-        self._peers = {number: Peer(number, rank_name(number), share) for number in range(1, rank.size)}
-        self.names = [rank_name(number) for number in range(rank.size)]
+        self._peers = {number: RankPeer(number, rank_name(number), share) for number in range(1, rank.size)}
         self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
 
-    def send(self, process: int, request: bytes) -> None:
-        self._peers[process].send(request)
-
-    def receive(self, process: int) -> memoryview:
-        return self._peers[process].receive()
-
-    def ready(self, process: int) -> bool:
-        return self._peers[process].ready()
-
     def begin(self, own: ProcessInfo) -> None:
-        for rank in self._peers:
-            self.request(rank, "plan")
-        self._infos = [ProcessInfo.read(self.response(rank, "plan").beside) for rank in self._peers]
+        for peer in self._peers.values():
+            peer.request("plan")
+        self._infos = [ProcessInfo.read(peer.response("plan").beside) for peer in self._peers.values()]
         require_alike(own, self._infos)
 
     def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
         assignment = assign(clients, self._size)
-        for rank in self._peers:
+        for rank, peer in self._peers.items():
             message = None
             if inputs.is_floating_point():
                 rows = clients.rows(clients_in(assignment, rank))
                 message = Message({"inputs": inputs[torch.from_numpy(rows)]})
-            self.request(rank, "open", message, stage=clients.stage, states=str(states.absolute()))
+            peer.request("open", message, stage=clients.stage, states=str(states.absolute()))
             del message
         own = clients_in(assignment, 0)
         samples = inputs[torch.from_numpy(clients.rows(own))]
-        local = Host(rank_name(0), clients, own, samples, ClientStore(states, clients.run, "rank-0"))
-        for rank in self._peers:
-            self.response(rank, "opened")
-        self._remote = Remote(clients, self, [rank or -1 for rank in assignment], local, share_of(self._size))
+        local = Host(clients, own, samples, ClientStore(states, clients.run, "rank-0"))
+        for peer in self._peers.values():
+            peer.response("opened")
+        self._remote = Remote(clients, self._peers, assignment, local, share_of(self._size))
         return self._remote
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
@@ -116,22 +106,22 @@ class ServerRank(Connection, Channel):
             yield from extractor.batches(split, start)
             return
         own, *others = shares(start, len(split), batch, self._size)
-        for rank, share in zip(self._peers, others, strict=True):
-            self.request(rank, "extract", side=side, start=share.start, end=share.stop)
+        for peer, share in zip(self._peers.values(), others, strict=True):
+            peer.request("extract", side=side, start=share.start, end=share.stop)
         done = start
         for features in extractor.batches(split, start):
             yield features
             done += len(features)
             if done >= own.stop:
                 break
-        for rank in self._peers:
-            yield self.response(rank, "features").message["features"]
+        for peer in self._peers.values():
+            yield peer.response("features").message["features"]
 
     def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:
-        for rank in self._peers:
-            self.request(rank, "network", Message(dict(network)))
-        for rank in self._peers:
-            self.response(rank, "taken")
+        for peer in self._peers.values():
+            peer.request("network", Message(dict(network)))
+        for peer in self._peers.values():
+            peer.response("taken")
 
     def complete(self) -> None:
         # Ranks on other machines have folders of their own.
@@ -196,7 +186,7 @@ class OverRanks(TransportChoice):
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         rank = this_rank()
         with self._group(rank):
-            server = Peer(0, rank_name(0))
+            server = RankPeer(0, rank_name(0))
             try:
                 self._serve(server, answers)
             except Gone as error:
@@ -210,7 +200,7 @@ class OverRanks(TransportChoice):
             server.end()
 
     @staticmethod
-    def _serve(server: Peer, answers: Callable[[Received], Iterator[bytes]]) -> None:
+    def _serve(server: RankPeer, answers: Callable[[Received], Iterator[bytes]]) -> None:
         while True:
             for blob in answered(server.receive(), answers):
                 if server.ended:
