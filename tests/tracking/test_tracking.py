@@ -293,10 +293,8 @@ class Missing:
     ("choice", "knobs", "error"),
     [
         ("mlflow", {"uri": "mlruns"}, r"logger\.uri=mlruns is not a store \(sqlite:///FILE or http://SERVER\)"),
-        ("mlflow", {"experiment": " "}, r"logger\.experiment is empty"),
         ("wandb", {"mode": "ofline"}, r"logger\.mode=ofline is not known \(did you mean offline"),
         ("wandb", {"project": ""}, r"logger\.project is empty"),
-        ("tensorboard", {"dir": ""}, r"logger\.dir is empty"),
         ("tensorboard", {"logdir": "x"}, r"unknown key logger\.logdir"),
     ],
 )

@@ -16,7 +16,7 @@ from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.renamed import current
 from fcl_bench.sweeps.workers import spin_briefly
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import say
 
 
 def main() -> int:

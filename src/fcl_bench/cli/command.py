@@ -15,7 +15,7 @@ from types import FrameType
 from typing import ClassVar, NoReturn
 
 from fcl_bench.errors import UserError, first_line, printable
-from fcl_bench.tracking.lines import drop_output
+from fcl_bench.tracking.console import drop_output
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 #: Signals that end a command like Ctrl-C; batch systems and a closing terminal send them.

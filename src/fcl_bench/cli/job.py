@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweeps.jobs import FAILED, JobReport, output_path, reported
-from fcl_bench.tracking.console import log_to_terminal, output_to, silence
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
@@ -57,12 +56,8 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     with reported(folder, report):
         if sweep is None:
             take_gpu(folder, str(config.device))
-            with output_to(output):
-                return carry_out(config, report)
-        if sweep.folds:
-            with sweep.folded(output):
-                return carry_out(config, report)
-        return carry_out(config, report)
+        with printed_to(output) if sweep is None or sweep.folds else nullcontext():
+            return carry_out(config, report)
 
 
 def carry_out(config: Any, report: JobReport) -> int:

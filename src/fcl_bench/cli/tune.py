@@ -20,8 +20,7 @@ from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
 from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_range, require_optuna
 from fcl_bench.tracking.base import Tracking, load_tracking
-from fcl_bench.tracking.console import log_to_terminal, printed_to
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 
 #: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.
 _PRUNED_BY = ("A_avg", "A_T")
@@ -180,8 +179,6 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: in
         except Exception as error:
             report.reason = str(error)
             raise
-        finally:
-            log_to_terminal("fcl-bench")
         report.code, report.run, report.was_complete = DONE, str(outcome.folder), outcome.was_complete
         value = measured(outcome.record)[search.metric]
         if value is None or not math.isfinite(value):

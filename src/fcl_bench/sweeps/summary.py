@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, JobReport
-from fcl_bench.tracking.progress import duration
+from fcl_bench.tracking.console import duration
 
 #: The largest number of settings in the table on the screen; `fcl-tables` shows all.
 _MOST = 40

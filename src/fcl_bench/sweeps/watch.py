@@ -22,9 +22,7 @@ from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
 from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unfinished, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
-from fcl_bench.tracking.console import log_to_terminal, printed_to
-from fcl_bench.tracking.lines import say
-from fcl_bench.tracking.progress import current_progress
+from fcl_bench.tracking.console import current_progress, say
 
 _POLL_SECONDS = 0.5
 #: Seconds between two lines of progress where no terminal shows a moving line.
@@ -96,15 +94,6 @@ class Sweep:
     def note(self, report: JobReport) -> None:
         """Remember the report of a job of this process that could not be written."""
         self._unwritten[report.number] = report
-
-    @contextmanager
-    def folded(self, output: Path) -> Iterator[None]:
-        """In the block, a job prints into a file."""
-        try:
-            with printed_to(output):
-                yield
-        finally:
-            log_to_terminal("fcl-bench")
 
     def reports(self) -> list[JobReport]:
         """Every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""

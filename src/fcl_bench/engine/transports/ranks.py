@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
@@ -32,6 +31,8 @@ from fcl_bench.engine.transports.base import Connection, TransportChoice
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
+#: Within which all ranks have to be there.
+_MEETING = datetime.timedelta(minutes=5)
 #: Longer than any turn or evaluation: that a process is alive is seen by its connection, not by a clock.
 _PATIENCE = datetime.timedelta(days=30)
 #: How long a process that leaves waits for the others to say that they do, too.
@@ -153,16 +154,10 @@ class ServerRank(Connection):
 
 @dataclass
 class OverRanks(TransportChoice):
-    """The clients assigned to the ranks that torchrun or Slurm started; rank 0 has the server, too.
-
-    Args:
-        meeting: seconds within which all ranks have to be there.
-    """
+    """The clients assigned to the ranks that torchrun or Slurm started; rank 0 has the server, too."""
 
     name: ClassVar[str] = "ranks"
     launched: ClassVar[bool] = True
-
-    meeting: float = knob(300.0, above=0, identity=False)
 
     @property
     def follows(self) -> bool:
@@ -218,15 +213,14 @@ class OverRanks(TransportChoice):
         if torch.cuda.is_available():
             torch.cuda.set_device(rank.local % torch.cuda.device_count())
         os.environ |= {"MASTER_ADDR": rank.address, "MASTER_PORT": str(rank.port)}
-        meeting = datetime.timedelta(seconds=self.meeting)
         try:
-            store, _, _ = next(dist.rendezvous("env://", rank.number, rank.size, timeout=meeting))
-            store.set_timeout(meeting)
+            store, _, _ = next(dist.rendezvous("env://", rank.number, rank.size, timeout=_MEETING))
+            store.set_timeout(_MEETING)
             dist.init_process_group("gloo", store=store, rank=rank.number, world_size=rank.size, timeout=_PATIENCE)
         except (RuntimeError, ValueError, dist.DistError) as error:
             raise UserError(
                 f"the {rank.size} ranks did not meet at {rank.address}:{rank.port}: {first_line(error)}",
-                "the same command on all of them, or a larger transport.meeting",
+                "the same command on all of them",
             ) from error
         try:
             yield
