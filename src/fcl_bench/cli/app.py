@@ -13,7 +13,7 @@ from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError
 from fcl_bench.renamed import current
 from fcl_bench.sweeps.workers import spin_briefly
 from fcl_bench.tracking.console import say
@@ -95,18 +95,16 @@ def _hydra(arguments: list[str]) -> int:
             # Before the first job, Hydra fails on what was typed (method=[1], an out folder that can't be made).
             if codes or isinstance(error, BrokenPipeError):
                 raise
-            full = storage_error(error, "out=FOLDER with room to write")
-            raise full or composition_error(error, arguments) from error
+            raise storage_error(error, "out=FOLDER with room to write") or composition_error(
+                error, arguments
+            ) from error
         except RuntimeError as error:
             # A launcher raises this if its worker was killed; the reports say which jobs are not done.
-            if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
-                told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
-                raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
             if not sweep.began:
                 raise
             # submitit names the job on its first line, and gives the cluster's message on the second.
-            told = " ".join(line.strip() for line in str(error).splitlines()[:2])
-            say(f"fcl-bench: the launcher stopped: {told}", sys.stderr)
+            reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            say(f"fcl-bench: the launcher stopped: {reason}", sys.stderr)
             return BUG
         if sweep.began:
             elsewhere = not codes

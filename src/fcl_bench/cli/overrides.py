@@ -12,7 +12,7 @@ import yaml
 
 from fcl_bench.cli.command import storage_error
 from fcl_bench.cli.knobs import choices_of, groups
-from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
+from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 from fcl_bench.renamed import current
 
@@ -30,11 +30,8 @@ SEE_HELP = "fcl-bench --help lists keys and choices"
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: The group of the presets that a run of an experiment's grid consists of.
 _PRESET = "experiment/preset"
-#: Hydra's groups of which most choices write a log file.
-_LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
-#: Hydra's keys for the working folder of a job, and the values that leave it where it is: a sweep would look for its
-#: jobs' reports elsewhere.
-_ELSEWHERE = {"hydra.job.chdir": ("false", "null"), "hydra.run.dir": (".",)}
+#: Matches Hydra's own keys that can be typed; all others are as fcl-bench needs them, since it reads and writes there.
+_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.launcher\.(?!_target_$).+|hydra\.searchpath"
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
@@ -62,8 +59,6 @@ def ordered(arguments: list[str]) -> list[str]:
         value = following if following is not None and not re.search(r"^-\D|=", following) else None
         if argument.startswith("-"):
             name, has_value, given = argument.partition("=")
-            if name == "--experimental-rerun":
-                raise UserError(f"{name} would unpickle a file, which can run any code", "the keys of that run again")
             if name not in _OPTIONS:
                 raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
@@ -87,20 +82,11 @@ def ordered(arguments: list[str]) -> list[str]:
 
 
 def _require_plain_choice(override: str) -> None:
-    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that do harm."""
+    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that fcl-bench sets itself."""
     key, _, value = override.partition("=")
-    key = key.lstrip("+")
-    if key == "hydra.verbose" and re.fullmatch(r"-?\d+(\.\d+)?|null|", value):
-        raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
-    if key in _LOGGING and value not in ("none", "disabled"):
-        raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
-    if key == "hydra.output_subdir" and value != "null":
-        raise UserError(f"{key}={value} would write into the working folder", "config.yaml in the run's folder has it")
-    if key in _ELSEWHERE and value not in _ELSEWHERE[key]:
-        raise UserError(f"{key}={value} would move what fcl-bench reads and writes", "out=FOLDER for what it writes")
-    if key == "hydra.mode":
-        # Hydra would sweep, and nobody would hear how the jobs ended.
-        raise UserError(f"{override} is not how fcl-bench starts a sweep", "-m for a sweep, nothing for a run")
+    key = key.lstrip("+~")
+    if re.match(r"hydra[./]", key) and not re.fullmatch(_OF_HYDRA, key):
+        raise UserError(f"{key} is a key of Hydra's that fcl-bench sets itself", "hydra/launcher, hydra.launcher.KEY")
     # All that Hydra's parser does not read as a text; Hydra would report it in its own words.
     if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
@@ -198,7 +184,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
 def _unknown_choice(group: str, choice: str) -> UserError:
     options = choices_of(group)
-    return unknown_choice(group, choice, options) if options else UserError(f"{group}={choice} is not known", SEE_HELP)
+    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:

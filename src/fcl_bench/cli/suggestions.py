@@ -51,11 +51,6 @@ def meant(word: str) -> list[str]:
     return list(dict.fromkeys([*_WORDS.get(last, ()), *([last] if last in groups() else []), *named]))
 
 
-def unknown_choice(group: str, choice: str, options: Collection[str]) -> UserError:
-    """The error for a choice that a group does not have; `options` are those that it has."""
-    return UserError(f"{group}={choice} is not known", choices(options, choice))
-
-
 def unknown_key(
     key: str, value: str, known: Sequence[str], beside: Sequence[str], chosen: Mapping[str, str]
 ) -> UserError:
@@ -104,15 +99,15 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
 
 def no_override(argument: str, value: str | None, commands: Collection[str], otherwise: str) -> UserError:
     """The error for an argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
-    told = f"{argument or 'an empty argument'} is not key=value"
+    what = f"{argument or 'an empty argument'} is not key=value"
     key = argument if argument in (*top_level(), *groups()) else next(iter(meant(argument)), "")
     if key and value is not None:
-        return UserError(told, f"did you mean {key}={value}?")
+        return UserError(what, f"did you mean {key}={value}?")
     for group in ("method", "data", "backbone", "experiment", *groups()):
         if argument in choices_of(group):
-            return UserError(told, f"did you mean {group}={argument}?")
+            return UserError(what, f"did you mean {group}={argument}?")
     near = choices(commands, argument)
-    return UserError(told, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
+    return UserError(what, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
 
 
 def _of_others(group: str, key: str, value: str, having: list[str], choice: str, beside: Sequence[str]) -> UserError:
