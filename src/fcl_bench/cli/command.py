@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from fcl_bench.errors import UserError, first_line, printable
 from fcl_bench.tracking.console import drop_output
@@ -130,13 +130,7 @@ def storage_error(error: Exception, remedy: str = "a folder with room to write")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, like the rest of the project.
-
-    Attributes:
-        lists: the things that --help lists, for messages.
-    """
-
-    lists: ClassVar[str] = "options"
+    """An argument parser with one-line errors, like the rest of the project."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"{self.prog.split()[0]} --help lists the {self.lists}")
+        raise UserError(message, f"{self.prog} --help lists the options")

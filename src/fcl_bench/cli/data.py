@@ -18,17 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Parser(Parser):
-    lists = "commands"
-
-
 def main() -> int:
     """The console script `fcl-bench-data`; returns the exit code: 0 done, 2 wrong input or data, 130, or 1 (a bug)."""
     return run_command("fcl-bench-data", _work, "the same command goes on where it stopped")
 
 
 def _work() -> int:
-    parser = _Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
+    parser = Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     what = "every data set: its size, licence, hub name and revision, and whether it is here"
     commands.add_parser("list", help=what).set_defaults(work=_list)

@@ -28,11 +28,12 @@ def job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fcl_bench.sweeps.watch import current_sweep
-
-    hydra_job, sweep = HydraConfig.get(), current_sweep()
+    hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
         return carry_out(config, JobReport(0, []))
+    from fcl_bench.sweeps.watch import current_sweep
+
+    sweep = current_sweep()
     try:
         return _job_of_sweep(config, hydra_job, sweep)
     except OSError as error:

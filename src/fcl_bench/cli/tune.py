@@ -28,10 +28,6 @@ _PRUNED_BY = ("A_avg", "A_T")
 _LISTED = 5
 
 
-class _Parser(Parser):
-    lists = "options of tune"
-
-
 @dataclass(frozen=True)
 class _Search:
     """The search that was asked for.
@@ -57,7 +53,7 @@ class _Search:
 
 def work(arguments: list[str]) -> int:
     """Carry out the trials that are left, and print the best. Raises a `UserError` for wrong input."""
-    parser = _Parser(
+    parser = Parser(
         prog="fcl-bench tune",
         usage="fcl-bench tune [options] key=value ... key=RANGE ...",
         description="Search keys for the best result with Optuna. A RANGE is log(1e-4,1), uniform(0,1), int(1,8),"

@@ -57,7 +57,6 @@ class Sweep:
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
-        self._printing = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: Progress | None = None
@@ -112,7 +111,7 @@ class Sweep:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
-            self.print_news()
+            self._print_news()
         if self._bar is not None:
             self._bar.stop()
         reports = self.reports() if self.began else []
@@ -155,14 +154,10 @@ class Sweep:
 
     def _watch(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
-            self.print_news()
-
-    def print_news(self) -> None:
-        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
-        with self._printing:
             self._print_news()
 
     def _print_news(self) -> None:
+        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
         reports = list(read_reports(self.folder).values())
         status = progress_line(reports, len(self.jobs), self.workers or max(1, len(reports)))
         ended = [report for report in reports if report.status != RUNNING]

@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import counting, knob
-from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.remote.replies import Received
-from fcl_bench.engine.transport import Transport
+
+if TYPE_CHECKING:
+    from fcl_bench.backbones.backbone import Extractor
+    from fcl_bench.data.sources.base import Split
+    from fcl_bench.engine.clients import Clients
+    from fcl_bench.engine.remote.process_info import ProcessInfo
+    from fcl_bench.engine.remote.replies import Received
+    from fcl_bench.engine.transport import Transport
 
 
 class Connection(ABC):
