@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.engine.node import Reply
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.flower import transport
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.node import Reply
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote.rank import Rank
 from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.engine.remote.waiting import MOST, MOST_IN_ALL, OwnTurns, Room, share_of
