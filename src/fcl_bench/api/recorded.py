@@ -104,7 +104,7 @@ class Run:
     @property
     def predictions(self) -> pd.DataFrame:
         """predictions.parquet of a run with `predictions=true`: each test sample's predicted class after each task."""
-        return pd.read_parquet(self._file("predictions.parquet", "predictions=true keeps them"))
+        return pd.read_parquet(self._file("predictions.parquet", "predictions=true saves them"))
 
     def confusion(self, after: int = -1) -> pd.DataFrame:
         """(C, C): the number of test samples of a class (row, its label) that were predicted as a class (column).

@@ -38,8 +38,8 @@ def job(config: Any) -> int:
         return _job_of_sweep(config, hydra_job, sweep)
     except OSError as error:
         # The job's report cannot be written.
-        told = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
-        code, reason = report_failure("fcl-bench", told)
+        shown = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
+        code, reason = report_failure("fcl-bench", shown)
         if sweep is not None:
             sweep.note(JobReport(hydra_job.job.num, list(hydra_job.overrides.task), FAILED, code, reason))
         return code
@@ -92,8 +92,8 @@ def carry_out(config: Any, report: JobReport) -> int:
         sys.stdout.flush()
         report.code = DONE
     except Exception as error:
-        told = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
-        report.code, report.reason = report_failure("fcl-bench", told or error, complete)
+        explained = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
+        report.code, report.reason = report_failure("fcl-bench", explained or error, complete)
     return report.code
 
 

@@ -31,7 +31,7 @@ _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: The group of the presets that a run of an experiment's grid consists of.
 _PRESET = "experiment/preset"
 #: Matches Hydra's own keys that can be typed; all others are as fcl-bench needs them, since it reads and writes there.
-_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.launcher\.(?!_target_$).+|hydra\.searchpath"
+_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.sweeper\.params|hydra\.launcher\.(?!_target_$).+|hydra\.searchpath"
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),

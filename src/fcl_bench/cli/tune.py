@@ -103,8 +103,8 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
     config = composed_as_typed(overrides)
     settings = load_settings(config)
     if settings.transport.launched:
-        told = f"tune with transport={settings.transport.name}: every rank would be a search of its own"
-        raise UserError(told, "one torchrun per run")
+        what = f"tune with transport={settings.transport.name}: every rank would be a search of its own"
+        raise UserError(what, "one torchrun per run")
     return settings, load_tracking(config)
 
 
@@ -133,7 +133,7 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
     trial = study.ask()
     values = {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
-    told = " ".join(f"{key}={value}" for key, value in values.items())
+    typed = " ".join(f"{key}={value}" for key, value in values.items())
     found = []
     try:
         for number, seed in enumerate(search.seeds):
@@ -141,19 +141,19 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
             found.append(_run(search, trial, folder, report, number * tasks))
     except optuna.TrialPruned as error:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        say(f"{which} pruned {error}: {told}")
+        say(f"{which} pruned {error}: {typed}")
     except UserError as error:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             raise
-        say(f"{which} failed: {told}: {error}")
+        say(f"{which} failed: {typed}: {error}")
     except Exception:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         raise
     else:
         value = statistics.fmean(found)
         study.tell(trial, value)
-        say(f"{which}: {search.metric} {value:.4g}: {told}  [best {study.best_value:.4g}]")
+        say(f"{which}: {search.metric} {value:.4g}: {typed}  [best {study.best_value:.4g}]")
 
 
 def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:

@@ -29,8 +29,8 @@ log = logging.getLogger("fcl_bench.flower.node")
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/how-to/federation.md)
 
   link=HOST:PORT   the SuperLink (localhost:8000)
-  clients=K        who lives here, from 0: 3, or 0,3,6
-  out=FOLDER       what clients keep between their turns, and the cache (outputs)
+  clients=K        of this node, from 0: 3, or 0,3,6
+  out=FOLDER       clients' states between their turns, and the cache (outputs)
   ca=FILE          the authority that signed the SuperLink's certificate, in PEM; left out: without TLS
   key=FILE         this node's private key, where the SuperLink knows its nodes by keys
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
@@ -49,7 +49,7 @@ class NodeArguments:
     Attributes:
         clients: the clients of this node, ascending.
         link: host:port of the SuperLink.
-        out: the folder for files that are kept.
+        out: the folder for states, logs and the cache.
         ca, key: files; None means without TLS, or without a key.
         changes: keys of the run that have another value on this node.
     """
@@ -105,7 +105,7 @@ def parsed(arguments: Sequence[str]) -> NodeArguments:
             except yaml.YAMLError as error:
                 raise UserError(f"{argument} has no value that YAML knows", f"{key}=TEXT") from error
     if "clients" not in found:
-        raise UserError("clients is not given", "clients=K, the number of the client that lives here, or a list: 0,3,6")
+        raise UserError("clients is not given", "clients=K, the number of this node's client, or a list: 0,3,6")
     if not re.fullmatch(r"\[?\d{1,9}(,\d{1,9})*\]?", found["clients"]):
         raise UserError(f"clients={found['clients']} names no clients", "a number from 0, or a list: 0,3,6")
     clients = [int(number) for number in found.pop("clients").strip("[]").split(",")]

@@ -71,11 +71,11 @@ class Sweep:
         self._screen, self._err = sys.stdout, sys.stderr
         self.jobs = jobs
         self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
-        apart = not runs_here(config.hydra.launcher)
-        if apart and self.workers is not None:
+        elsewhere = not runs_here(config.hydra.launcher)
+        if elsewhere and self.workers is not None:
             share_cores(self.workers, cpu_count())
             announce_gpus()
-        self.folds = apart or (len(jobs) != 1 and not config.preview)
+        self.folds = elsewhere or (len(jobs) != 1 and not config.preview)
         if self.folds:
             if self._err.isatty():
                 self._bar = _bar(self._err, len(jobs))

@@ -39,7 +39,7 @@ class Tracker:
     """A tracker's side of one run; this one does nothing."""
 
     def task(self, metrics: dict[str, float], step: int) -> None:
-        """A task is complete. This comes before the checkpoint is kept, so a run killed in between repeats the call.
+        """A task is complete. This comes before the checkpoint is saved, so a run killed in between repeats the call.
 
         Args:
             metrics: finite numbers by name.

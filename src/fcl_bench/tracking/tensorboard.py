@@ -21,7 +21,7 @@ class TensorBoard:
         folder = writable(f"out={run.out}", run.out / "tensorboard") / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
-        # Points that a killed process wrote before it kept its checkpoint are written again, so purge them: at 0, all.
+        # Points that a killed process wrote before it saved its checkpoint are written again, so purge them: at 0, all.
         return _Events(writer(str(folder), purge_step=run.tasks_done), run)
 
 

@@ -61,7 +61,7 @@ class Connection(ABC):
         raise TypeError(f"{type(self).__name__} reaches no sites")
 
     def complete(self) -> None:  # noqa: B027
-        """The run is complete, and written: nothing that its clients kept is needed any more."""
+        """The run is complete, and written: its clients' states are not needed any more."""
 
 
 @dataclass
