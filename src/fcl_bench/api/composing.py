@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf.errors import OmegaConfBaseException
 
-from fcl_bench.cli.job import storage_error
-from fcl_bench.cli.overrides import composition_error, ordered
-from fcl_bench.composition import composed
+from fcl_bench.cli.overrides import composed_as_typed, ordered
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
 from fcl_bench.tracking.base import Tracking, load_tracking
@@ -72,12 +68,7 @@ def value_text(key: str, value: Any) -> str:
 def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
     """The settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
     with _COMPOSING, _hydra_left_alone():
-        try:
-            config = composed(texts)
-        except (HydraException, OmegaConfBaseException, TypeError, ValueError, OSError) as error:
-            if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", str(error)):
-                raise UserError(f"{found[1]} names several values", "fcl_bench.sweep; a list is key=[a,b]") from error
-            raise storage_error(error) or composition_error(error, texts) from error
+        config = composed_as_typed(texts)
         return load_settings(config), load_tracking(config)
 
 

@@ -43,10 +43,10 @@ def _work() -> int:
 
 
 def _list(_: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fcl_bench.data.sources.hub import readable
+    from fcl_bench.execution.screen import ScreenConsole
 
     table = Table(box=None, pad_edge=False)
     numeric = ("classes", "train", "test", "download")
@@ -61,13 +61,10 @@ def _list(_: argparse.Namespace) -> None:
         repos = ", ".join(one.repo for one in wanted)
         revisions = ", ".join((one.revision or "main")[:8] for one in wanted)
         table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
-    console = Console(highlight=False)
+    console = ScreenConsole(highlight=False)
     if not console.is_terminal:
         console.width = 10_000
-    # The table goes through a string, since rich itself would end the program when the reader leaves early.
-    with console.capture() as shown:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    console.print(table)
 
 
 def _presence(source: Source, wanted: list[Repository]) -> str:

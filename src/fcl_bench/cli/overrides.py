@@ -171,8 +171,9 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return _unknown_key(found[1], typed)
     if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return UserError(f"+{found[1]}: the configuration has this key already", f"{found[1]}=VALUE, without the +")
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
+    if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", text):
+        runs_each = "-m runs each of them, in Python fcl_bench.sweep; a list is written key=[a,b]"
+        return UserError(f"{found[1]} names several values", runs_each)
     if isinstance(error, OverrideParseException):
         return UserError(
             f"{error.override} cannot be parsed", "key=value; a value with special characters as key='\"value\"'"
