@@ -19,11 +19,11 @@ from fcl_bench.errors import UserError
 from tests.small_methods import ALIASES, NAMES, architecture
 
 EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
-#: Tested elsewhere: `track` in tests/tracking, experiments and profiles here and in tests/papers.
+#: Tested elsewhere: `logger` in tests/tracking, experiments and profiles here and in tests/papers.
 CHOICES = sorted(
     (file.parent.name, file.stem)
     for file in config_dir().glob("*/[!_]*.yaml")
-    if file.parent.name not in ("experiment", "profile", "track")
+    if file.parent.name not in ("experiment", "profile", "logger")
 )
 
 

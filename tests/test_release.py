@@ -51,8 +51,8 @@ def test_a_hint_names_an_extra_that_there_is():
         name for file in TOLD for name in re.findall(r'installing\("?\'?(\w+)', file.read_text()) if name != "extra"
     }
     hinted |= {name for file in TOLD for name in re.findall(r"pip install '\.\[(\w+)\]'", file.read_text())}
-    assert {"flower", "sweep", "track", "tune"} <= hinted <= set(extras)
-    assert installing("track") == "in the checkout of fcl-bench: pip install '.[track]'"
+    assert {"flower", "sweep", "logger", "tune"} <= hinted <= set(extras)
+    assert installing("logger") == "in the checkout of fcl-bench: pip install '.[logger]'"
 
 
 def test_nothing_recommends_a_package_that_no_index_has():

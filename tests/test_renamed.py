@@ -21,6 +21,8 @@ SHORT = (*SMALL, "method.training.rounds=1", "method.training.epochs=1")
         ("method=finetune,stsa,joint", "method=fedavg,stsa,centralised_ridge"),
         ("method=choice(stsa,finetune)", "method=choice(stsa,fedavg)"),
         ("method.merge=joint", "method.merge=joint"),
+        ("track=wandb", "logger=wandb"),
+        ("+track.project=fcl", "+logger.project=fcl"),
         ("-m", "-m"),
         ("--multirun", "--multirun"),
     ],

@@ -28,7 +28,7 @@ VALUES = (
     *("-1", "0", "1.5", "99999999999999999999999", "1e300", "nan", "-inf", "null", "true", "''", "text", "[1,x]"),
     *("{a:1}", "x" * 5000, "'été 中文'", "'=cmd()'", "'~nobody9/x'", "'/dev/zero'"),
 )
-_OTHERS = (*GROUPS, "track", "grid", "hydra")
+_OTHERS = (*GROUPS, "logger", "grid", "hydra")
 #: What else makes a choice of the group, or one of its choices, one that can be planned.
 _BESIDE = {
     "adapt": ("backbone=tiny",),
@@ -126,7 +126,7 @@ def _told(line: str) -> str:
 
 def choices() -> Iterator[tuple[str, str]]:
     """(group, choice), each YAML of each group."""
-    for group in (*GROUPS, "track"):
+    for group in (*GROUPS, "logger"):
         for file in sorted((config_dir() / group).glob("*.yaml")):
             yield group, file.stem
 

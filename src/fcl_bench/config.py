@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
-    from fcl_bench.engine.transports.base import Reach
+    from fcl_bench.engine.transports.base import TransportChoice
     from fcl_bench.execution.adapt import FirstStage, NoAdaptation
     from fcl_bench.options.faults.base import Faults, NoFaults
     from fcl_bench.options.noise.base import NoNoise
@@ -35,29 +35,26 @@ if TYPE_CHECKING:
     from fcl_bench.options.secure.base import NoSecurity, SecureSums
     from fcl_bench.protocol.method import Method
 
-#: Each group's choice names its class in `_target_`; the class is a dataclass of the choice's knobs.
-GROUPS = ("method", "backbone", "data", "split", "partition", "adapt", "faults", "noise", "secure", "transport")
+#: Each group's choice names its class in `_target_`, a dataclass of the choice's knobs -> the attribute by which such a
+#: class is recognised.
+_DOES = {
+    "method": "server",
+    "backbone": "open",
+    "data": "load",
+    "split": "cut",
+    "partition": "deal",
+    "adapt": "trains_network",
+    "faults": "fails",
+    "noise": "noisy",
+    "secure": "sums",
+    "transport": "connect",
+}
+GROUPS = tuple(_DOES)
 STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
-#: The attribute by which a class of each group is recognised; `track` is not a group of a run.
-_DOES = {"method": "server", "backbone": "open", "data": "load", "split": "cut", "partition": "deal"}
-_DOES |= {"adapt": "trains_network", "faults": "fails", "noise": "noisy", "secure": "sums", "transport": "connect"}
-_DOES |= {"track": "start"}
-#: Keys that are not part of a run: other things to run, and loggers.
-_OUTSIDE = ("hydra", "grid", "track")
-#: The top-level keys that are part of a run's identity; what is chosen by its time or side by side rounds differently.
-_COUNTED: tuple[str, ...] = (
-    "seed",
-    "clients",
-    "tasks",
-    "label_rate",
-    "drift",
-    "dtype",
-    "evaluate_rounds",
-    "on_bad_upload",
-)
-_COUNTED += ("predictions", "parallel_clients", "cudnn")
+#: Keys that are not part of a run: other things to run, and loggers, whose classes have a `start`.
+_OUTSIDE = ("hydra", "grid", "logger")
 #: The C parser takes a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -132,31 +129,34 @@ class Cache:
 class _Scalars:
     """The top-level keys."""
 
-    device: str
-    force: bool
-    preview: bool
-    experiment: str | None
-    profile: str
-    wire: Wire
-    out: str = knob(filled=True, words="a folder, such as out=outputs")
+    device: str = knob(identity=False)
+    force: bool = knob(identity=False)
+    preview: bool = knob(identity=False)
+    experiment: str | None = knob(identity=False)
+    profile: str = knob(identity=False)
+    wire: Wire = knob()
+    out: str = knob(filled=True, words="a folder, such as out=outputs", identity=False)
     # Declared below `out`, whose folder it takes over, so that errors name the key that was typed.
-    cache: Cache = knob()
+    cache: Cache = knob(identity=False)
     seed: int = knob(least=0)
-    # Partitions that have a beta take it from here.
-    beta: float = knob(above=0)
+    # Partitions that have a beta take it from here, and count it.
+    beta: float = knob(above=0, identity=False)
     clients: int = knob(least=1)
     tasks: int = knob(least=1)
     label_rate: float = knob(above=0, most=1)
     drift: int = knob(least=0)
     dtype: str = knob(choices=STATISTICS_DTYPES)
-    checkpoint_rounds: int = knob(least=1)
+    checkpoint_rounds: int = knob(least=1, identity=False)
     evaluate_rounds: int = knob(0, least=0)
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
     predictions: bool = False
+    # Clients side by side, and algorithms chosen by their time, round differently.
     parallel_clients: str = "1"
     cudnn: str = knob("deterministic", choices=CUDNN_CHOICES)
     # Sums round by it, so it follows from the sizes alone, as the number of cores does not: no part of the run id.
-    threads: int | str = knob("auto", least=1, most=1024, words="an integer, 1 to 1024", choices=("auto",))
+    threads: int | str = knob(
+        "auto", least=1, most=1024, words="an integer, 1 to 1024", choices=("auto",), identity=False
+    )
 
     def __post_init__(self) -> None:
         user_path("out", self.out)
@@ -186,7 +186,7 @@ class Settings:
     faults: NoFaults | Faults
     noise: NoNoise | Gaussian
     secure: NoSecurity | SecureSums
-    transport: Reach
+    transport: TransportChoice
     resolved: dict[str, Any]
 
     @property
@@ -196,13 +196,11 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
-        scalars = dataclasses.asdict(self.scalars)
-        plain = {key: scalars[key] for key in _COUNTED} | {"wire": counting(self.scalars.wire)}
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS if group != "transport"}
         # All transports give the same bits; a knob that lets a round go on without some clients may not.
         if partial := self.transport.identity():
             chosen["transport"] = partial
-        return {**plain, "beta": self.beta, **chosen}
+        return {**counting(self.scalars), "beta": self.beta, **chosen}
 
 
 def _identity(choice: Any) -> dict[str, Any]:
@@ -273,7 +271,7 @@ def target_class(group: str, path: Any) -> type:
     # A class that extends a dataclass is none itself: its own knobs would be ignored.
     if not (isinstance(found, type) and "__dataclass_fields__" in vars(found)):
         raise UserError(f"{group}._target_={path} is not a dataclass", f"a class of the group {group} with @dataclass")
-    if not hasattr(found, _DOES[group]):
+    if not hasattr(found, _DOES.get(group, "start")):
         raise UserError(f"{group}._target_={path} is of another group", f"a class of the group {group}")
     if inspect.isabstract(found):
         raise UserError(

@@ -82,10 +82,10 @@ def choose_device(name: str) -> torch.device:
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether this CPU multiplies bfloat16 matrices in hardware (AMX), according to Linux."""
     try:
-        told = cpuinfo.read_text(errors="replace")
+        flags = cpuinfo.read_text(errors="replace")
     except OSError:
         return False
-    return any(line.startswith("flags") and "amx_bf16" in line.split() for line in told.splitlines())
+    return any(line.startswith("flags") and "amx_bf16" in line.split() for line in flags.splitlines())
 
 
 @contextmanager

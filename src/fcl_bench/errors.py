@@ -31,8 +31,8 @@ def printable(text: str) -> str:
     """`text` with escape sequences and other characters that a terminal would obey written out; lines stay lines."""
     if text.isprintable():
         return text
-    kept = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
-    return "".join(kept)
+    escaped = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    return "".join(escaped)
 
 
 def _shortened(text: str) -> str:

@@ -11,29 +11,15 @@ from functools import lru_cache
 
 import numpy as np
 
-_WORD = 2**32 - 1
-
 
 def _entropy(seed: int, purpose: str, indices: tuple[int, ...]) -> np.random.SeedSequence:
     # The count distinguishes () from (0,): short entropy is padded with zeros.
-    return np.random.SeedSequence(_words(seed, _tag(purpose), len(indices), *indices))
+    return np.random.SeedSequence([seed, _tag(purpose), len(indices), *indices])
 
 
 @lru_cache(maxsize=1024)
 def _tag(purpose: str) -> int:
     return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
-
-
-def _words(*numbers: int) -> np.ndarray:
-    """The numbers in words of 32 bits, the lowest first, as NumPy cuts a list of them, which takes it longer."""
-    words = []
-    for number in numbers:
-        if number < 0:
-            raise ValueError(f"{number} is negative: seeds are not")
-        words.append(number & _WORD)
-        while number := number >> 32:
-            words.append(number & _WORD)
-    return np.array(words, dtype=np.uint32)
 
 
 def generator(seed: int, purpose: str, *indices: int) -> np.random.Generator:

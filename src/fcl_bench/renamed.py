@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
 
-#: Old key -> today's.
-KEYS: dict[str, str] = {}
+#: Old group or top-level key -> today's.
+KEYS = {"track": "logger"}
 #: Today's key -> its old values and today's.
 VALUES: dict[str, dict[str, str]] = {
     "method": {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"},
@@ -33,7 +33,8 @@ def current(arguments: Iterable[str]) -> list[str]:
 
 def _current(argument: str) -> str:
     typed, equals, value = argument.partition("=")
-    key = typed.lstrip("+~")
-    prefix, key = typed.removesuffix(key), KEYS.get(key, key)
+    group, dot, below = typed.lstrip("+~").partition(".")
+    prefix = typed.removesuffix(group + dot + below)
+    key = KEYS.get(group, group) + dot + below
     names = VALUES.get(key, {})
     return prefix + key + equals + re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value)

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import operator
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
@@ -38,15 +38,22 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
         raise
 
 
-def _beyond_floats(node: Any, key: str) -> Iterator[tuple[str, int]]:
-    """Key and value of each integer, nested ones included, that is too large for a float."""
+def _beyond_floats(knobs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, int]]:
+    """Key and value of each integer that is too large for a float."""
+    for key, value in _leaves(knobs, prefix):
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            yield key, value
+
+
+def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Every value in nested mappings and lists with its dotted key; entries of a list have the list's."""
     if isinstance(node, Mapping):
         for name, entry in node.items():
-            yield from _beyond_floats(entry, f"{key}.{name}" if key else str(name))
-    elif isinstance(node, list):
+            yield from _leaves(entry, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, Sequence) and not isinstance(node, str):
         for entry in node:
-            yield from _beyond_floats(entry, key)
-    elif isinstance(node, int) and abs(node) > sys.float_info.max:
+            yield from _leaves(entry, key)
+    else:
         yield key, node
 
 
@@ -102,13 +109,9 @@ def _check_knobs(node: Any, prefix: str) -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.")
             continue
-        _require_usual(key, value)
-        if "bounds" in field.metadata and value is not None:
-            if OmegaConf.is_dict(value):
-                entries = [(f"{key}.{name}", entry) for name, entry in value.items()]
-            else:
-                entries = [(key, entry) for entry in (value if OmegaConf.is_list(value) else [value])]
-            for name, entry in entries:
+        for name, entry in _leaves(value, key):
+            _require_usual(name, entry)
+            if "bounds" in field.metadata and entry is not None:
                 _check_value(name, entry, field.metadata)
 
 
@@ -117,13 +120,7 @@ def _require_usual(key: str, value: Any) -> None:
 
     Libraries cannot convert such integers, and such texts would end up in names and on terminals.
     """
-    if OmegaConf.is_dict(value):
-        for name, entry in value.items():
-            _require_usual(f"{key}.{name}", entry)
-    elif OmegaConf.is_list(value):
-        for entry in value:
-            _require_usual(key, entry)
-    elif isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
+    if isinstance(value, int) and abs(value) > _LARGEST_INTEGER:
         raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_INTEGER}")
     if not str(value).isprintable():
         raise UserError(f"{key}={value} holds what cannot be printed", "printable characters")
@@ -152,14 +149,14 @@ def _wanted(schema: type, key: str) -> str:
     }
     for part in key.split("."):
         name, _, _ = part.partition("[")
-        declared = next((_told(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
+        declared = next((_as_written(field.type) for field in dataclasses.fields(schema) if field.name == name), "")
         if part_schema := nested(types_of(schema).get(name)):
             schema = part_schema
             declared = "keys of its own: " + ", ".join(types_of(part_schema))
     return " or ".join(words.get(kind.strip(), kind.strip()) for kind in declared.split("|")) or "see the YAML"
 
 
-def _told(declared: Any) -> str:
+def _as_written(declared: Any) -> str:
     """A field's type as it stands in the code, also where its module does not postpone annotations."""
     return declared.__name__ if type(declared) is type else str(declared)
 
@@ -181,9 +178,9 @@ def _check_value(key: str, value: Any, limits: Mapping[str, Any]) -> None:
 
 
 def _in_words(bounds: dict[str, float], whole: bool) -> str:
-    told = ", ".join(_BOUNDS[name][1].format(limit) for name, limit in bounds.items())
+    words = ", ".join(_BOUNDS[name][1].format(limit) for name, limit in bounds.items())
     if len(bounds) > 1:
-        return told
+        return words
     if "least" not in bounds:
-        return f"a finite number {told}".strip()
-    return f"an integer of at least {bounds['least']:g}" if whole else f"a finite number, {told}"
+        return f"a finite number {words}".strip()
+    return f"an integer of at least {bounds['least']:g}" if whole else f"a finite number, {words}"

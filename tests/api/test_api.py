@@ -101,7 +101,7 @@ def test_errors_are_the_commands(keys, typed, command, tmp_path, monkeypatch, ca
     [
         ({"overrides": "seed=1"}, "is a text (a list: overrides="),
         ({"overrides": ["-m"]}, "-m is an option of the command"),
-        ({"overrides": ["seed=0,1"]}, "seed=0,1 names several values (fcl_bench.sweep"),
+        ({"overrides": ["seed=0,1"]}, "seed=0,1 names several values (-m runs each of them, in Python fcl_bench.sweep"),
         ({"overrides": ["hydra/launcher=parallel"]}, "is for the command"),
         ({"preview": True}, "preview=true prints and draws a split"),
         ({"transport": "ranks"}, "transport=ranks from Python: every rank would be a server of its own"),

@@ -83,7 +83,6 @@ BAD_INPUT = [
     ("method=stsa method.training.lr=1", " (method=stsa has M, "),
     ("data.path={}/good.npz", "(did you mean data=features data.path="),
     ("data=cifar100 data.path={}/good.npz", "is an .npz file, and data=cifar100 reads a folder"),
-    ("hydra.verbose=1", "hydra.verbose=1 has the wrong type (true, false, or the name of a logger"),
     ("show method=fedrn", "method=fedrn is not known (did you mean fedran"),
     ("show nothing", "show nothing: there is no such group or key"),
     ("show stsa", "show stsa: there is no such group or key (did you mean show method=stsa?)"),

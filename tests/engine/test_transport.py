@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.exchange import Lost
 from fcl_bench.engine.exchanges import NOBODY_KNOWS, Upload
-from fcl_bench.engine.node import Lost
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import FeatureDrift

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.engine.node import Reply
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.methods.averaging.fedavg import FedAvg

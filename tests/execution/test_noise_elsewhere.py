@@ -15,7 +15,7 @@ from tests.small_runs import run_in, settings_for
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "track=none")
+SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "logger=none")
 NOISE = ("noise=gaussian", "noise.multiplier=0.05")
 UPDATES = ("noise=gaussian", "noise.unit=client", "noise.multiplier=0.05")
 TRAINED = ("method=fedavg", "method.on=features", "method.training.rounds=2", "method.training.epochs=1")

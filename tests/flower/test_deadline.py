@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.remote.replies import reply_said
+from fcl_bench.engine.exchange import Reply
+from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.flower import transport
-from fcl_bench.flower.line import Answer
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
-from fcl_bench.flower.transport import Flower
+from fcl_bench.flower.relay import Answer
+from fcl_bench.flower.transport import FlowerTransport
 from fcl_bench.protocol.message import Message
 
 
@@ -39,7 +38,7 @@ class StandIn:
 
     def push(self, node: str, seconds: float, request: bytes) -> str:
         reply = Reply(int(node), Message({"x": torch.ones(1)}, task=0, round=0), 0.0, None, {}, 0)
-        self._due[node] = (self._clock.now + self._seconds[node], reply_said(reply))
+        self._due[node] = (self._clock.now + self._seconds[node], serialise_reply(reply))
         return node
 
     def pull(self, messages):
@@ -62,11 +61,11 @@ def test_what_the_server_computes_does_not_count(monkeypatch, takes, absorbing, 
     clock = Clock()
     monkeypatch.setattr(transport, "time", clock)
     seconds = {"0": 0.0, "1": takes}
-    homes = NodeRegistry(2, 1, lambda clients: None)
+    registry = NodeRegistry(2, 1, lambda clients: None)
     for node in seconds:
-        census = ProcessInfo(node, "rank", "run", "version", "torch", 1, "cpu", [int(node)], [[5]], [[5]])
-        homes.enter(node, NodeInfo(census, "data", "place"))
-    flower = Flower(StandIn(clock, seconds), {"id": "x"}, homes, deadline=2.1)
+        info = NodeInfo(node, "run", "version", "torch", 1, None, "cpu", [int(node)], [[5]], [[5]], {}, "data", "place")
+        registry.register(node, info)
+    flower = FlowerTransport(StandIn(clock, seconds), {"id": "x"}, registry, deadline=2.1)
     found = []
     for answer in flower.exchange([0, 1], Message({}, task=0, round=0)):
         found.append(type(answer).__name__)

@@ -1,4 +1,4 @@
-"""What the node's processes say to each other, what is typed at a node, and what it keeps on its disk."""
+"""What the node's processes say to each other, what is typed at a node, and what it saves on its disk."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames, worker
-from fcl_bench.flower.client_versions import Versions
 from fcl_bench.flower.node import NodeArguments, parsed
 from fcl_bench.flower.site import changed
-from fcl_bench.flower.turns import Asked, Tag, tags_of, tags_tensor
 
 
 def pair():
@@ -65,44 +64,35 @@ def test_only_this_user_may_connect_to_a_socket(tmp_path):
         frames.connected(str(path))
 
 
-def test_tags_come_back():
-    tags = {0: Tag(3, 4), 2: Tag(0, 0)}
-    assert tags_of(tags_tensor(tags, 4).tolist()) == tags
-    asked = Asked(2, Tag(1, 0), None)
-    assert Asked.read(asked.state()) == asked
-
-
-def test_states_come_back_with_their_layout_and_only_those_asked_for_stay(tmp_path):
-    versions = Versions(tmp_path / "run")
-    matrix = torch.arange(6.0).reshape(2, 3).T
-    state = {"a.b": matrix, "half": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0, 2)}
+def test_only_the_saves_that_may_be_asked_for_stay_and_only_this_user_may_read_them(tmp_path):
+    """They may hold raw samples."""
+    stores = {client: ClientStore(tmp_path / "run", "run", f"client-{client}") for client in (1, 11)}
+    state = {"half": torch.ones(3, dtype=torch.bfloat16), "none": torch.zeros(0, 2)}
     for round_ in range(4):
-        versions.save(1, Tag(0, round_), {**state, "round": torch.tensor(round_)})
-    versions.save(11, Tag(0, 0), state)
-    versions.prune(1, [Tag(0, 1), None, Tag(0, 3)])
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
-        "client-1-task-0-round-1.state",
-        "client-1-task-0-round-3.state",
-        "client-11-task-0-round-0.state",
-    ]
-    found = versions.load(1, Tag(0, 3))
-    assert int(found["round"]) == 3
-    assert found["a.b"].stride() == matrix.stride()
-    assert torch.equal(found["a.b"], matrix)
-    assert found["half"].dtype == torch.bfloat16
-    assert found["none"].shape == (0, 2)
-    with pytest.raises(UserError, match="has not kept"):
-        versions.load(1, Tag(0, 2))
-    versions.forget()
+        named = {**state, "round": torch.tensor(round_)}
+        stores[1].save(f"round-{round_}", [1], {f"1.{name}": value for name, value in named.items()})
+    stores[11].save("round-0", [11], {"11.x": torch.ones(1)})
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
+    stores[1].prune(["round-1", None, "round-3"])
+    saves = [path.relative_to(tmp_path / "run").as_posix() for path in (tmp_path / "run").glob("*/*")]
+    assert sorted(saves) == ["round-0/client-11", "round-1/client-1", "round-3/client-1"]
+    found = stores[1].restore("round-3", [1])
+    assert int(found["1.round"]) == 3
+    assert found["1.half"].dtype == torch.bfloat16
+    assert found["1.none"].shape == (0, 2)
+    with pytest.raises(UserError, match="lacks what 1 clients stored"):
+        stores[1].restore("round-2", [1])
+    stores[1].delete()
     assert not (tmp_path / "run").exists()
 
 
 def test_what_a_worker_that_was_killed_had_begun_to_write_goes(tmp_path):
     """It may hold raw samples, and stayed until the run was complete."""
-    half = tmp_path / f".client-1-task-0-round-0-{'0' * 32}.state"
+    half = tmp_path / "round-0" / "client-1" / f".tensors-1-{'0' * 32}.safetensors"
+    half.parent.mkdir(parents=True)
     half.touch()
-    Versions(tmp_path).save(1, Tag(0, 0), {"x": torch.ones(1)})
-    assert [path.name for path in tmp_path.iterdir()] == ["client-1-task-0-round-0.state"]
+    ClientStore(tmp_path, "run", "client-1").save("round-0", [1], {"1.x": torch.ones(1)})
+    assert sorted(path.name for path in half.parent.iterdir()) == ["state.json", "tensors-1.safetensors"]
 
 
 def test_what_is_typed_at_a_node():

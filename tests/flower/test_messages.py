@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.replies import deserialise, reply_heard, reply_said, serialise
+from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.protocol.message import Message
 from tests.small_methods import NAMES, short_run, trains
 from tests.small_runs import run_in
@@ -47,7 +47,7 @@ def test_every_message_comes_back(name, wire, tmp_path, monkeypatch):
         require_same(unpacked(packed(broadcast))[0], broadcast)
         reply = turn(self, client, came)
         kinds.update(tensor.dtype for tensor in reply.upload.values())
-        back = reply_heard(deserialise(reply_said(reply)))
+        back = deserialise_reply(deserialise(serialise_reply(reply)))
         require_same(back.upload, reply.upload)
         for field in ("client", "seconds", "stored", "samples_kept", "accepted", "right"):
             assert getattr(back, field) == getattr(reply, field)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
@@ -11,7 +9,6 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flow
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fcl_bench.flower import records
-from fcl_bench.flower.patience import FIRST_WAIT, retry_soon
 
 
 @pytest.mark.parametrize("blobs", [[], [b""], [b"one"], [b"", b"two", b"\x00" * 9, b""]])
@@ -36,28 +33,3 @@ def test_a_record_of_another_form_is_refused(joined):
         records.blobs(record)
     with pytest.raises(ValueError, match="byte strings"):
         records.blobs(RecordDict({}))
-
-
-def test_a_reply_that_is_still_on_its_way_is_asked_for_again_soon(monkeypatch, capsys):
-    """With the installed Flower: its default, which no setting changes, is where `retry_soon` looks for it."""
-    from flwr.supercore.inflatable import inflatable_utils
-    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
-
-    for pulls in (pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        monkeypatch.setattr(pulls, "__kwdefaults__", dict(pulls.__kwdefaults__))
-        assert pulls.__kwdefaults__["initial_backoff"] > FIRST_WAIT
-    retry_soon()
-    retry_soon()
-    assert not capsys.readouterr().err
-    for pulls in (pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        assert pulls.__kwdefaults__["initial_backoff"] == FIRST_WAIT
-    asked = []
-
-    def pull(name: str) -> bytes:
-        asked.append(time.monotonic())
-        if len(asked) == 1:
-            raise ObjectUnavailableError(name)
-        return b"it"
-
-    assert pull_objects(["a"], pull) == {"a": b"it"}
-    assert asked[1] - asked[0] < 0.7

@@ -12,17 +12,17 @@ from fcl_bench.cli import predict
 from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
+from tests.flower.fake_superlink import FakeSuperLink, reached
 from tests.flower.test_over_nodes import features, model
-from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for
 
-GIVEN = ("clients=3", "tasks=2", "beta=1", "track=none", "method=afl")
+GIVEN = ("clients=3", "tasks=2", "beta=1", "logger=none", "method=afl")
 SITES = ("data=sites", "transport=flower", "transport.deadline=5")
 
 
 @pytest.fixture
-def town(tmp_path):
-    return Town(tmp_path / "nodes")
+def link(tmp_path):
+    return FakeSuperLink(tmp_path / "nodes")
 
 
 def divided(tmp_path):
@@ -44,26 +44,26 @@ def divided(tmp_path):
     return whole
 
 
-def commit(town, tmp_path, **changes):
+def add_nodes(link, tmp_path, **changes):
     for client in range(3):
-        town.commit(client, changes={"data.path": str(tmp_path / f"site-{client}.npz"), **changes})
+        link.add_node(client, changes={"data.path": str(tmp_path / f"site-{client}.npz"), **changes})
 
 
-def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, town):
+def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, link):
     whole = divided(tmp_path)
-    commit(town, tmp_path)
-    censuses = []
-    answer = town.workers["node-1"].answer
+    add_nodes(link, tmp_path)
+    infos = []
+    answer = link.workers["node-1"].answer
 
     def listening(request):
         answers = answer(request)
-        if deserialise(request).kind == "census":
-            censuses.extend(deserialise(blob) for blob in answers)
+        if deserialise(request).kind == "info":
+            infos.extend(deserialise(blob) for blob in answers)
         return answers
 
-    town.workers["node-1"].answer = listening
+    link.workers["node-1"].answer = listening
     here = run_in(tmp_path / "here", *GIVEN, *whole)
-    with reached(town, monkeypatch):
+    with reached(link, monkeypatch):
         given = (*GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
         there = run_in(tmp_path / "there", *given)
         again = run_in(tmp_path / "there", *given)
@@ -72,11 +72,11 @@ def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, t
     assert there.record["metrics"] == here.record["metrics"]
     assert again.was_complete
     # Counts, versions and hashes: no array, and nothing for each class or sample.
-    assert censuses
-    for census in censuses:
-        assert not len(census.message)
-        assert len(json.dumps(census.beside)) < 1000
-        assert np.shape(census.beside["samples"]) == (2, 1)
+    assert infos
+    for info in infos:
+        assert not len(info.message)
+        assert len(json.dumps(info.beside)) < 1000
+        assert np.shape(info.beside["samples"]) == (2, 1)
     with (there.folder / "tasks.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["train_samples"]) for row in rows] == [60, 60]
@@ -88,28 +88,28 @@ def _weights(outcome):
     return load_file(outcome.folder / "model.safetensors")["W"]
 
 
-def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, town):
+def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, link):
     divided(tmp_path)
-    commit(town, tmp_path)
+    add_nodes(link, tmp_path)
     given = (*GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
-    with reached(town, monkeypatch):
+    with reached(link, monkeypatch):
         first = run_in(tmp_path / "there", *given)
         with np.load(tmp_path / "site-1.npz") as file:
             arrays = dict(file)
         arrays["x"][0, 0] += 1
         np.savez(tmp_path / "site-1.npz", **arrays)
-        town.workers.clear()
-        commit(town, tmp_path)
+        link.workers.clear()
+        add_nodes(link, tmp_path)
         second = run_in(tmp_path / "there", *given)
     assert not second.was_complete
     assert second.record["data_fingerprint"] != first.record["data_fingerprint"]
     assert model(second) != model(first)
 
 
-def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, monkeypatch, town, capsys):
+def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, monkeypatch, link, capsys):
     divided(tmp_path)
-    commit(town, tmp_path)
-    with reached(town, monkeypatch):
+    add_nodes(link, tmp_path)
+    with reached(link, monkeypatch):
         run = run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
     assert predict.work([str(run.folder)]) == 0
     assert f"accuracy: {run.record['metrics']['A_T']:.2f} %" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, m
         predict.work([str(run.folder)])
 
 
-def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, town):
+def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, link):
     divided(tmp_path)
     for client in range(3):
         with np.load(tmp_path / f"site-{client}.npz") as file:
@@ -128,8 +128,8 @@ def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, t
         labelled = np.arange(len(arrays["task"])) % 2 == 0
         arrays["column"] = np.where(labelled, arrays["column"], -1)
         np.savez(tmp_path / f"site-{client}.npz", **arrays, labelled=labelled)
-    commit(town, tmp_path)
-    with reached(town, monkeypatch):
+    add_nodes(link, tmp_path)
+    with reached(link, monkeypatch):
         method = ("method=fedran", "method.M=96", "method.rank=20", "method.complement=floor", "method.ssl=true")
         there = run_in(tmp_path / "there", *GIVEN, *SITES, *method, f"data.path={tmp_path / 'test.npz'}")
     with (there.folder / "uploads.csv").open() as file:
@@ -150,22 +150,22 @@ def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, t
         (lambda arrays: arrays.update(column=arrays["column"][1:]), "column has shape"),
     ],
 )
-def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, town, harm, told):
+def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, link, harm, told):
     divided(tmp_path)
     with np.load(tmp_path / "site-2.npz") as file:
         arrays = dict(file)
     harm(arrays)
     np.savez(tmp_path / "site-2.npz", **arrays)
-    commit(town, tmp_path)
-    with reached(town, monkeypatch), pytest.raises(UserError, match=f"the node of client 2: .*({told})") as error:
+    add_nodes(link, tmp_path)
+    with reached(link, monkeypatch), pytest.raises(UserError, match=f"the node of client 2: .*({told})") as error:
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
     assert "\n" not in str(error.value)
 
 
-def test_a_site_cannot_change_the_result(tmp_path, monkeypatch, town):
+def test_a_site_cannot_change_the_result(tmp_path, monkeypatch, link):
     divided(tmp_path)
-    commit(town, tmp_path, seed=3)
-    with reached(town, monkeypatch), pytest.raises(UserError, match="a key of this node would change the result"):
+    add_nodes(link, tmp_path, seed=3)
+    with reached(link, monkeypatch), pytest.raises(UserError, match="a key of this node would change the result"):
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.replies import deserialise, reply_heard, serialise
+from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
-from fcl_bench.flower.turns import Asked, Tag
-from fcl_bench.flower.worker import Site, Worker
+from fcl_bench.flower.node_registry import NodeInfo
+from fcl_bench.flower.worker import Site, Turn, Worker, save_name
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from tests.engine.counting import CONTEXT, CountingServer
@@ -47,14 +47,14 @@ def made(run):
     return Site(clients, torch.ones(2, 3, dtype=torch.float64), "data")
 
 
-def counts(worker, tag, *turns):
-    broadcast = Message({}, task=tag[0], round=tag[1])
-    asked = [Asked(*turn).state() for turn in turns]
-    answers = worker.answer(serialise("turn", broadcast, run=RUN, seconds=60, turns=asked))
-    return [int(reply_heard(deserialise(blob)).upload["count"]) for blob in answers]
+def counts(worker, save, *turns):
+    answers = worker.answer(serialise("turn", ROUNDS[save], run=RUN, seconds=60, turns=[Turn(*turn) for turn in turns]))
+    return [int(deserialise_reply(deserialise(blob)).upload["count"]) for blob in answers]
 
 
-FIRST, SECOND, THIRD = Tag(0, 0), Tag(0, 1), Tag(1, 0)
+#: The save after each round -> its broadcast.
+ROUNDS = {save_name(sent): sent for sent in (Message({}, task=task, round=at) for task, at in ((0, 0), (0, 1), (1, 0)))}
+FIRST, SECOND, THIRD = ROUNDS
 
 
 def test_turns_go_on_from_each_other(worker):
@@ -94,14 +94,21 @@ def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path):
     counts(one, FIRST, (0, None, None))
     counts(one, SECOND, (0, FIRST, None))
     counts(one, THIRD, (0, SECOND, SECOND))
-    assert len(list(tmp_path.rglob("*.state"))) == 2
+    assert sorted(path.parent.name for path in tmp_path.glob("*/*/client-0")) == [SECOND, THIRD]
     (answer,) = counts_of_an_old_state(one)
-    with pytest.raises(UserError, match="client 0 has not kept .*task-0-round-0"):
+    with pytest.raises(UserError, match="task-0-round-0 lacks what 1 clients stored, client 0 for one"):
         deserialise(answer)
-    one.answer(serialise("forget", run=RUN))
-    assert not list(tmp_path.rglob("*.state"))
+    one.answer(serialise("delete", run=RUN))
+    assert not list(tmp_path.rglob("state.json"))
 
 
 def counts_of_an_old_state(worker):
-    asked = [Asked(0, FIRST, None).state()]
-    return worker.answer(serialise("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=asked))
+    turns = [Turn(0, FIRST, None)]
+    return worker.answer(serialise("turn", Message({}, task=1, round=1), run=RUN, seconds=60, turns=turns))
+
+
+def test_a_node_counts_what_its_clients_have(worker):
+    (answer,) = worker().answer(serialise("info", run=RUN))
+    info = NodeInfo.read(deserialise(answer).beside)
+    assert (info.clients, info.samples, info.labelled) == ([0, 1], [[1, 1]] * 3, [[1, 1]] * 3)
+    assert (info.data, info.run) == ("data", "abc")

@@ -235,7 +235,7 @@ def test_how_processes_met_is_no_setting(runs):
     first = sorted(runs.glob("fedran*"))[0]
     for transport, settings in (
         ({"_target_": "x.OverFlower", "link": "a:1", "ca": "f", "minimum": None, "deadline": None}, 1),
-        ({"_target_": "x.OverRanks", "meeting": 300.0}, 1),
+        ({"_target_": "x.OverRanks"}, 1),
         ({"_target_": "x.OverFlower", "link": "a:1", "ca": None, "minimum": 0.5, "deadline": None}, 2),
         ({"_target_": "x.ThroughTree", "fan_in": 2}, 2),
     ):

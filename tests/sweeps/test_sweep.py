@@ -19,7 +19,7 @@ from fcl_bench.sweeps import workers
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweeps.summary import failures, progress_line
 from fcl_bench.sweeps.watch import Sweep
-from fcl_bench.tracking.progress import duration
+from fcl_bench.tracking.console import duration
 from tests.conftest import REPOSITORY, write_features
 
 SMALL = ("method.M=16", "method.rank=8", "tasks=2", "clients=2", "cache.enabled=false")

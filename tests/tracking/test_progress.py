@@ -7,16 +7,15 @@ import sys
 
 import pytest
 
-from fcl_bench.tracking import progress as lines
-from fcl_bench.tracking.console import progress
-from fcl_bench.tracking.progress import ProgressLines, current_progress
+from fcl_bench.tracking import console
+from fcl_bench.tracking.console import ProgressLines, current_progress, progress
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass when a test says so."""
     now = [100.0]
-    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
 
     def wait(seconds: float) -> None:
         now[0] += seconds

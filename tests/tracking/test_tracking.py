@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 
 TASKS = 3
 SMALL = ("data=features", "method.M=16", "method.rank=8", f"tasks={TASKS}", "clients=2", "cache.enabled=false")
-CHOICES = sorted(file.stem for file in config_dir().glob("track/*.yaml"))
+CHOICES = sorted(file.stem for file in config_dir().glob("logger/*.yaml"))
 
 
 def chosen(name: str, out: Path, **knobs: Any) -> Any:
-    """`track=<name>` as the YAML has it."""
-    node = yaml.safe_load((config_dir() / "track" / f"{name}.yaml").read_text())
-    return load_tracking(OmegaConf.create({"out": str(out), "track": {**node, **knobs}}))
+    """`logger=<name>` as the YAML has it."""
+    node = yaml.safe_load((config_dir() / "logger" / f"{name}.yaml").read_text())
+    return load_tracking(OmegaConf.create({"out": str(out), "logger": {**node, **knobs}}))
 
 
 def tracked(name: str, out: Path, *overrides: str, **knobs: Any) -> Outcome:
@@ -59,9 +59,9 @@ def checked(points: dict[int, float], outcome: Outcome) -> None:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_lists_its_knobs_and_opens_its_comment(choice, tmp_path):
-    text = (config_dir() / "track" / f"{choice}.yaml").read_text()
+    text = (config_dir() / "logger" / f"{choice}.yaml").read_text()
     node = yaml.safe_load(text)
-    fields = target_class("track", node.pop("_target_")).__dataclass_fields__
+    fields = target_class("logger", node.pop("_target_")).__dataclass_fields__
     assert list(node) == list(fields)
     assert text.startswith("# ")
     assert type(chosen(choice, tmp_path)).__name__.lower() in {choice, "notracking"}
@@ -273,8 +273,8 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch, choice, 
     with pytest.raises(UserError) as error:
         tracked(choice, tmp_path)
     assert str(error.value) == (
-        f"track={choice}: {choice} is not installed "
-        "(track=none, or in the checkout of fcl-bench: pip install '.[track]')"
+        f"logger={choice}: {choice} is not installed "
+        "(logger=none, or in the checkout of fcl-bench: pip install '.[logger]')"
     )
 
 
@@ -292,12 +292,10 @@ class Missing:
 @pytest.mark.parametrize(
     ("choice", "knobs", "error"),
     [
-        ("mlflow", {"uri": "mlruns"}, r"track\.uri=mlruns is not a store \(sqlite:///FILE or http://SERVER\)"),
-        ("mlflow", {"experiment": " "}, r"track\.experiment is empty"),
-        ("wandb", {"mode": "ofline"}, r"track\.mode=ofline is not known \(did you mean offline"),
-        ("wandb", {"project": ""}, r"track\.project is empty"),
-        ("tensorboard", {"dir": ""}, r"track\.dir is empty"),
-        ("tensorboard", {"logdir": "x"}, r"unknown key track\.logdir"),
+        ("mlflow", {"uri": "mlruns"}, r"logger\.uri=mlruns is not a store \(sqlite:///FILE or http://SERVER\)"),
+        ("wandb", {"mode": "ofline"}, r"logger\.mode=ofline is not known \(did you mean offline"),
+        ("wandb", {"project": ""}, r"logger\.project is empty"),
+        ("tensorboard", {"logdir": "x"}, r"unknown key logger\.logdir"),
     ],
 )
 def test_wrong_knobs_are_told(tmp_path, choice, knobs, error):
@@ -311,11 +309,11 @@ def test_the_command_takes_every_choice(choice, tmp_path, command):
     package = {"none": "json"}.get(choice, choice)
     pytest.importorskip(package)
     data = write_features(tmp_path / "f.npz")
-    code, out, err = command(f"out={tmp_path}", *SMALL, f"data.path={data}", f"track={choice}")
+    code, out, err = command(f"out={tmp_path}", *SMALL, f"data.path={data}", f"logger={choice}")
     assert (code, err) == (0, "")
     folder = Path(out.split("run folder: ")[1].strip())
     assert folder.name == settings_name(tmp_path, data)
-    assert "track" not in yaml.safe_load((folder / "config.yaml").read_text())
+    assert "logger" not in yaml.safe_load((folder / "config.yaml").read_text())
 
 
 def settings_name(out: Path, data: Path) -> str:

@@ -11,13 +11,9 @@ from typing import Any
 
 import numpy as np
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException
 from hydra.version import VersionBase
-from omegaconf.errors import OmegaConfBaseException
 
-from fcl_bench.cli.job import storage_error
-from fcl_bench.cli.overrides import composition_error, ordered
-from fcl_bench.composition import composed
+from fcl_bench.cli.overrides import composed_as_typed, ordered
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
 from fcl_bench.tracking.base import Tracking, load_tracking
@@ -29,7 +25,7 @@ _COMPOSING = threading.RLock()
 
 
 def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
-    """Return what one would type after `fcl-bench` for these keys and overrides; an override wins over a key.
+    """What one would type after `fcl-bench` for these keys and overrides; an override wins over a key.
 
     Raises:
         UserError: an option, a key of Hydra's, or a value that has no form on a command line.
@@ -48,7 +44,7 @@ def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
 
 
 def value_text(key: str, value: Any) -> str:
-    """Return a Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
+    """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
     if value is None:
         return "null"
     if isinstance(value, np.generic):
@@ -70,14 +66,9 @@ def value_text(key: str, value: Any) -> str:
 
 
 def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
-    """Return the settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
+    """The settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
     with _COMPOSING, _hydra_left_alone():
-        try:
-            config = composed(texts)
-        except (HydraException, OmegaConfBaseException, TypeError, ValueError, OSError) as error:
-            if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", str(error)):
-                raise UserError(f"{found[1]} names several values", "fcl_bench.sweep; a list is key=[a,b]") from error
-            raise storage_error(error) or composition_error(error, texts) from error
+        config = composed_as_typed(texts)
         return load_settings(config), load_tracking(config)
 
 

@@ -22,7 +22,7 @@ FIRST = (
 
 
 def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
-    """Return every complete run below a folder, one row each: its configuration, its measures, its id and its path.
+    """Every complete run below a folder, one row each: its configuration, its measures, its id and its path.
 
     Measures are in percent, MiB and seconds, as in `fcl-tables`. Damaged runs are left out with a warning.
 

@@ -13,7 +13,7 @@ import pandas as pd
 from fcl_bench.api.composing import Overrides, settings_of, typed
 from fcl_bench.api.finding import FIRST, arranged
 from fcl_bench.api.recorded import Run
-from fcl_bench.cli.job import storage_error
+from fcl_bench.cli.command import storage_error
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.results.collect import frame_of, run_row
@@ -75,7 +75,7 @@ def _swept(value: Any) -> bool:
 
 
 def _row(overrides: Overrides, job: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of one run of a sweep."""
+    """The row of one run of a sweep."""
     try:
         done = _run(typed(overrides, job))
     except UserError as error:

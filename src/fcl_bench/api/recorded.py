@@ -104,7 +104,7 @@ class Run:
     @property
     def predictions(self) -> pd.DataFrame:
         """predictions.parquet of a run with `predictions=true`: each test sample's predicted class after each task."""
-        return pd.read_parquet(self._file("predictions.parquet", "predictions=true keeps them"))
+        return pd.read_parquet(self._file("predictions.parquet", "predictions=true saves them"))
 
     def confusion(self, after: int = -1) -> pd.DataFrame:
         """(C, C): the number of test samples of a class (row, its label) that were predicted as a class (column).
@@ -150,7 +150,7 @@ class Run:
         return pd.DataFrame(self.model.scores(inputs, tasks), columns=pd.Index(self.model.labels, name="class"))
 
     def test_set(self) -> Tested:
-        """Return the run's test samples, from the data that it was run on.
+        """The run's test samples, from the data that it was run on.
 
         Raises:
             UserError: the data do not exist any more, or have changed.

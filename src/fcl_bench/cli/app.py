@@ -6,17 +6,21 @@ import os
 import re
 import sys
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError
 from fcl_bench.renamed import current
 from fcl_bench.sweeps.workers import spin_briefly
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import say
+
+if TYPE_CHECKING:
+    from fcl_bench.sweeps.watch import Sweep
 
 
 def main() -> int:
@@ -70,7 +74,6 @@ def _hydra(arguments: list[str]) -> int:
         from omegaconf.errors import OmegaConfBaseException
 
         from fcl_bench.composition import config_dir, register_presets
-        from fcl_bench.sweeps.watch import sweeping
 
     # Only experiments have presets, and registering them takes as long as composing a run.
     if any("experiment" in argument for argument in arguments):
@@ -81,36 +84,42 @@ def _hydra(arguments: list[str]) -> int:
     def each_job(config: Any) -> None:
         codes.append(job(config))
 
-    ranks = any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments)
-    if ranks and {"-m", "--multirun"} & set(arguments):
-        raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
     sys.argv[1:] = arguments
-    with sweeping(composition_error) as sweep:
+    multirun = bool({"-m", "--multirun"} & set(arguments))
+    if multirun and any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments):
+        raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
+    with _sweeping() if multirun else nullcontext() as sweep:
         try:
             each_job()
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UserWarning) as error:
-            sweep.began = False  # it did not reach a job
+            if sweep is not None:
+                sweep.began = False  # it did not reach a job
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:
             # Before the first job, Hydra fails on what was typed (method=[1], an out folder that can't be made).
             if codes or isinstance(error, BrokenPipeError):
                 raise
-            full = storage_error(error, "out=FOLDER with room to write")
-            raise full or composition_error(error, arguments) from error
+            raise storage_error(error, "out=FOLDER with room to write") or composition_error(
+                error, arguments
+            ) from error
         except RuntimeError as error:
             # A launcher raises this if its worker was killed; the reports say which jobs are not done.
-            if re.match(r"(Invalid|Unknown) plugin", first_line(error)):
-                told = f"hydra.launcher and hydra.sweeper: {first_line(error)}"
-                raise UserError(told, "hydra/launcher=parallel, processes or slurm") from error
-            if not sweep.began:
+            if sweep is None or not sweep.began:
                 raise
             # submitit names the job on its first line, and gives the cluster's message on the second.
-            told = " ".join(line.strip() for line in str(error).splitlines()[:2])
-            say(f"fcl-bench: the launcher stopped: {told}", sys.stderr)
+            reason = " ".join(line.strip() for line in str(error).splitlines()[:2])
+            say(f"fcl-bench: the launcher stopped: {reason}", sys.stderr)
             return BUG
-        if sweep.began:
+        if sweep is not None and sweep.began:
             elsewhere = not codes
             # A job in another process without an exit code has died or never started.
             ended = [report.code for report in sweep.reports() if elsewhere or report.code is not None]
             codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
+
+
+def _sweeping() -> AbstractContextManager[Sweep]:
+    """Imported only for a sweep: a single run needs nothing of it."""
+    from fcl_bench.sweeps.watch import sweeping
+
+    return sweeping(composition_error)

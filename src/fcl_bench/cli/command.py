@@ -12,10 +12,10 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
 from fcl_bench.errors import UserError, first_line, printable
-from fcl_bench.tracking.lines import drop_output
+from fcl_bench.tracking.console import drop_output
 
 DONE, BUG, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 #: Signals that end a command like Ctrl-C; batch systems and a closing terminal send them.
@@ -69,7 +69,7 @@ def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") 
 
 
 def interrupted(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a process that was interrupted by one of these signals or by Ctrl-C."""
+    """The exit code of a process that was interrupted by one of these signals or by Ctrl-C."""
     return 128 + (error.number if isinstance(error, _Ended) else signal.SIGINT)
 
 
@@ -119,7 +119,7 @@ def _tell(text: str) -> None:
 
 
 def storage_error(error: Exception, remedy: str = "a folder with room to write") -> UserError | None:
-    """Return a `UserError` for a full disk and the like, else None; safetensors says it only in its error's text."""
+    """A `UserError` for a full disk and the like, else None; safetensors says it only in its error's text."""
     if isinstance(error, OSError) and error.errno in _STORAGE:
         reason = f"{error.filename2 or error.filename or 'a file'}: {error.strerror}"
     elif type(error).__name__ == "SafetensorError" and "os error" in str(error):
@@ -130,13 +130,7 @@ def storage_error(error: Exception, remedy: str = "a folder with room to write")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, like the rest of the project.
-
-    Attributes:
-        lists: the things that --help lists, for messages.
-    """
-
-    lists: ClassVar[str] = "options"
+    """An argument parser with one-line errors, like the rest of the project."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"{self.prog.split()[0]} --help lists the {self.lists}")
+        raise UserError(message, f"{self.prog} --help lists the options")

@@ -18,17 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class _Parser(Parser):
-    lists = "commands"
-
-
 def main() -> int:
     """The console script `fcl-bench-data`; returns the exit code: 0 done, 2 wrong input or data, 130, or 1 (a bug)."""
     return run_command("fcl-bench-data", _work, "the same command goes on where it stopped")
 
 
 def _work() -> int:
-    parser = _Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
+    parser = Parser(prog="fcl-bench-data", description="The data sets of fcl-bench on this machine.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     what = "every data set: its size, licence, hub name and revision, and whether it is here"
     commands.add_parser("list", help=what).set_defaults(work=_list)
@@ -47,10 +43,10 @@ def _work() -> int:
 
 
 def _list(_: argparse.Namespace) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from fcl_bench.data.sources.hub import readable
+    from fcl_bench.execution.screen import ScreenConsole
 
     table = Table(box=None, pad_edge=False)
     numeric = ("classes", "train", "test", "download")
@@ -65,13 +61,10 @@ def _list(_: argparse.Namespace) -> None:
         repos = ", ".join(one.repo for one in wanted)
         revisions = ", ".join((one.revision or "main")[:8] for one in wanted)
         table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
-    console = Console(highlight=False)
+    console = ScreenConsole(highlight=False)
     if not console.is_terminal:
         console.width = 10_000
-    # The table goes through a string, since rich itself would end the program when the reader leaves early.
-    with console.capture() as shown:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    console.print(table)
 
 
 def _presence(source: Source, wanted: list[Repository]) -> str:
@@ -128,7 +121,7 @@ def _names() -> list[str]:
 
 
 def _source(name: str, keys: list[str]) -> Source:
-    """Return the source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
+    """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
     from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 

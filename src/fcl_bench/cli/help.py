@@ -38,7 +38,7 @@ options:
 
 
 def usage(conf: Path) -> str:
-    """Return the help text for the configuration in folder `conf`."""
+    """The help text for the configuration in folder `conf`."""
     parts = [
         HEAD,
         "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",

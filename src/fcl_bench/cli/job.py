@@ -5,15 +5,14 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.sweeps.jobs import FAILED, JobReport, output_path, reported
-from fcl_bench.tracking.console import log_to_terminal, output_to, silence
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
@@ -29,17 +28,18 @@ def job(config: Any) -> int:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
-    from fcl_bench.sweeps.watch import current_sweep
-
-    hydra_job, sweep = HydraConfig.get(), current_sweep()
+    hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
         return carry_out(config, JobReport(0, []))
+    from fcl_bench.sweeps.watch import current_sweep
+
+    sweep = current_sweep()
     try:
         return _job_of_sweep(config, hydra_job, sweep)
     except OSError as error:
         # The job's report cannot be written.
-        told = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
-        code, reason = report_failure("fcl-bench", told)
+        shown = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
+        code, reason = report_failure("fcl-bench", shown)
         if sweep is not None:
             sweep.note(JobReport(hydra_job.job.num, list(hydra_job.overrides.task), FAILED, code, reason))
         return code
@@ -57,12 +57,8 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     with reported(folder, report):
         if sweep is None:
             take_gpu(folder, str(config.device))
-            with output_to(output):
-                return carry_out(config, report)
-        if sweep.folds:
-            with sweep.folded(output):
-                return carry_out(config, report)
-        return carry_out(config, report)
+        with printed_to(output) if sweep is None or sweep.folds else nullcontext():
+            return carry_out(config, report)
 
 
 def carry_out(config: Any, report: JobReport) -> int:
@@ -96,8 +92,8 @@ def carry_out(config: Any, report: JobReport) -> int:
         sys.stdout.flush()
         report.code = DONE
     except Exception as error:
-        told = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
-        report.code, report.reason = report_failure("fcl-bench", told or error, complete)
+        explained = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
+        report.code, report.reason = report_failure("fcl-bench", explained or error, complete)
     return report.code
 
 
@@ -120,7 +116,7 @@ def _follow(settings: Settings) -> int:
 
 
 def _result(record: RunRecord) -> dict[str, float | None]:
-    """Return the results of a run that a sweep shows."""
+    """The results of a run that a sweep shows."""
     metrics = record["metrics"]
     upload = record["communication"]["up_max_bytes"] / 2**20
     return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}

@@ -54,17 +54,17 @@ class Choice:
 
     @property
     def keys(self) -> list[str]:
-        """Return the keys as they are typed; nested parts are replaced by their keys."""
+        """The keys as they are typed; nested parts are replaced by their keys."""
         return [f"{self.group}.{name}" for name in self.knobs if name not in _parts(self.knobs)]
 
 
 def groups() -> list[str]:
-    """Return the names of all groups except Hydra's own, ascending."""
+    """The names of all groups except Hydra's own, ascending."""
     return sorted(entry.name for entry in config_dir().iterdir() if entry.is_dir() and entry.name != "hydra")
 
 
 def choices_of(group: str) -> list[str]:
-    """Return the choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups.
+    """The choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups.
 
     A file whose name begins with "_" is what several choices share, and none itself.
     """
@@ -75,7 +75,7 @@ def choices_of(group: str) -> list[str]:
 
 @functools.cache
 def default_choices() -> dict[str, str]:
-    """Return group -> its default choice."""
+    """Group -> its default choice."""
     text = (config_dir() / "config.yaml").read_text()
     return dict(re.findall(r"^  - (\w+): (\w+)$", text, flags=re.MULTILINE))
 
@@ -101,25 +101,25 @@ def read_choice(group: str, name: str) -> Choice:
 
 @functools.cache
 def top_level() -> dict[str, Knob]:
-    """Return the keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
+    """The keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
     found = _knobs(settings_text())
     return {key: knob for key, knob in found.items() if key not in _parts(found)}
 
 
 def settings_text() -> str:
-    """Return the lines of `conf/config.yaml` that hold these keys."""
+    """The lines of `conf/config.yaml` that hold these keys."""
     text = (config_dir() / "config.yaml").read_text()
     return text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
 
 
 def owners(group: str, key: str) -> list[str]:
-    """Return the choices of `group` that have this key (below the group), as a knob or as a part with knobs."""
+    """The choices of `group` that have this key (below the group), as a knob or as a part with knobs."""
     return [name for name in choices_of(group) if key in read_choice(group, name).knobs]
 
 
 @functools.cache
 def keys_ending(word: str) -> list[str]:
-    """Return every key of any choice, and every top-level key, whose last part is `word` in any case."""
+    """Every key of any choice, and every top-level key, whose last part is `word` in any case."""
     found = [key for key in top_level() if key.rpartition(".")[2].lower() == word.lower()]
     for group in groups():
         for name in choices_of(group):
@@ -128,12 +128,12 @@ def keys_ending(word: str) -> list[str]:
 
 
 def _parts(knobs: Iterable[str]) -> set[str]:
-    """Return the keys that have keys below them."""
+    """The keys that have keys below them."""
     return {key.rpartition(".")[0] for key in knobs}
 
 
 def _knobs(text: str) -> dict[str, Knob]:
-    """Return the keys in a YAML file's text, in its order. An indented comment line continues the one before."""
+    """The keys in a YAML file's text, in its order. An indented comment line continues the one before."""
     found: dict[str, Knob] = {}
     parents: list[tuple[int, str]] = []
     for line in text.splitlines():
@@ -167,6 +167,6 @@ def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
 
 
 def first_comment(file: Path) -> str:
-    """Return the description in a YAML file's first line; Hydra's own directive there is not a description."""
+    """The description in a YAML file's first line; Hydra's own directive there is not a description."""
     with file.open() as lines:
         return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

@@ -12,7 +12,7 @@ import yaml
 
 from fcl_bench.cli.command import storage_error
 from fcl_bench.cli.knobs import choices_of, groups
-from fcl_bench.cli.suggestions import no_override, unknown_choice, unknown_key, unknown_option
+from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 from fcl_bench.renamed import current
 
@@ -30,11 +30,8 @@ SEE_HELP = "fcl-bench --help lists keys and choices"
 _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: The group of the presets that a run of an experiment's grid consists of.
 _PRESET = "experiment/preset"
-#: Hydra's groups of which most choices write a log file.
-_LOGGING = ("hydra/job_logging", "hydra/hydra_logging")
-#: Hydra's keys for the working folder of a job, and the values that leave it where it is: a sweep would look for its
-#: jobs' reports elsewhere.
-_ELSEWHERE = {"hydra.job.chdir": ("false", "null"), "hydra.run.dir": (".",)}
+#: Matches Hydra's own keys that can be typed; all others are as fcl-bench needs them, since it reads and writes there.
+_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.sweeper\.params|hydra\.launcher\.(?!_target_$).+|hydra\.searchpath"
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
@@ -50,7 +47,7 @@ _VALUES = {
 
 
 def ordered(arguments: list[str]) -> list[str]:
-    """Return the options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
+    """The options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
     arguments = current(arguments)
     options: list[str] = []
     overrides: list[str] = []
@@ -62,8 +59,6 @@ def ordered(arguments: list[str]) -> list[str]:
         value = following if following is not None and not re.search(r"^-\D|=", following) else None
         if argument.startswith("-"):
             name, has_value, given = argument.partition("=")
-            if name == "--experimental-rerun":
-                raise UserError(f"{name} would unpickle a file, which can run any code", "the keys of that run again")
             if name not in _OPTIONS:
                 raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
@@ -87,20 +82,11 @@ def ordered(arguments: list[str]) -> list[str]:
 
 
 def _require_plain_choice(override: str) -> None:
-    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that do harm."""
+    """Raise a `UserError` for a group's choice that is no text, and for keys of Hydra's that fcl-bench sets itself."""
     key, _, value = override.partition("=")
-    key = key.lstrip("+")
-    if key == "hydra.verbose" and re.fullmatch(r"-?\d+(\.\d+)?|null|", value):
-        raise UserError(f"{override} has the wrong type", "true, false, or the name of a logger such as hydra")
-    if key in _LOGGING and value not in ("none", "disabled"):
-        raise UserError(f"{key}={value} would write into the working folder", "run.log in the run's folder has it all")
-    if key == "hydra.output_subdir" and value != "null":
-        raise UserError(f"{key}={value} would write into the working folder", "config.yaml in the run's folder has it")
-    if key in _ELSEWHERE and value not in _ELSEWHERE[key]:
-        raise UserError(f"{key}={value} would move what fcl-bench reads and writes", "out=FOLDER for what it writes")
-    if key == "hydra.mode":
-        # Hydra would sweep, and nobody would hear how the jobs ended.
-        raise UserError(f"{override} is not how fcl-bench starts a sweep", "-m for a sweep, nothing for a run")
+    key = key.lstrip("+~")
+    if re.match(r"hydra[./]", key) and not re.fullmatch(_OF_HYDRA, key):
+        raise UserError(f"{key} is a key of Hydra's that fcl-bench sets itself", "hydra/launcher, hydra.launcher.KEY")
     # All that Hydra's parser does not read as a text; Hydra would report it in its own words.
     if key in groups() and re.match(r"[{[]|(null|true|false|[-+]?(\d+(\.\d*)?(e[-+]?\d+)?|inf|nan))$", value, re.I):
         raise UserError(f"{override} is no choice of the group {key}", choices(choices_of(key)))
@@ -139,7 +125,7 @@ def _quoted_path(override: str, sweep: bool) -> str:
 
 
 def composed_as_typed(overrides: list[str]) -> DictConfig:
-    """Return what Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
+    """What Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -185,8 +171,9 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         return _unknown_key(found[1], typed)
     if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return UserError(f"+{found[1]}: the configuration has this key already", f"{found[1]}=VALUE, without the +")
-    if found := re.search(r"Ambiguous value for argument '([^']*)'", text):
-        return UserError(f"{found[1]} names several values", "-m runs each of them; a list is written key=[a,b]")
+    if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", text):
+        runs_each = "-m runs each of them, in Python fcl_bench.sweep; a list is written key=[a,b]"
+        return UserError(f"{found[1]} names several values", runs_each)
     if isinstance(error, OverrideParseException):
         return UserError(
             f"{error.override} cannot be parsed", "key=value; a value with special characters as key='\"value\"'"
@@ -198,7 +185,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
 
 def _unknown_choice(group: str, choice: str) -> UserError:
     options = choices_of(group)
-    return unknown_choice(group, choice, options) if options else UserError(f"{group}={choice} is not known", SEE_HELP)
+    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
 
 
 def _unknown_key(key: str, typed: list[str]) -> UserError:
@@ -218,7 +205,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
 
 
 def _choosing(typed: list[str]) -> list[str]:
-    """Return the arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
+    """The arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
     and where there are choices outside of `conf/`.
 
     A sweep of which no run composes ends with the error of the first.
@@ -236,7 +223,7 @@ def _choosing(typed: list[str]) -> list[str]:
 
 
 def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
-    """Return the configuration of these choices as mappings and lists, and the choice of each group in it."""
+    """The configuration of these choices as mappings and lists, and the choice of each group in it."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
 
@@ -253,7 +240,7 @@ def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:
-    """Return every key in nested mappings, `a` and `a.b`."""
+    """Every key in nested mappings, `a` and `a.b`."""
     if not isinstance(node, dict):
         return []
     named = [(f"{prefix}{key}", value) for key, value in node.items() if key != "_target_"]
@@ -261,7 +248,7 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
 
 
 def _keys_beside(key: str, top: Any) -> list[str]:
-    """Return the keys that share the parent of `key`, or the nearest part above it that exists."""
+    """The keys that share the parent of `key`, or the nearest part above it that exists."""
     parent = key.rpartition(".")[0]
     node = top
     for part in parent.split(".") if parent else ():

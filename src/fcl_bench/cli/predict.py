@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import numpy as np
 
@@ -21,15 +21,10 @@ if TYPE_CHECKING:
     from fcl_bench.execution.predicting import Model
 
 #: Names under which an .npz file may hold samples and their labels; the first name that exists is used.
-_SAMPLES, _LABELS = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
+_INPUT_NAMES, _LABEL_NAMES = ("x_test", "x", "images", "features"), ("y_test", "y", "labels")
 
 
-class _Parser(Parser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"{self.prog} --help lists the options")
-
-
-class _Asked(NamedTuple):
+class _Samples(NamedTuple):
     """The samples to predict, the name of each, and their classes and tasks where these are known.
 
     A class is a text, or a number as the run's data set has it.
@@ -43,37 +38,37 @@ class _Asked(NamedTuple):
 
 def work(arguments: list[str]) -> int:
     """Write the table. Raises a `UserError` if the run, the data or a file does not exist."""
-    asked = parsed(arguments)
+    options = parsed(arguments)
     # Libraries are imported only now, so that errors about wrong options are quick.
     from fcl_bench.execution.predicting import Model
 
-    path, folder = _model(asked.run, asked.out)
-    model = Model(path, asked.device)
-    about = _about(asked.data, asked.keys, model, folder)
-    labels, scores = model.answers(about.inputs, about.tasks)
+    path, folder = _model(options.run, options.out)
+    model = Model(path, options.device)
+    samples = _samples(options.data, options.keys, model, folder)
+    labels, scores = model.answers(samples.inputs, samples.tasks)
     name_of = dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True))
     given = [name_of[label] for label in labels.tolist()]
-    rows = zip(about.names, given, (f"{score:.6g}" for score in scores.tolist()), strict=True)
-    truth = [own if isinstance(own, str) else name_of.get(own, str(own)) for own in about.classes or ()]
-    with _written(asked.to) as file:
+    rows = zip(samples.names, given, (f"{score:.6g}" for score in scores.tolist()), strict=True)
+    truth = [own if isinstance(own, str) else name_of.get(own, str(own)) for own in samples.classes or ()]
+    with _written(options.to) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["sample", "class", "score", *(["label"] if truth else [])])
         for number, row in enumerate(rows):
             writer.writerow([*map(csv_cell, row), *map(csv_cell, truth[number : number + 1])])
     if truth:
         right = sum(answer == own for answer, own in zip(given, truth, strict=True))
-        said = f"accuracy: {100 * right / len(truth):.2f} % ({right:,} of {len(truth):,})"
+        line = f"accuracy: {100 * right / len(truth):.2f} % ({right:,} of {len(truth):,})"
         # It goes to stderr if the table goes to stdout.
-        print(said, file=sys.stdout if asked.to else sys.stderr)
-    if asked.to:
-        print(f"written: {asked.to}")
+        print(line, file=sys.stdout if options.to else sys.stderr)
+    if options.to:
+        print(f"written: {options.to}")
     return DONE
 
 
 def parsed(arguments: list[str]) -> Any:
     """Parse the options and arguments after `fcl-bench predict`."""
     what = "Predict samples with the model of a complete run: one line per sample with its class and the score."
-    parser = _Parser(prog="fcl-bench predict", description=what)
+    parser = Parser(prog="fcl-bench predict", description=what)
     parser.add_argument("run", metavar="RUN", help="folder or id of a run, or its model.safetensors")
     data = (
         "an .npz file (x_test or images or features; y_test or labels if known), an .npy file, an image, a folder of "
@@ -91,13 +86,13 @@ def parsed(arguments: list[str]) -> Any:
     keys = [typed for typed in arguments if re.match(r"data\.[\w.]+=", typed)]
     others = [typed for typed in arguments if typed not in keys]
     as_options = [f"--{typed}" if typed.startswith(("out=", "device=")) else typed for typed in others]
-    asked = parser.parse_intermixed_args(as_options)
-    asked.keys = keys
-    return asked
+    options = parser.parse_intermixed_args(as_options)
+    options.keys = keys
+    return options
 
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
-    """Return the model's file and the run's folder; the folder is None for a model outside of a run."""
+    """The model's file and the run's folder; the folder is None for a model outside of a run."""
     from fcl_bench.execution.folder import RunFolder
     from fcl_bench.results.finding import run_folder
 
@@ -109,7 +104,7 @@ def _model(given: str, out: str) -> tuple[Path, Path | None]:
     return folder / "model.safetensors", folder
 
 
-def _about(data: str | None, keys: list[str], model: Model, folder: Path | None) -> _Asked:
+def _samples(data: str | None, keys: list[str], model: Model, folder: Path | None) -> _Samples:
     if data is not None and data.startswith("data="):
         return _data_set(data, keys, model)
     if keys:
@@ -121,10 +116,10 @@ def _about(data: str | None, keys: list[str], model: Model, folder: Path | None)
         return _folder(path, model)
     if not path.is_file():
         raise UserError(f"{data} is no file and no folder", "an .npz file, images, or data=NAME such as data=digits")
-    return _array(path) if path.suffix in (".npz", ".npy") else _Asked([path], [path.name])
+    return _array(path) if path.suffix in (".npz", ".npy") else _Samples([path], [path.name])
 
 
-def _own(folder: Path | None) -> _Asked:
+def _own(folder: Path | None) -> _Samples:
     from fcl_bench.execution.folder import RunFolder
     from fcl_bench.execution.tested import tested_samples
 
@@ -133,10 +128,10 @@ def _own(folder: Path | None) -> _Asked:
     run = RunFolder(folder)
     record = run.verified(["config.yaml", "partition.npz"])
     inputs, labels, tasks, indices = tested_samples(folder, record, run.config())
-    return _Asked(inputs, [str(index) for index in indices.tolist()], labels.tolist(), tasks)
+    return _Samples(inputs, [str(index) for index in indices.tolist()], labels.tolist(), tasks)
 
 
-def _data_set(data: str, keys: list[str], model: Model) -> _Asked:
+def _data_set(data: str, keys: list[str], model: Model) -> _Samples:
     """The test samples of a data set. Its names say which classes are the model's; it may number them otherwise."""
     from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
@@ -144,10 +139,10 @@ def _data_set(data: str, keys: list[str], model: Model) -> _Asked:
     dataset = load_settings(composed_as_typed(ordered([data, *keys]))).data.load()
     test, named = dataset.test, dataset.class_names and model.about["class_names"]
     classes = [dataset.class_names[label] for label in test.labels.tolist()] if named else test.labels.tolist()
-    return _Asked(test.inputs, [str(index) for index in range(len(test))], classes)
+    return _Samples(test.inputs, [str(index) for index in range(len(test))], classes)
 
 
-def _folder(path: Path, model: Model) -> _Asked:
+def _folder(path: Path, model: Model) -> _Samples:
     """Read images at any depth, with their labels if they are in one folder per class that the model knows by name."""
     from fcl_bench.data.images.stored import IMAGE_SUFFIXES
 
@@ -156,21 +151,27 @@ def _folder(path: Path, model: Model) -> _Asked:
         raise UserError(f"{path} holds no images", f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}")
     classes = [file.relative_to(path).parts[0] for file in files]
     known = set(classes) <= set(model.class_names.tolist())
-    return _Asked(files, [file.relative_to(path).as_posix() for file in files], classes if known else None)
+    return _Samples(files, [file.relative_to(path).as_posix() for file in files], classes if known else None)
 
 
-def _array(path: Path) -> _Asked:
+def _array(path: Path) -> _Samples:
     try:
         loaded = np.load(path, allow_pickle=False)
         arrays = {"x": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except Exception as error:  # NumPy, zipfile and zlib raise many kinds on foreign bytes
-        raise UserError(f"{path} is not a readable .npz or .npy file", f"an array {' or '.join(_SAMPLES)}") from error
-    samples, labels = (next((arrays[name] for name in names if name in arrays), None) for names in (_SAMPLES, _LABELS))
+        raise UserError(
+            f"{path} is not a readable .npz or .npy file", f"an array {' or '.join(_INPUT_NAMES)}"
+        ) from error
+    samples, labels = (
+        next((arrays[name] for name in names if name in arrays), None) for names in (_INPUT_NAMES, _LABEL_NAMES)
+    )
     if samples is None:
-        raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}", f"an array {' or '.join(_SAMPLES)}")
+        raise UserError(f"{path} holds {', '.join(arrays) or 'nothing'}", f"an array {' or '.join(_INPUT_NAMES)}")
     if labels is not None and labels.shape != (len(samples),):
         raise UserError(f"{path} has labels of the shape {labels.shape} for {len(samples)} samples", "one per sample")
-    return _Asked(samples, [str(number) for number in range(len(samples))], None if labels is None else labels.tolist())
+    return _Samples(
+        samples, [str(number) for number in range(len(samples))], None if labels is None else labels.tolist()
+    )
 
 
 @contextmanager

@@ -59,18 +59,18 @@ def about(group: str, name: str) -> str:
     return "\n".join([*parts, "", "example:", *(f"  {command}" for command in _commands(choice))])
 
 
-def _shown(asked: str) -> str:
-    group, equals, name = asked.partition("=")
+def _shown(word: str) -> str:
+    group, equals, name = word.partition("=")
     if equals and group in groups():
         return about(group, name)
-    if asked in groups():
-        return _choices(asked)
-    if not equals and (found := _key(asked)):
+    if word in groups():
+        return _choices(word)
+    if not equals and (found := _key(word)):
         return found
-    if meaning := [*(f"{group}={asked}" for group in groups() if asked in choices_of(group)), *meant(asked)]:
-        raise UserError(f"show {asked}: there is no such group or key", f"did you mean show {meaning[0]}?")
+    if meaning := [*(f"{group}={word}" for group in groups() if word in choices_of(group)), *meant(word)]:
+        raise UserError(f"show {word}: there is no such group or key", f"did you mean show {meaning[0]}?")
     known = [*groups(), *top_level()]
-    raise UserError(f"show {asked}: there is no such group or key", choices(known, group, most=len(known)))
+    raise UserError(f"show {word}: there is no such group or key", choices(known, group, most=len(known)))
 
 
 def _groups() -> str:
@@ -97,7 +97,7 @@ def _key(key: str) -> str:
     if group not in groups() or group in WHOLE_RUNS or not below:
         return ""
     rows = {f"{group}={name}": read_choice(group, name).knobs[below] for name in owners(group, below)}
-    return "\n".join([key, *_two_columns((name, _said(knob)) for name, knob in rows.items())]) if rows else ""
+    return "\n".join([key, *_two_columns((name, _described(knob)) for name, knob in rows.items())]) if rows else ""
 
 
 def _commands(choice: Choice) -> list[str]:
@@ -132,12 +132,12 @@ def _rows(knobs: Mapping[str, Knob]) -> str:
     return "\n".join(_two_columns((f"{key}={knob.default}", knob.comment) for key, knob in knobs.items()))
 
 
-def _said(knob: Knob) -> str:
+def _described(knob: Knob) -> str:
     return f"{knob.default}  {knob.comment}" if knob.comment else knob.default
 
 
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
-    """Return lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
+    """Lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
     pairs = list(rows)
     left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)

@@ -43,7 +43,7 @@ _MOST = 3
 
 
 def meant(word: str) -> list[str]:
-    """Return the keys and groups that `word` may stand for, the likeliest first; empty if there is none."""
+    """The keys and groups that `word` may stand for, the likeliest first; empty if there is none."""
     last = word.rpartition(".")[2].lower().replace("-", "_")
     named = sorted(
         keys_ending(last), key=lambda key: (not key.startswith(_USUAL), not key.startswith("method."), key.count("."))
@@ -51,15 +51,10 @@ def meant(word: str) -> list[str]:
     return list(dict.fromkeys([*_WORDS.get(last, ()), *([last] if last in groups() else []), *named]))
 
 
-def unknown_choice(group: str, choice: str, options: Collection[str]) -> UserError:
-    """Return the error for a choice that a group does not have; `options` are those that it has."""
-    return UserError(f"{group}={choice} is not known", choices(options, choice))
-
-
 def unknown_key(
     key: str, value: str, known: Sequence[str], beside: Sequence[str], chosen: Mapping[str, str]
 ) -> UserError:
-    """Return the error for a key that the composed configuration does not have.
+    """The error for a key that the composed configuration does not have.
 
     Args:
         key, value: as typed.
@@ -84,7 +79,7 @@ def unknown_key(
 
 
 def unknown_option(option: str, value: str | None, options: Collection[str]) -> UserError:
-    """Return the error for an unknown option, such as `--seed 3` in place of seed=3.
+    """The error for an unknown option, such as `--seed 3` in place of seed=3.
 
     Args:
         option: as typed, perhaps with `=VALUE`.
@@ -103,20 +98,20 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
 
 
 def no_override(argument: str, value: str | None, commands: Collection[str], otherwise: str) -> UserError:
-    """Return the error for an argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
-    told = f"{argument or 'an empty argument'} is not key=value"
+    """The error for an argument that is neither an option nor key=value: `seed 3`, `fedran`, `shwo`."""
+    what = f"{argument or 'an empty argument'} is not key=value"
     key = argument if argument in (*top_level(), *groups()) else next(iter(meant(argument)), "")
     if key and value is not None:
-        return UserError(told, f"did you mean {key}={value}?")
+        return UserError(what, f"did you mean {key}={value}?")
     for group in ("method", "data", "backbone", "experiment", *groups()):
         if argument in choices_of(group):
-            return UserError(told, f"did you mean {group}={argument}?")
+            return UserError(what, f"did you mean {group}={argument}?")
     near = choices(commands, argument)
-    return UserError(told, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
+    return UserError(what, f"{near.partition('?')[0]}?" if near.startswith("did you mean") else otherwise)
 
 
 def _of_others(group: str, key: str, value: str, having: list[str], choice: str, beside: Sequence[str]) -> UserError:
-    """Return the error for a key that other choices of its group have, and `choice` lacks."""
+    """The error for a key that other choices of its group have, and `choice` lacks."""
     own = ", ".join(name.removeprefix(f"{group}.") for name in beside) or "no keys"
     remedy = f"{group}={choice} has {own}"
     if key == "data.path" and value.endswith(".npz"):
@@ -129,7 +124,7 @@ def _listed(having: list[str]) -> str:
 
 
 def _names(names: list[str]) -> str:
-    """Return some of the names, and the number of the others."""
+    """Some of the names, and the number of the others."""
     if len(names) <= 6:
         return ", ".join(names)
     return f"{', '.join(names[:4])} and {len(names) - 4} more"

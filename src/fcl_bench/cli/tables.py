@@ -115,7 +115,7 @@ def _file_name(given: str) -> str:
 
 
 def _list_of(option: str, known: Iterable[str] = ()) -> Callable[[str], list[str]]:
-    """Return a reader of comma-separated names; if `known` is not empty, it accepts only those."""
+    """A reader of comma-separated names; if `known` is not empty, it accepts only those."""
 
     def read(given: str) -> list[str]:
         names = [name.strip() for name in given.split(",")] if given else []
@@ -174,7 +174,7 @@ def _tables() -> int:
 
 
 def _written(files: list[Path]) -> str:
-    """Return one line: the number of files of each kind, and the common start of their names."""
+    """One line: the number of files of each kind, and the common start of their names."""
     kinds = ", ".join(dict.fromkeys(file.suffix.removeprefix(".") for file in files))
     if len(files) == 1:
         return f"written: {files[0]}"
@@ -225,7 +225,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
 def _pictures(
     figures: Mapping[str, Drawing], summary: pd.DataFrame, every_kind: bool
 ) -> tuple[dict[str, str | bytes], dict[str, bytes]]:
-    """Return suffix -> content of the figures' files and of the summary's own picture, and each figure in svg.
+    """Suffix -> content of the figures' files and of the summary's own picture, and each figure in svg.
 
     Args:
         every_kind: whether the figures have files; else only the page shows them, in svg.
@@ -249,7 +249,7 @@ def _pictures(
 
 
 def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the data of the page's charts and the library that draws them; warn if it is not installed."""
+    """The data of the page's charts and the library that draws them; warn if it is not installed."""
     from fcl_bench.results.page.charts import chart_data, library
     from fcl_bench.results.summarise import summarise, used_runs
 

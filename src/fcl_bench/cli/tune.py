@@ -20,17 +20,12 @@ from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
 from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_range, require_optuna
 from fcl_bench.tracking.base import Tracking, load_tracking
-from fcl_bench.tracking.console import log_to_terminal, printed_to
-from fcl_bench.tracking.lines import say
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 
 #: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.
 _PRUNED_BY = ("A_avg", "A_T")
 #: The number of trials that are listed at the end.
 _LISTED = 5
-
-
-class _Parser(Parser):
-    lists = "options of tune"
 
 
 @dataclass(frozen=True)
@@ -52,13 +47,13 @@ class _Search:
     prune: bool
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
-        """Return the overrides of one run."""
+        """The overrides of one run."""
         return [*self.fixed, *(f"{key}={value}" for key, value in values.items()), f"seed={seed}"]
 
 
 def work(arguments: list[str]) -> int:
     """Carry out the trials that are left, and print the best. Raises a `UserError` for wrong input."""
-    parser = _Parser(
+    parser = Parser(
         prog="fcl-bench tune",
         usage="fcl-bench tune [options] key=value ... key=RANGE ...",
         description="Search keys for the best result with Optuna. A RANGE is log(1e-4,1), uniform(0,1), int(1,8),"
@@ -108,8 +103,8 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
     config = composed_as_typed(overrides)
     settings = load_settings(config)
     if settings.transport.launched:
-        told = f"tune with transport={settings.transport.name}: every rank would be a search of its own"
-        raise UserError(told, "one torchrun per run")
+        what = f"tune with transport={settings.transport.name}: every rank would be a search of its own"
+        raise UserError(what, "one torchrun per run")
     return settings, load_tracking(config)
 
 
@@ -138,7 +133,7 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
     trial = study.ask()
     values = {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
-    told = " ".join(f"{key}={value}" for key, value in values.items())
+    typed = " ".join(f"{key}={value}" for key, value in values.items())
     found = []
     try:
         for number, seed in enumerate(search.seeds):
@@ -146,19 +141,19 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
             found.append(_run(search, trial, folder, report, number * tasks))
     except optuna.TrialPruned as error:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-        say(f"{which} pruned {error}: {told}")
+        say(f"{which} pruned {error}: {typed}")
     except UserError as error:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
             raise
-        say(f"{which} failed: {told}: {error}")
+        say(f"{which} failed: {typed}: {error}")
     except Exception:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         raise
     else:
         value = statistics.fmean(found)
         study.tell(trial, value)
-        say(f"{which}: {search.metric} {value:.4g}: {told}  [best {study.best_value:.4g}]")
+        say(f"{which}: {search.metric} {value:.4g}: {typed}  [best {study.best_value:.4g}]")
 
 
 def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:
@@ -180,8 +175,6 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: in
         except Exception as error:
             report.reason = str(error)
             raise
-        finally:
-            log_to_terminal("fcl-bench")
         report.code, report.run, report.was_complete = DONE, str(outcome.folder), outcome.was_complete
         value = measured(outcome.record)[search.metric]
         if value is None or not math.isfinite(value):

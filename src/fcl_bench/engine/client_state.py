@@ -19,13 +19,12 @@ _SCHEMA = 1
 ELSEWHERE = "elsewhere"
 
 
-class Keeper:
+class ClientStore:
     """The states of one process's clients, one folder per save: `<folder>/<tag>/<process>/`.
 
-    A process saves before the server does, so it also keeps its previous save: the server may be killed in between.
-
     Args:
-        folder: the folder of all processes; they may share it, or have one each under the same name.
+        folder: the folder of all processes; they may share it, or have one each under the same name. Only this user
+            may read it, since states may hold raw samples.
         owner: identity of the work under way; states that another owner left are not used.
         process: name of this process.
     """
@@ -33,24 +32,26 @@ class Keeper:
     def __init__(self, folder: Path, owner: str, process: str = "all") -> None:
         self.folder = folder
         self._owner, self._process = owner, process
-        self._last = ""
 
     def save(self, tag: str, clients: Collection[int], states: dict[str, torch.Tensor]) -> None:
-        """Keep the states (`<client>.<name>`) of these clients under `tag`."""
+        """Save the states (`<client>.<name>`) of these clients under `tag`."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._checkpoint(tag, self._process).save({"clients": sorted(clients)}, states)
-        for old in self.folder.iterdir():
-            if old.name not in (tag, self._last):
-                shutil.rmtree(old / self._process, ignore_errors=True)
+
+    def prune(self, tags: Collection[str | None]) -> None:
+        """Delete this process's saves except those under `tags`."""
+        for place in self.folder.glob(f"*/{self._process}"):
+            if place.parent.name not in tags:
+                shutil.rmtree(place, ignore_errors=True)
                 # Only the last process that leaves the folder can remove it.
                 with contextlib.suppress(OSError):
-                    old.rmdir()
-        self._last = tag
+                    place.parent.rmdir()
 
     def restore(self, tag: str, clients: Collection[int]) -> dict[str, torch.Tensor]:
-        """The states of these clients, whichever process kept them.
+        """The states of these clients, whichever process saved them.
 
         Raises:
-            UserError: some are not here.
+            UserError: some are not here, or damaged.
         """
         found: dict[str, torch.Tensor] = {}
         missing = set(clients)
@@ -61,16 +62,15 @@ class Keeper:
             state, tensors = loaded
             own = missing & set(state["clients"])
             missing -= own
-            found |= {name: value for name, value in tensors.items() if int(name.partition(".")[0]) in own}
+            found |= of_clients(tensors, own)
         if missing:
             raise UserError(
-                f"{self.folder / tag} lacks what {len(missing)} clients kept, client {min(missing)} for one",
+                f"{self.folder / tag} lacks what {len(missing)} clients stored, client {min(missing)} for one",
                 "the folder from where the run was, with the files of all its processes, or force=true to start anew",
             )
-        self._last = tag
         return found
 
-    def forget(self) -> None:
+    def delete(self) -> None:
         """Delete all saved states, when the run is over."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -83,18 +83,34 @@ def new_tag(task: int, round_: int) -> str:
     return f"task-{task}-round-{round_}-{uuid.uuid4().hex}"
 
 
-def tag_of(states: Mapping[str, torch.Tensor]) -> str:
-    """The name of the clients' save, from the server's checkpoint; "": the checkpoint itself has their states."""
-    return bytes(states[ELSEWHERE].tolist()).decode() if ELSEWHERE in states else ""
+def text_tensor(text: str) -> torch.Tensor:
+    """(n,) uint8: a text among the tensors of a checkpoint."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def tensor_text(tensor: torch.Tensor) -> str:
+    """What `text_tensor` was given."""
+    return bytes(tensor.tolist()).decode()
 
 
 def as_state(tag: str) -> dict[str, torch.Tensor]:
     """The entry for a save in the server's checkpoint."""
-    return {ELSEWHERE: torch.tensor(list(tag.encode()), dtype=torch.uint8)}
+    return {ELSEWHERE: text_tensor(tag)}
+
+
+def tag_of(states: Mapping[str, torch.Tensor]) -> str:
+    """The name of the clients' save, from the server's checkpoint; "": the checkpoint itself has their states."""
+    return tensor_text(states[ELSEWHERE]) if ELSEWHERE in states else ""
+
+
+def of_clients(states: Mapping[str, torch.Tensor], clients: Collection[int]) -> dict[str, torch.Tensor]:
+    """The states (`<client>.<name>`) of these clients alone."""
+    wanted = frozenset(map(str, clients))
+    return {name: value for name, value in states.items() if name.partition(".")[0] in wanted}
 
 
 def resolved(
-    states: dict[str, torch.Tensor], clients: Collection[int], keeper: Keeper | None
+    states: dict[str, torch.Tensor], clients: Collection[int], store: ClientStore | None
 ) -> dict[str, torch.Tensor]:
     """The states of these clients, from the server's checkpoint or from where they were saved.
 
@@ -102,8 +118,7 @@ def resolved(
         UserError: they were saved elsewhere and cannot be found.
     """
     if not (tag := tag_of(states)):
-        own = frozenset(clients)
-        return {name: value for name, value in states.items() if int(name.partition(".")[0]) in own}
-    if keeper is None:
-        raise UserError("what the clients keep was saved by processes of theirs", "the same transport as before")
-    return keeper.restore(tag, clients)
+        return of_clients(states, clients)
+    if store is None:
+        raise UserError("what the clients stored was saved by processes of theirs", "the same transport as before")
+    return store.restore(tag, clients)

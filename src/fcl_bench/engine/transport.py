@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.batched_clients import BatchedClients, group_size
-from fcl_bench.engine.client_state import Keeper, resolved
+from fcl_bench.engine.client_state import ClientStore, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
@@ -54,8 +54,8 @@ class Transport(Protocol):
         """The upload of the client's last turn was left out: its state is again the one before that turn."""
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The states of this process's clients. If clients are elsewhere, they keep their states there, and this
-        returns the name under which they find them again."""
+        """The states of this process's clients. If clients are elsewhere, their states are saved there, and
+        this is the name under which they find them again."""
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned.
@@ -120,14 +120,14 @@ class InProcess:
 
     Args:
         node: the node of all clients.
-        kept: where processes of clients kept their states, for a run that used several processes before.
-        abreast: takes turns whose training is done side by side; None: each client does all of its own.
+        store: where processes of clients saved their states, for a run that used several processes before.
+        batched: takes turns whose training is done side by side; None: each client does all of its own.
     """
 
     complete = True
 
-    def __init__(self, node: Node, kept: Keeper | None = None, abreast: BatchedClients | None = None) -> None:
-        self._node, self._kept, self._abreast = node, kept, abreast
+    def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
+        self._node, self._store, self._batched = node, store, batched
         self.clients = node.data.clients
 
     @classmethod
@@ -147,11 +147,11 @@ class InProcess:
         return cls.over(Clients(*parts, parallel=parallel), inputs)
 
     @classmethod
-    def over(cls, clients: Clients, inputs: torch.Tensor, kept: Keeper | None = None) -> InProcess:
+    def over(cls, clients: Clients, inputs: torch.Tensor, store: ClientStore | None = None) -> InProcess:
         """The transport for `clients`, as many of them side by side as they are to be."""
         node, device = clients.node(inputs), clients.context.device
         size = group_size(clients.parallel, device)
-        return cls(node, kept, BatchedClients(node, size, device) if size > 1 else None)
+        return cls(node, store, BatchedClients(node, size, device) if size > 1 else None)
 
     @property
     def everything(self) -> NodeData:
@@ -165,8 +165,8 @@ class InProcess:
         return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
-        if self._abreast is not None:
-            yield from self._abreast.turns(present, broadcast)
+        if self._batched is not None:
+            yield from self._batched.turns(present, broadcast)
             return
         for client in present:
             self._node.commit()
@@ -183,4 +183,4 @@ class InProcess:
         return self._node.state_dict()
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        self._node.load_state_dict(resolved(states, range(self.clients), self._kept))
+        self._node.load_state_dict(resolved(states, range(self.clients), self._store))

@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
-from fcl_bench.engine.client_state import Keeper
+from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
@@ -29,11 +29,11 @@ class Site:
     Args:
         settings: the whole configuration, the same as the server's.
         name: of the process, for messages.
-        residents: which clients live here.
+        own_clients: the clients of this process.
     """
 
-    def __init__(self, settings: Settings, name: str, residents: Callable[[Clients], Sequence[int]]) -> None:
-        self._settings, self._name, self._residents = settings, name, residents
+    def __init__(self, settings: Settings, name: str, own_clients: Callable[[Clients], Sequence[int]]) -> None:
+        self._settings, self._name, self._own_clients = settings, name, own_clients
         self._network: Extractor | None = None
         self._host: Host | None = None
 
@@ -57,7 +57,7 @@ class Site:
         elif request.kind == "extract":
             yield serialise("features", Message({"features": self._features(**request.beside)}))
         elif request.kind == "open":
-            self._host = self._opened(request.beside["stage"], Path(request.beside["keep"]), request.message)
+            self._host = self._opened(request.beside["stage"], Path(request.beside["states"]), request.message)
             yield serialise("opened")
         elif self._host is None:
             raise ValueError(f"{request.kind} before the clients are there")
@@ -76,16 +76,16 @@ class Site:
                 break
         return torch.cat(parts)
 
-    def _opened(self, stage: str, keep: Path, given: Message) -> Host:
+    def _opened(self, stage: str, states: Path, given: Message) -> Host:
         """The clients of one of the run's federations, with the samples that the server gave, or images from here."""
         clients: Clients = clients_of(self.plan) if stage == "run" else first_stage_clients(self.plan)
         self._host = None  # before the next one's samples come
-        own = list(self._residents(clients))
+        own = list(self._own_clients(clients))
         if "inputs" in given:
             inputs = given["inputs"]
         else:
             inputs = training_images(self.plan)[torch.from_numpy(clients.rows(own))]
-        return Host(self._name, clients, own, inputs, Keeper(keep, clients.run, self._name.replace(" ", "-")))
+        return Host(clients, own, inputs, ClientStore(states, clients.run, self._name.replace(" ", "-")))
 
 
 def serve(settings: Settings) -> None:
@@ -93,4 +93,4 @@ def serve(settings: Settings) -> None:
     reuse_freed_memory()
     transport = settings.transport
     with choosing_kernels(settings.scalars.cudnn):
-        transport.follow(Site(settings, transport.process, transport.residents).answers)
+        transport.follow(Site(settings, transport.process, transport.own_clients).answers)

@@ -1,1 +1,1 @@
-"""Clients on other machines, over Flower: a SuperLink here, a SuperNode and a resident worker at each site."""
+"""Clients on other machines, over Flower: a SuperLink here, a SuperNode and a worker at each site."""

@@ -17,49 +17,49 @@ from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.transports.base import Connection, PartialRounds
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
-from fcl_bench.flower.line import Line, LinkLost, require_flower
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
-from fcl_bench.flower.transport import Flower
+from fcl_bench.flower.relay import Relay, SuperLinkLost, require_flower
+from fcl_bench.flower.transport import FlowerTransport
 
 #: Seconds that a round waits for its replies where nothing else is said.
 _DEADLINE = 600.0
 
 
-class Federated(Connection):
+class NodesConnection(Connection):
     """The nodes of one run.
 
     Args:
-        line: to the SuperLink, not open yet: a run that is complete needs none.
+        relay: to the SuperLink, not open yet: a run that is complete needs none.
         deadline: seconds that a round waits for its replies.
     """
 
-    def __init__(self, line: Line, deadline: float) -> None:
-        self._line, self._deadline = line, deadline
-        self._residents: list[NodeInfo] = []
-        self._transport: Flower | None = None
+    def __init__(self, relay: Relay, deadline: float) -> None:
+        self._relay, self._deadline = relay, deadline
+        self._infos: list[NodeInfo] = []
+        self._transport: FlowerTransport | None = None
 
-    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
-        """See `Connection`. The clients' states stay on the nodes' disks, not in `keep`."""
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
+        # The clients' states stay on the nodes' disks, not in `states`.
         if clients.stage != "run":
             raise UserError("adapt=... trains a first stage, which transport=flower does not carry", "adapt=none")
-        self._transport = self._reached(clients)
+        self._transport = self._opened(clients)
         return self._transport
 
     def data_of(self, clients: Clients) -> str:
-        """See `Connection`: of the nodes' hashes of their data, in the order of the clients."""
-        return json_hash(self._reached(clients).data)
+        # Of the nodes' hashes of their data, in the order of the clients.
+        return json_hash(self._opened(clients).data)
 
-    def _reached(self, clients: Clients) -> Flower:
+    def _opened(self, clients: Clients) -> FlowerTransport:
         try:
-            if not self._line.is_open:
-                self._line.open()
-        except LinkLost as lost:
+            if not self._relay.is_open:
+                self._relay.open()
+        except SuperLinkLost as lost:
             remedy = (
                 "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/how-to/federation.md)"
             )
             raise UserError(str(lost), remedy) from lost
         run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
-        here = ProcessInfo.of("the server", clients, [])
+        here = ProcessInfo.here("the server", clients.run, clients.context, clients.prepared)
         if clients.elsewhere:
             run |= {
                 "inputs": clients.context.inputs,
@@ -67,25 +67,23 @@ class Federated(Connection):
                 "classes": list(map(list, clients.classes)),
             }
 
-        def check(census: ProcessInfo) -> None:
+        def check(info: NodeInfo) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
             if clients.elsewhere:
-                census = replace(census, threads=here.threads, preparing=here.preparing, device=here.device)
-            require_alike(here, [census])
+                info = replace(info, threads=here.threads, preparing=here.preparing, device=here.device)
+            require_alike(here, [info])
 
-        homes = NodeRegistry(clients.count, clients.tasks, check)
-        transport = Flower(self._line, run, homes, self._deadline, apart=clients.elsewhere)
-        self._residents = transport.open()
+        registry = NodeRegistry(clients.count, clients.tasks, check)
+        transport = FlowerTransport(self._relay, run, registry, self._deadline, own_numbers=clients.elsewhere)
+        self._infos = transport.open()
         return transport
 
     def about(self) -> dict[str, Any]:
-        """See `Connection`."""
-        return {"processes": 1 + len(self._residents), "nodes": [resident.about() for resident in self._residents]}
+        return {"processes": 1 + len(self._infos), "nodes": [info.record_entry() for info in self._infos]}
 
     def complete(self) -> None:
-        """The run is over: the nodes forget what its clients kept."""
         if self._transport is not None:
-            self._transport.forget()
+            self._transport.delete_states()
 
 
 @dataclass
@@ -106,10 +104,10 @@ class OverFlower(PartialRounds):
     ca: str | None = knob(None, identity=False)
 
     @contextmanager
-    def connect(self) -> Iterator[Federated]:
+    def connect(self) -> Iterator[NodesConnection]:
         require_flower("transport=flower")
         authority = None if self.ca is None else user_path("transport.ca", self.ca)
         if authority is not None and not authority.is_file():
             raise UserError(f"transport.ca={self.ca} is no file", "the certificate of the authority, in PEM")
-        with closing(Line(self.link, authority)) as line:
-            yield Federated(line, _DEADLINE if self.deadline is None else self.deadline)
+        with closing(Relay(self.link, authority)) as relay:
+            yield NodesConnection(relay, _DEADLINE if self.deadline is None else self.deadline)

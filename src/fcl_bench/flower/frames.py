@@ -70,7 +70,7 @@ def _read(line: socket.socket, size: int, at_start: bool = False) -> bytes | Non
 
 
 def listener(path: Path) -> socket.socket:
-    """Return a Unix socket that listens at `path`, which only this user may connect to."""
+    """A Unix socket that listens at `path`, which only this user may connect to."""
     path.unlink(missing_ok=True)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -84,7 +84,7 @@ def listener(path: Path) -> socket.socket:
 
 
 def connected(path: str) -> socket.socket:
-    """Return a line to whoever listens at `path`. Raises OSError where nobody does."""
+    """A line to whoever listens at `path`. Raises OSError where nobody does."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         line.connect(path)

@@ -1,11 +1,10 @@
-"""The command `fcl-bench-node`: one node of a federation over Flower, a SuperNode with a resident worker beside it."""
+"""The command `fcl-bench-node`: one node of a federation over Flower, a SuperNode with a worker beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import logging
-import math
 import os
 import re
 import shutil
@@ -30,8 +29,8 @@ log = logging.getLogger("fcl_bench.flower.node")
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/how-to/federation.md)
 
   link=HOST:PORT   the SuperLink (localhost:8000)
-  clients=K        who lives here, from 0: 3, or 0,3,6
-  out=FOLDER       what clients keep between their turns, and the cache (outputs)
+  clients=K        of this node, from 0: 3, or 0,3,6
+  out=FOLDER       clients' states between their turns, and the cache (outputs)
   ca=FILE          the authority that signed the SuperLink's certificate, in PEM; left out: without TLS
   key=FILE         this node's private key, where the SuperLink knows its nodes by keys
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
@@ -50,7 +49,7 @@ class NodeArguments:
     Attributes:
         clients: the clients of this node, ascending.
         link: host:port of the SuperLink.
-        out: the folder for files that are kept.
+        out: the folder for states, logs and the cache.
         ca, key: files; None means without TLS, or without a key.
         changes: keys of the run that have another value on this node.
     """
@@ -75,7 +74,7 @@ def _work() -> int:
         return DONE
     if arguments[:1] == [_WORKER]:
         return _work_for_good(Path(arguments[1]), parsed(arguments[2:]))
-    from fcl_bench.flower.line import require_flower
+    from fcl_bench.flower.relay import require_flower
     from fcl_bench.tracking.console import log_to_terminal
 
     log_to_terminal("fcl-bench-node")
@@ -106,7 +105,7 @@ def parsed(arguments: Sequence[str]) -> NodeArguments:
             except yaml.YAMLError as error:
                 raise UserError(f"{argument} has no value that YAML knows", f"{key}=TEXT") from error
     if "clients" not in found:
-        raise UserError("clients is not given", "clients=K, the number of the client that lives here, or a list: 0,3,6")
+        raise UserError("clients is not given", "clients=K, the number of this node's client, or a list: 0,3,6")
     if not re.fullmatch(r"\[?\d{1,9}(,\d{1,9})*\]?", found["clients"]):
         raise UserError(f"clients={found['clients']} names no clients", "a number from 0, or a list: 0,3,6")
     clients = [int(number) for number in found.pop("clients").strip("[]").split(",")]
@@ -118,17 +117,16 @@ def parsed(arguments: Sequence[str]) -> NodeArguments:
     return NodeArguments(sorted(clients), **found, changes=changes)
 
 
-class _Kept:
+class _Restarted:
     """A process that is started again whenever it ends.
 
     Args:
         name: the process's name in messages.
         start: starts the process, as the first of its own group.
-        instead: what happens without it, if it may be given up when it keeps ending; None: it is needed.
     """
 
-    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]], instead: str | None = None) -> None:
-        self._name, self._start, self._instead = name, start, instead
+    def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
+        self._name, self._start = name, start
         self._failures = 0
         self._again = 0.0
         self.process: subprocess.Popen[bytes] | None = None
@@ -147,10 +145,6 @@ class _Kept:
             self._failures = 0 if now - self._since > _STEADY else self._failures + 1
             _end_group(self.process)
             self.process = None
-            if self._instead is not None and self._failures >= len(_PATIENCE):
-                log.warning("the %s ended (%d) %d times: %s", self._name, code, self._failures, self._instead)
-                self._again = math.inf
-                return
             pause = _PATIENCE[min(self._failures, len(_PATIENCE) - 1)]
             log.warning("the %s ended (%d); it starts again in %g s", self._name, code, pause)
             self._again = now + pause
@@ -174,29 +168,18 @@ def _end_group(leader: subprocess.Popen[bytes]) -> None:
 
 def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
     """Keep a SuperNode and a worker running until this process is told to end."""
-    from fcl_bench.flower.forks import COMMAND, write_command
-    from fcl_bench.flower.line import program, quiet_environment
+    from fcl_bench.flower.relay import quiet_environment
 
     # A Unix socket's path can have only about a hundred characters.
     folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
-    path, forks = folder / "worker", folder / "forks"
-    may_fork = sys.platform == "linux"
-    if may_fork:
-        write_command(folder, forks, program(COMMAND))
-    # Flower starts its programs by their names: the one in the folder, and then those of this environment.
-    flowers = quiet_environment(folder)
-    flowers["PATH"] = os.pathsep.join([str(folder), str(program(COMMAND).parent), flowers.get("PATH", "")])
+    path = folder / "worker"
     worker = [sys.executable, "-m", "fcl_bench.flower.node", _WORKER, str(path), *arguments]
-    kept: list[_Kept] = []
+    running: list[_Restarted] = []
     try:
-        kept.append(_Kept("worker", lambda: _child(worker, dict(os.environ))))
-        told = writable(f"out={node.out}", user_path("out", node.out) / "nodes") / f"supernode-{node.clients[0]}.log"
-        who = ", ".join(map(str, node.clients))
-        log.info("node of clients %s: SuperLink %s; what the SuperNode says goes to %s", who, node.link, told)
-
-        def clientapps() -> subprocess.Popen[bytes]:
-            with told.open("ab") as file:
-                return _child([sys.executable, "-m", "fcl_bench.flower.forks", str(forks)], flowers, file)
+        running.append(_Restarted("worker", lambda: _child(worker, dict(os.environ))))
+        output = writable(f"out={node.out}", user_path("out", node.out) / "nodes") / f"supernode-{node.clients[0]}.log"
+        clients = ", ".join(map(str, node.clients))
+        log.info("node of clients %s: SuperLink %s; what the SuperNode says goes to %s", clients, node.link, output)
 
         def supernode() -> subprocess.Popen[bytes]:
             command = [sys.executable, "-m", "fcl_bench.flower.supernode"]
@@ -204,37 +187,34 @@ def _node(node: NodeArguments, arguments: Sequence[str]) -> int:
             command += ["--node-config", f'socket="{path}"']
             command += ["--insecure"] if node.ca is None else ["--root-certificates", str(Path(node.ca).absolute())]
             command += [] if node.key is None else ["--auth-supernode-private-key", str(Path(node.key).absolute())]
-            with told.open("ab") as file:
-                return _child(command, flowers, file)
+            with output.open("ab") as file:
+                return _child(command, quiet_environment(folder), file)
 
-        instead = "each message's process imports Flower anew, which takes seconds"
-        if may_fork:
-            kept.append(_Kept(f"process that forks ClientApps (see {told})", clientapps, instead))
-        kept.append(_Kept(f"SuperNode (see {told})", supernode))
+        running.append(_Restarted(f"SuperNode (see {output})", supernode))
         while True:
-            for process in kept:
+            for process in running:
                 process.look()
             time.sleep(0.2)
     finally:
-        for process in kept:
+        for process in running:
             process.end()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _child(
-    command: Sequence[str], environment: dict[str, str], told: BinaryIO | None = None
+    command: Sequence[str], environment: dict[str, str], output: BinaryIO | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a process that ends whenever this one ends, and that Ctrl-C reaches only through this one.
 
     Args:
         command, environment: the process's command and environment variables.
-        told: the file for its output; None for the terminal.
+        output: the file for its output; None for the terminal.
     """
     return subprocess.Popen(
         command,
         env=environment,
-        stdout=told,
-        stderr=told,
+        stdout=output,
+        stderr=output,
         preexec_fn=_die_with_parent,
         start_new_session=True,
     )
@@ -248,14 +228,14 @@ def _die_with_parent() -> None:
 
 
 def _free_port() -> int:
-    """Return a free port for the SuperNode's own processes, since several nodes may share a machine."""
+    """A free port for the SuperNode's own processes, since several nodes may share a machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _work_for_good(path: Path, node: NodeArguments) -> int:
-    """Work as the resident worker, which answers the messages that the ClientApp forwards."""
+    """Work as the worker, which answers the messages that the ClientApp forwards."""
     from fcl_bench.flower.frames import listener
     from fcl_bench.flower.site import site_of
     from fcl_bench.flower.worker import Worker

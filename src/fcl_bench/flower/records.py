@@ -19,14 +19,14 @@ _LENGTH = struct.Struct("<q")
 
 
 def content(blobs: Sequence[bytes]) -> RecordDict:
-    """Return the byte strings as a record."""
+    """The byte strings as a record."""
     lengths = [_LENGTH.pack(length) for length in (len(blobs), *map(len, blobs))]
     joined = b"".join([*lengths, *blobs])
     return RecordDict({_BLOBS: ArrayRecord({_BLOBS: Array("uint8", (len(joined),), _AS_IS, joined)})})
 
 
 def blobs(records: RecordDict) -> list[bytes]:
-    """Return what `content` was given.
+    """What `content` was given.
 
     Raises:
         ValueError: the record is not one that `content` returns.

@@ -39,7 +39,7 @@ _SECRET = 32
 
 
 def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
-    """Return the site of some clients.
+    """The site of some clients.
 
     Args:
         run: what the server says of it: its resolved configuration under `config`.
@@ -60,7 +60,7 @@ def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[in
 
 
 def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: Sequence[int]) -> Site:
-    """Return the site of one client that has samples of its own; the server knows how many they are, and no more."""
+    """The site of one client that has samples of its own; the server knows how many they are, and no more."""
     scalars = settings.scalars
     if len(own) != 1 or own[0] >= scalars.clients:
         raise UserError(
@@ -108,7 +108,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
 
 
 def _with_own_seed(settings: Settings, context: Context, run: Mapping[str, Any]) -> Context:
-    """Return the problem with the site's own seed for noise: whoever knows the run's could take the noise off again.
+    """The context with the site's own seed for noise: whoever knows the run's could take the noise off again.
 
     It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
     so that no two runs have the same: their difference would be without noise.
@@ -139,7 +139,7 @@ def _make_secret(path: Path) -> None:
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration in which some keys have other values.
+    """A configuration in which some keys have other values.
 
     Raises:
         UserError: there is no such key.
@@ -158,7 +158,7 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
-    """Return the samples `rows` (m,) of the training data, as the method sees them; it reads no other samples.
+    """The samples `rows` (m,) of the training data, as the method sees them; it reads no other samples.
 
     Only a frozen network sees all samples, in the batches in which it sees them in one process: a sample's features
     round by what else is in its batch. They are kept in the cache.

@@ -23,7 +23,7 @@ class Waits:
     """
 
     def __init__(self) -> None:
-        self._asked, self._since = 0.0, 0.0
+        self._seconds, self._since = 0.0, 0.0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(time, name)
@@ -31,8 +31,8 @@ class Waits:
     def sleep(self, seconds: float) -> None:
         """Sleep for `seconds` at most."""
         now = time.monotonic()
-        if seconds != self._asked:
-            self._asked, self._since = seconds, now
+        if seconds != self._seconds:
+            self._seconds, self._since = seconds, now
         time.sleep(min(seconds, max(FIRST, SHARE * (now - self._since))))
 
 
@@ -50,10 +50,7 @@ def main() -> None:
     """Be `flower-supernode`."""
     from flwr.supernode.cli import flower_supernode
 
-    from fcl_bench.flower.patience import retry_soon
-
     look_soon()
-    retry_soon()
     # Flower's processes tell their kind by this name.
     sys.argv[0] = "flower-supernode"
     flower_supernode()

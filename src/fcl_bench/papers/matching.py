@@ -34,7 +34,7 @@ _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "predictions", "method.bound
 #: A metric -> keys that affect it alone: the best of every round is not the best of every second.
 _DIFFERENT_FOR = {"A_T_best": {"evaluate_rounds"}}
 #: An override that changes the value of a key that is there, and no choice of a group.
-_KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'track'))})=|hydra\.)[\w.]+=")
+_KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'logger'))})=|hydra\.)[\w.]+=")
 
 
 def words_without_key(setting: str) -> list[str]:

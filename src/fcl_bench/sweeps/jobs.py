@@ -49,12 +49,12 @@ class JobReport:
 
     @property
     def command(self) -> str:
-        """Return the command that repeats this job alone."""
+        """The command that repeats this job alone."""
         return shlex.join(["fcl-bench", *self.overrides])
 
 
 def output_path(sweep: Path, number: int) -> Path:
-    """Return the file for the output of a job that runs beside others."""
+    """The file for the output of a job that runs beside others."""
     return sweep / "jobs" / f"{number}.log"
 
 
@@ -81,13 +81,13 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
 
 
 def read_reports(sweep: Path) -> dict[int, JobReport]:
-    """Return job number -> report, for every report so far that can be read."""
+    """Job number -> report, for every report so far that can be read."""
     reports = map(_read_report, (sweep / "jobs").glob("[0-9]*.json"))
     return dict(sorted((report.number, report) for report in reports if report is not None))
 
 
 def _read_report(path: Path) -> JobReport | None:
-    """Return the report; None if the file is damaged, as if the job had not started."""
+    """The report; None if the file is damaged, as if the job had not started."""
     try:
         return JobReport(**json.loads(path.read_text()))
     except (ValueError, TypeError):

@@ -32,7 +32,7 @@ class Range:
     values: tuple[str, ...]
 
     def suggested(self, trial: Any, key: str) -> str:
-        """Return the value that Optuna suggests, as it is typed.
+        """The value that Optuna suggests, as it is typed.
 
         A number has three significant digits, or as many as it needs to stay in a narrow range.
         """
@@ -47,7 +47,7 @@ class Range:
 
     @property
     def least(self) -> str:
-        """Return one of its values."""
+        """One of its values."""
         return self.values[0]
 
 
@@ -120,7 +120,7 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
 
 
 def ended(study: Any) -> list[Any]:
-    """Return the trials that are complete, pruned or failed, without those that an interruption ended."""
+    """The trials that are complete, pruned or failed, without those that an interruption ended."""
     interrupted = set(study.user_attrs.get("interrupted", []))
     return [trial for trial in study.get_trials() if trial.state.is_finished() and trial.number not in interrupted]
 
@@ -140,7 +140,6 @@ class Pruning:
     also: Tracking
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         return _Watched(self.trial, self.first, self.also.start(run))
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, JobReport
-from fcl_bench.tracking.progress import duration
+from fcl_bench.tracking.console import duration
 
 #: The largest number of settings in the table on the screen; `fcl-tables` shows all.
 _MOST = 40
@@ -20,7 +20,7 @@ _WARNINGS = 8
 
 
 def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str:
-    """Return a line such as `3 done, 2 running, 1 failed, 6 to come, about 4 min left`.
+    """A line such as `3 done, 2 running, 1 failed, 6 to come, about 4 min left`.
 
     The time left is the mean time of the runs that were carried out (runs that were complete before take none) times
     the number of jobs still to come, divided by the number of jobs side by side.
@@ -43,7 +43,7 @@ def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str
 
 
 def varying(jobs: Iterable[Sequence[str]]) -> set[str]:
-    """Return the keys whose values differ between the jobs of a sweep, given the overrides of each job."""
+    """The keys whose values differ between the jobs of a sweep, given the overrides of each job."""
     values: dict[str, set[str]] = {}
     count = 0
     for job in jobs:
@@ -54,13 +54,13 @@ def varying(jobs: Iterable[Sequence[str]]) -> set[str]:
 
 
 def name_of(overrides: Iterable[str], keys: set[str]) -> str:
-    """Return the overrides of a job that distinguish it: those of `keys`, or all of them if that leaves none."""
+    """The overrides of a job that distinguish it: those of `keys`, or all of them if that leaves none."""
     own = list(overrides)
     return " ".join([text for text in own if text.partition("=")[0] in keys] or own) or "defaults"
 
 
 def end_line(report: JobReport, total: int, keys: set[str], elsewhere: bool = False) -> str:
-    """Return a line about an ended job: its accuracy or its failure; a cluster (`elsewhere`) may start it again."""
+    """A line about an ended job: its accuracy or its failure; a cluster (`elsewhere`) may start it again."""
     which = f"run {report.number + 1} of {total}"
     what = name_of(report.overrides, keys)
     if report.status != DONE:
@@ -73,7 +73,7 @@ def end_line(report: JobReport, total: int, keys: set[str], elsewhere: bool = Fa
 
 
 def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, str] | None:
-    """Return a table with one row per setting (the varying keys except the seed), in the order of the jobs, and a line
+    """A table with one row per setting (the varying keys except the seed), in the order of the jobs, and a line
     with the best of those that compete; None if nothing was measured.
 
     Cells are means over the seeds with the standard deviation (n - 1), with the best run's A_T beside them.
@@ -109,7 +109,7 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def _highest(settings: Mapping[str, list[JobReport]]) -> str:
-    """Return a line with the best setting; "" if fewer than two compete. Ceilings compete only with each other."""
+    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other."""
     # Imported only now: it brings pandas, which the rest of a sweep does without.
     from fcl_bench.results.summarise import CEILINGS
 
@@ -125,7 +125,7 @@ def _highest(settings: Mapping[str, list[JobReport]]) -> str:
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
-    """Return each reason for which jobs failed, and below it the commands that repeat these jobs.
+    """Each reason for which jobs failed, and below it the commands that repeat these jobs.
 
     Args:
         output: the path of a job's output, with `{}` for its number; it is named for jobs that met a bug.
@@ -139,12 +139,12 @@ def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
 
 
 def unfinished(reports: Iterable[JobReport]) -> list[str]:
-    """Return a line for each job that has begun and not ended: the command that repeats it."""
+    """A line for each job that has begun and not ended: the command that repeats it."""
     return [f"    {report.command}" for report in reports if report.status == RUNNING]
 
 
 def warnings(reports: Iterable[JobReport]) -> list[str]:
-    """Return each warning once, with the number of runs that had it."""
+    """Each warning once, with the number of runs that had it."""
     count = Counter(text for report in reports for text in report.warnings)
     lines = [f"  {text}" + (f" ({runs} runs)" if runs > 1 else "") for text, runs in count.items()]
     more = [f"  and {len(lines) - _WARNINGS} more, in what the runs printed"] if len(lines) > _WARNINGS else []
@@ -156,7 +156,7 @@ def _values(reports: Iterable[JobReport], measure: str) -> list[float]:
 
 
 def _value(reports: Iterable[JobReport], measure: str) -> float:
-    """Return the mean of a measure; -1 if no run has it."""
+    """The mean of a measure; -1 if no run has it."""
     found = _values(reports, measure)
     return statistics.fmean(found) if found else -1.0
 

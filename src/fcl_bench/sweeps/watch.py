@@ -22,9 +22,7 @@ from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
 from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unfinished, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
-from fcl_bench.tracking.console import log_to_terminal, printed_to
-from fcl_bench.tracking.lines import say
-from fcl_bench.tracking.progress import current_progress
+from fcl_bench.tracking.console import current_progress, say
 
 _POLL_SECONDS = 0.5
 #: Seconds between two lines of progress where no terminal shows a moving line.
@@ -59,7 +57,6 @@ class Sweep:
         #: Jobs of this process whose reports could not be written, by number.
         self._unwritten: dict[int, JobReport] = {}
         self._line_at = time.monotonic()
-        self._printing = threading.Lock()
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: Progress | None = None
@@ -74,11 +71,11 @@ class Sweep:
         self._screen, self._err = sys.stdout, sys.stderr
         self.jobs = jobs
         self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
-        apart = not runs_here(config.hydra.launcher)
-        if apart and self.workers is not None:
+        elsewhere = not runs_here(config.hydra.launcher)
+        if elsewhere and self.workers is not None:
             share_cores(self.workers, cpu_count())
             announce_gpus()
-        self.folds = apart or (len(jobs) != 1 and not config.preview)
+        self.folds = elsewhere or (len(jobs) != 1 and not config.preview)
         if self.folds:
             if self._err.isatty():
                 self._bar = _bar(self._err, len(jobs))
@@ -97,17 +94,8 @@ class Sweep:
         """Remember the report of a job of this process that could not be written."""
         self._unwritten[report.number] = report
 
-    @contextmanager
-    def folded(self, output: Path) -> Iterator[None]:
-        """In the block, a job prints into a file."""
-        try:
-            with printed_to(output):
-                yield
-        finally:
-            log_to_terminal("fcl-bench")
-
     def reports(self) -> list[JobReport]:
-        """Return every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
+        """Every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
         found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
         for report in found.values():
             if report.status == RUNNING and self.workers is not None:
@@ -123,7 +111,7 @@ class Sweep:
         self._stop.set()
         if self._watcher is not None:
             self._watcher.join()
-            self.print_news()
+            self._print_news()
         if self._bar is not None:
             self._bar.stop()
         reports = self.reports() if self.began else []
@@ -166,14 +154,10 @@ class Sweep:
 
     def _watch(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
-            self.print_news()
-
-    def print_news(self) -> None:
-        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
-        with self._printing:
             self._print_news()
 
     def _print_news(self) -> None:
+        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
         reports = list(read_reports(self.folder).values())
         status = progress_line(reports, len(self.jobs), self.workers or max(1, len(reports)))
         ended = [report for report in reports if report.status != RUNNING]
@@ -211,7 +195,7 @@ _CURRENT: ContextVar[Sweep | None] = ContextVar("fcl_bench_sweep", default=None)
 
 
 def current_sweep() -> Sweep | None:
-    """Return the sweep of which this process is the parent; None in a worker."""
+    """The sweep of which this process is the parent; None in a worker."""
     return _CURRENT.get()
 
 

@@ -17,7 +17,7 @@ _GPUS = "FCL_BENCH_GPUS"
 
 
 def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
-    """Return how many jobs the launcher runs side by side on this machine; None if they run elsewhere.
+    """How many jobs the launcher runs side by side on this machine; None if they run elsewhere.
 
     Args:
         launcher: `hydra.launcher` of the configuration.
@@ -37,7 +37,7 @@ def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
 
 
 def runs_here(launcher: Any) -> bool:
-    """Return whether the launcher runs its jobs one by one in the parent process. Call it in that process."""
+    """Whether the launcher runs its jobs one by one in the parent process. Call it in that process."""
     return _kind(launcher) in ("BasicLauncher", "JoblibLauncher") and jobs_at_once(launcher, None) == 1
 
 
@@ -78,7 +78,7 @@ def announce_gpus() -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, without importing torch."""
+    """The GPUs that this process may use, without importing torch."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [name.strip() for name in listed.split(",") if name.strip() not in ("", "-1", "NoDevFiles")]
@@ -105,7 +105,7 @@ def take_gpu(sweep: Path, device: str) -> None:
 
 @functools.cache
 def _place(sweep: Path) -> tuple[int, FileLock]:
-    """Return this process's place in the sweep, taken at the first call, and its lock, held until the process ends."""
+    """This process's place in the sweep, taken at the first call, and its lock, held until the process ends."""
     folder = sweep / "workers"
     folder.mkdir(parents=True, exist_ok=True)
     place = 0

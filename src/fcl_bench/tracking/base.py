@@ -39,7 +39,7 @@ class Tracker:
     """A tracker's side of one run; this one does nothing."""
 
     def task(self, metrics: dict[str, float], step: int) -> None:
-        """A task is complete. This comes before the checkpoint is kept, so a run killed in between repeats the call.
+        """A task is complete. This comes before the checkpoint is saved, so a run killed in between repeats the call.
 
         Args:
             metrics: finite numbers by name.
@@ -54,7 +54,7 @@ class Tracker:
 
 
 class Tracking(Protocol):
-    """A choice of the group `track`."""
+    """A choice of the group `logger`."""
 
     def start(self, run: TrackedRun) -> Tracker:
         """Open the tracker. Raises a `UserError` if its package is not installed."""
@@ -62,38 +62,37 @@ class Tracking(Protocol):
 
 @dataclass
 class NoTracking:
-    """`track=none`: no tracking."""
+    """`logger=none`: no tracking."""
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         return Tracker()
 
 
 def load_tracking(config: Any) -> Tracking:
-    """Return the choice of the group `track` in what Hydra composed; no tracking if there is none.
+    """The choice of the group `logger` in what Hydra composed; no tracking if there is none.
 
     Raises:
         UserError: a wrong key or value.
     """
     from omegaconf import OmegaConf
 
-    node = OmegaConf.select(config, "track")
+    node = OmegaConf.select(config, "logger")
     if node is None:
         return NoTracking()
     if not OmegaConf.is_dict(node):
-        raise UserError(f"track={node} is not a configuration", "track=none, tensorboard, mlflow or wandb")
+        raise UserError(f"logger={node} is not a configuration", "logger=none, tensorboard, mlflow or wandb")
     knobs: Any = OmegaConf.to_container(node, resolve=True)
-    choice: Tracking = typed_instance(target_class("track", knobs.pop("_target_", None)), knobs, "track")
+    choice: Tracking = typed_instance(target_class("logger", knobs.pop("_target_", None)), knobs, "logger")
     return choice
 
 
-def require_package(track: str, module: str) -> ModuleType:
+def require_package(logger: str, module: str) -> ModuleType:
     """Import a tracker's package. Raises a `UserError` that says how to install it if it is missing."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(
-            f"track={track}: {error.name} is not installed", f"track=none, or {installing('track')}"
+            f"logger={logger}: {error.name} is not installed", f"logger=none, or {installing('logger')}"
         ) from error
 
 

@@ -1,60 +1,63 @@
-"""Output on the terminal: log lines, progress bars, notices that appear once, and what goes to a file instead."""
+"""Output on the terminal: lines, log lines, progress, notices that appear once, and what goes to a file instead."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TextIO
 
 from fcl_bench.errors import printable
-from fcl_bench.tracking.progress import Progress, ProgressLines
 
 log = logging.getLogger(__name__)
 
 #: The name of the log handlers that write to the terminal.
 _TERMINAL = "terminal"
+#: Seconds between two lines of progress, and before the first one.
+_EVERY = 60.0
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line at once, to stdout or another stream; if the reader has gone (`| head`), go on without it."""
+    try:
+        print(printable(text), file=stream, flush=True)
+    except BrokenPipeError:
+        drop_output(stream)
+
+
+def drop_output(stream: TextIO | None = None) -> None:
+    """Go on without the reader of stdout or of another stream, which has gone, since a sweep has more runs to do."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, (stream or sys.stdout).fileno())
+    os.close(nowhere)
 
 
 @contextmanager
 def printed_to(path: Path) -> Iterator[None]:
     """Append to the file `path` what Python prints and logs in the block, on either stream."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", buffering=1, errors="backslashreplace") as file, redirect_stdout(file), redirect_stderr(file):
-        yield
-
-
-@contextmanager
-def output_to(path: Path) -> Iterator[None]:
-    """Append to the file `path` what this process prints in the block, on either stream and from any library."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    streams = (1, 2)
-    before = [os.dup(stream) for stream in streams]
     try:
-        with path.open("ab") as file:
-            for stream in streams:
-                os.dup2(file.fileno(), stream)
-        yield
+        with (
+            path.open("a", buffering=1, errors="backslashreplace") as file,
+            redirect_stdout(file),
+            redirect_stderr(file),
+        ):
+            yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for stream, old in zip(streams, before, strict=True):
-            os.dup2(old, stream)
-            os.close(old)
+        log_to_terminal("fcl-bench")
 
 
-def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = True) -> None:
+def log_to_terminal(prefix: str, warned: list[str] | None = None, notes: bool = True) -> None:
     """Send the package's warnings to stderr and its notes to stdout; this replaces the effect of an earlier call.
 
     Args:
         prefix: the text before each line: the command's name.
-        kept: a list to which each warning's text is also added, once.
+        warned: a list to which each warning's text is also added, once.
         notes: whether notes are shown at all.
     """
     package = logging.getLogger("fcl_bench")
@@ -67,35 +70,35 @@ def log_to_terminal(prefix: str, kept: list[str] | None = None, notes: bool = Tr
         handlers.append(logging.StreamHandler(sys.stdout))
         handlers[1].setLevel(logging.INFO)
         handlers[1].addFilter(lambda record: record.levelno < logging.WARNING)
-    if kept is not None:
-        handlers.append(_Kept(kept))
+    if warned is not None:
+        handlers.append(_Collected(warned))
     for handler in handlers:
         handler.name = _TERMINAL
         handler.setFormatter(_Printable(f"{prefix}: %(message)s"))
         package.addHandler(handler)
     # Warnings of libraries get lines of the same form.
-    warnings.showwarning = _folded
+    warnings.showwarning = _log_warning
     logging.lastResort = logging.StreamHandler(sys.stderr)
     logging.lastResort.setLevel(logging.WARNING)
     logging.lastResort.setFormatter(_OneLine(f"{prefix}: %(name)s: %(message)s"))
 
 
-def _folded(message: Warning | str, *_: Any, **__: Any) -> None:
+def _log_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Log a library's warning (such as Pillow's on damaged metadata) as one of ours, without its source line."""
     log.warning("%s", " ".join(str(message).split()))
 
 
-class _Kept(logging.Handler):
+class _Collected(logging.Handler):
     """Adds the text of each warning to a list, once."""
 
-    def __init__(self, kept: list[str]) -> None:
+    def __init__(self, warned: list[str]) -> None:
         super().__init__(logging.WARNING)
-        self._kept = kept
+        self._warned = warned
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(" ".join(record.getMessage().split()))
-        if text not in self._kept:
-            self._kept.append(text)
+        if text not in self._warned:
+            self._warned.append(text)
 
 
 class _Printable(logging.Formatter):
@@ -115,12 +118,12 @@ class Notices:
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def tell(self, kind: str, text: str, level: int = logging.WARNING) -> None:
         """Log `text`, unless a notice of this `kind` was logged before."""
-        if kind not in self._told:
-            self._told.add(kind)
+        if kind not in self._logged:
+            self._logged.add(kind)
             self._log.log(level, text)
 
 
@@ -137,8 +140,19 @@ def silence() -> None:
 _quiet: list[bool] = []
 
 
+class Progress(Protocol):
+    """Receives the number of units done since the last call. It is a context manager; at its end, the work is over."""
+
+    def update(self, n: float | None = 1) -> object:
+        """`n` more units are done."""
+
+    def __enter__(self) -> Progress: ...
+
+    def __exit__(self, *raised: object) -> object: ...
+
+
 def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
-    """Return a bar with rate and time left on stderr, shown only after two seconds.
+    """A bar with rate and time left on stderr, shown only after two seconds.
 
     If stderr is not a terminal, there is one line per minute instead.
 
@@ -165,3 +179,54 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
         dynamic_ncols=True,
         leave=False,
     )
+
+
+class ProgressLines:
+    """`progress` in a log file: `learning: 31 of 50 rounds, about 40 s left`, once a minute."""
+
+    def __init__(self, total: int, what: str, unit: str, done: int = 0) -> None:
+        self._total, self._what, self._unit = total, what, unit
+        self._before = self._done = float(done)
+        self._begin = self._printed = time.monotonic()
+
+    def update(self, n: float | None = 1) -> None:
+        self._done += n or 0
+        now = time.monotonic()
+        if now - self._printed >= _EVERY:
+            self._printed = now
+            say(self.text(), sys.stderr)
+
+    def text(self) -> str:
+        """The progress so far, and the approximate time left at the rate so far."""
+        if self._unit == "B":
+            counted = f"{self._done / 1e6:.0f} of {self._total / 1e6:.0f} MB"
+        else:
+            counted = f"{self._done:.0f} of {self._total} {self._unit}s"
+        fresh, seconds = self._done - self._before, time.monotonic() - self._begin
+        if not fresh or self._done >= self._total:
+            return f"{self._what}: {counted}"
+        return f"{self._what}: {counted}, about {duration((self._total - self._done) * seconds / fresh)} left"
+
+    def __enter__(self) -> ProgressLines:
+        _IN_PROGRESS.append(self)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        _IN_PROGRESS.remove(self)
+
+
+#: The pieces of work in progress in this process, the innermost last.
+_IN_PROGRESS: list[ProgressLines] = []
+
+
+def current_progress() -> str:
+    """The progress that no terminal shows; "" if there is none. It may be called from any thread."""
+    return next((work.text() for work in _IN_PROGRESS[-1:]), "")
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `40 s`, `12 min`, `3 h 20 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

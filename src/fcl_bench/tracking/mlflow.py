@@ -1,4 +1,4 @@
-"""`track=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
+"""`logger=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
+#: The MLflow experiment of all runs, which is made if it does not exist.
+_EXPERIMENT = "fcl-bench"
 #: The tag by which a continued run is found.
 _TAG = "fcl_bench.run_id"
 _SQLITE = "sqlite:///"
@@ -28,41 +29,38 @@ class MLflow:
 
     Args:
         uri: the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
-        experiment: the name of the MLflow experiment, which is made if it does not exist.
     """
 
     uri: str
-    experiment: str = knob(filled=True, words="a name, such as track.experiment=fcl-bench")
 
     def __post_init__(self) -> None:
         if "://" not in self.uri:
-            raise UserError(f"track.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
+            raise UserError(f"logger.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         tracking = require_package("mlflow", "mlflow.tracking")
         entities = require_package("mlflow", "mlflow.entities")
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         if not self.uri.startswith(_SQLITE):
-            return _Run(tracking.MlflowClient(self.uri), entities, self.experiment, run, None)
+            return _Run(tracking.MlflowClient(self.uri), entities, run, None)
         for package in ("sqlalchemy", "alembic"):
             require_package("mlflow", package)
-        file = user_path("track.uri", self.uri.removeprefix(_SQLITE))
-        writable(f"track.uri={self.uri}", file.parent)
+        file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
+        writable(f"logger.uri={self.uri}", file.parent)
         with _lock(file):  # the first process makes the tables
             client = tracking.MlflowClient(f"{_SQLITE}{file}")
-            return _Run(client, entities, self.experiment, run, file)
+            return _Run(client, entities, run, file)
 
 
 class _Run(Tracker):
     """One MLflow run. Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
 
-    def __init__(self, client: Any, entities: Any, experiment: str, run: TrackedRun, file: Path | None) -> None:
+    def __init__(self, client: Any, entities: Any, run: TrackedRun, file: Path | None) -> None:
         self._client, self._entities, self._file = client, entities, file
         self._ended = False
-        found = client.get_experiment_by_name(experiment)
-        at = client.create_experiment(experiment, _artifacts(file)) if found is None else found.experiment_id
+        found = client.get_experiment_by_name(_EXPERIMENT)
+        at = client.create_experiment(_EXPERIMENT, _artifacts(file)) if found is None else found.experiment_id
         before = [] if run.fresh else client.search_runs([at], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if before:
             self._id = before[0].info.run_id
@@ -103,5 +101,5 @@ def _lock(file: Path | None) -> Any:
 
 
 def _artifacts(file: Path | None) -> str | None:
-    """Return the folder for MLflow's files of a run: beside its own file, not in the working folder."""
+    """The folder for MLflow's files of a run: beside its own file, not in the working folder."""
     return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()

@@ -1,4 +1,4 @@
-"""`track=tensorboard`: event files that `tensorboard --logdir` shows."""
+"""`logger=tensorboard`: event files that `tensorboard --logdir` shows."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from fcl_bench.config import knob
-from fcl_bench.files import user_path, writable
+from fcl_bench.files import writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 
 @dataclass
 class TensorBoard:
-    """Event files in `<dir>/<run>/`: one point per task, and the record's numbers at the end.
-
-    Args:
-        dir: root of the event files.
-    """
-
-    dir: str = knob(filled=True, words="a folder, such as track.dir=outputs/tensorboard")
+    """Event files in `<out>/tensorboard/<run>/`: one point per task, and the record's numbers at the end."""
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         # Without tensorboard, torch's module fails later and with another message.
         require_package("tensorboard", "tensorboard")
         writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
-        folder = writable(f"track.dir={self.dir}", user_path("track.dir", self.dir)) / run.label
+        folder = writable(f"out={run.out}", run.out / "tensorboard") / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
-        # Points that a killed process wrote before it kept its checkpoint are written again, so purge them: at 0, all.
+        # Points that a killed process wrote before it saved its checkpoint are written again, so purge them: at 0, all.
         return _Events(writer(str(folder), purge_step=run.tasks_done), run)
 
 

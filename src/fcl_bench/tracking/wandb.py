@@ -1,4 +1,4 @@
-"""`track=wandb`: a Weights & Biases run, kept on this machine unless told otherwise."""
+"""`logger=wandb`: a Weights & Biases run, kept on this machine unless told otherwise."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcl_bench.config import knob
-from fcl_bench.files import user_path, writable
+from fcl_bench.files import writable
 from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
 
 
@@ -16,28 +16,22 @@ class WandB:
 
     Args:
         project: name of the W&B project.
-        entity: user or team; null: the account's own.
-        mode: offline (files that `wandb sync` sends later), online.
-        dir: root of W&B's files.
+        mode: offline (files in `<out>/wandb/` that `wandb sync` sends later), online.
     """
 
-    project: str = knob(filled=True, words="track.project=NAME")
-    entity: str | None = knob()
+    project: str = knob(filled=True, words="logger.project=NAME")
     mode: str = knob(choices=("offline", "online"))
-    dir: str = knob(filled=True, words="track.dir=NAME")
 
     def start(self, run: TrackedRun) -> Tracker:
-        """See `Tracking`."""
         wandb = require_package("wandb", "wandb")
         # Each process of an interrupted run leaves its own files; W&B joins them by the id.
         opened = wandb.init(
             project=self.project,
-            entity=self.entity,
             id=run.id,
             name=run.label,
             resume="allow",
             mode=self.mode,
-            dir=str(writable(f"track.dir={self.dir}", user_path("track.dir", self.dir))),
+            dir=str(writable(f"out={run.out}", run.out / "wandb")),
             config=run.config,
             # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
             settings=wandb.Settings(console="off", silent=True),

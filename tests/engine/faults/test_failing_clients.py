@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 import torch
 
+from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.node import Reply
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.client_state import Keeper, as_state, new_tag
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.client_state import ClientStore, as_state, new_tag, tag_of
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.process_info import ProcessInfo, counted, require_alike
+from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
@@ -22,7 +20,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.message import Message
 from tests.engine.counting import federation
-from tests.engine.remote.posts import Remotes
+from tests.engine.remote.host_peers import Remotes
 from tests.engine.test_transport import training
 from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
@@ -63,11 +61,10 @@ def rows(run) -> list[tuple]:
     return [dataclasses.astuple(dataclasses.replace(row, client_seconds=0.0)) for row in run.state.ledger.uploads]
 
 
-@pytest.mark.parametrize("local", [True, False], ids=["with the server", "apart"])
 @pytest.mark.parametrize("case", CASES)
-def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, local, tmp_path):
+def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, tmp_path):
     """The samples of all other clients are NaN, or white, before a process takes its own; then it has no others."""
-    alone, remotes = made(case, InProcess.of), Remotes(tmp_path, processes=2, local=local)
+    alone, remotes = made(case, InProcess.of), Remotes(tmp_path)
     apart = made(case, remotes)
     alone.run(lambda _: None)
     apart.run(lambda _: None)
@@ -76,7 +73,7 @@ def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, lo
     ledgers = [run.state.ledger for run in (alone, apart)]
     assert ledgers[0].told_alone() == ledgers[1].told_alone()
     assert ledgers[0].communication() == ledgers[1].communication()
-    for process, host in enumerate(remotes.post.hosts):
+    for process, host in enumerate(remotes.hosts):
         own = [len(clients[k]) for clients in host.node.data.holdings for k in range(3)]
         assert own == [size if k % 2 == process else 0 for clients in SIZES for k, size in enumerate(clients)]
         assert len(host.node.data._inputs) == sum(own)
@@ -115,7 +112,7 @@ def test_what_clients_keep_is_saved_where_they_are_and_any_number_of_processes_g
     if after == "one process":
 
         def again(*parts):
-            return InProcess(InProcess.of(*parts)._node, Keeper(tmp_path, "a run"))
+            return InProcess(InProcess.of(*parts)._node, ClientStore(tmp_path, "a run"))
     else:
         again = Remotes(tmp_path, processes=2 if after == "two processes" else 3)
     resumed = made(case, again)
@@ -147,7 +144,7 @@ def test_a_run_whose_clients_lost_what_they_kept_stops_with_a_line(damage, tmp_p
             file.write_text(file.read_text().replace("a run", "b run"))
     else:
         tensors = {**tensors, "client.elsewhere": as_state(new_tag(0, 1))["elsewhere"]}
-    with pytest.raises(UserError, match=r"lacks what [12] clients kept, client \d for one \("):
+    with pytest.raises(UserError, match=r"lacks what [12] clients stored, client \d for one \("):
         made("scaffold", Remotes(tmp_path)).restore(state, tensors)
 
 
@@ -159,36 +156,30 @@ def test_processes_forget_what_clients_kept_when_the_run_is_complete(tmp_path, c
     federation.run(lambda run: run.save())
     assert list(tmp_path.glob("*/process-1"))
     if gone:
-        remotes.post.gone.add(1)
-    federation.transport.forget()
+        remotes.peers[1].gone = True
+    federation.transport.delete_states()
     assert not tmp_path.exists()  # of one folder, whichever deletes it
-    assert ("process 1 could not be told that the run is complete: its cable was cut" in caplog.text) == gone
+    assert (
+        "process 1 was lost: its cable was cut; the states of its clients stay where they are" in caplog.text
+    ) == gone
 
 
-def test_a_process_keeps_its_last_two_saves(tmp_path):
+def test_a_process_retains_its_last_two_saves(tmp_path):
     """The server may be killed before it has its own."""
-    keeper = Keeper(tmp_path, "a run", "one")
-    tags = [new_tag(0, round_) for round_ in range(3)]
-    assert len(set(tags) | {new_tag(0, 0)}) == 4
-    for number, tag in enumerate(tags):
-        keeper.save(tag, [0, 2], {"0.x": torch.tensor(number), "2.x": torch.tensor(-number)})
-    assert {entry.name for entry in tmp_path.iterdir()} == set(tags[1:])
-    again = Keeper(tmp_path, "a run", "one")
-    assert again.restore(tags[1], [2]) == {"2.x": torch.tensor(-1)}
-    again.save(new_tag(0, 3), [0, 2], {})
-    assert tags[1] in {entry.name for entry in tmp_path.iterdir()}, "until the server has the next"
-    assert tags[2] not in {entry.name for entry in tmp_path.iterdir()}
+    remotes = Remotes(tmp_path)
+    run, tags = made("scaffold", remotes), []
+    run.run(lambda run: tags.append(tag_of(run.transport.state_dict())))
+    host = remotes.hosts[1]
+    saved = {entry.parent.name for entry in tmp_path.glob("*/process-1")}
+    assert saved == set(tags[-2:])
+    host.restore(as_state(tags[-2]))
+    host.save("another")
+    saved = {entry.parent.name for entry in tmp_path.glob("*/process-1")}
+    assert saved == {tags[-2], "another"}, "the one before, until the server has the next"
 
 
-def test_no_more_than_one_upload_of_each_process_is_made_before_it_is_asked_for(tmp_path, monkeypatch):
-    turns, taken = [], []
-    turn = Node.turn
-    monkeypatch.setattr(Node, "turn", lambda self, client, sent: (turns.append(client), turn(self, client, sent))[1])
-    run = made("fedran", Remotes(tmp_path, local=False))
-    absorb = run.server.absorb
-    run.server.absorb = lambda client, upload: (taken.append(len(turns)), absorb(client, upload))[1]
-    run.run(lambda _: None)
-    assert taken == list(range(1, len(turns) + 1))
+def test_saves_have_names_of_their_own():
+    assert len({new_tag(0, 0), new_tag(0, 0), new_tag(0, 1)}) == 3
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -199,7 +190,7 @@ def test_the_servers_process_does_its_turns_instead_of_waiting_and_the_bits_are_
     alone, remotes = made(case, InProcess.of), Remotes(tmp_path)
     apart = made(case, remotes)
     alone.run(lambda _: None)
-    remotes.post.slow = True
+    remotes.peers[1].slow = True
     monkeypatch.setattr(Node, "turn", lambda self, client, sent: (turns.append(client), turn(self, client, sent))[1])
     apart.run(lambda _: None)
     assert same(bits(alone), bits(apart))
@@ -217,9 +208,9 @@ def test_the_state_of_a_client_whose_upload_waited_and_was_refused_is_the_one_be
         # The sixth is client 2's of the second round: its turn came before client 1's.
         objecting_to(run.server, 6)
         if transport != InProcess.of:
-            transport.post.slow = True
+            transport.peers[1].slow = True
         run.run(lambda _: None)
-        nodes = [run.transport._node] if transport == InProcess.of else [host.node for host in transport.post.hosts]
+        nodes = [run.transport._node] if transport == InProcess.of else [host.node for host in transport.hosts]
         kept.append(({k: v for node in nodes for k, v in node.state_dict().items()}, run.state.ledger.dropped()))
     assert kept[0][1] == kept[1][1] == [(2, 1)]
     assert same(kept[0][0], kept[1][0])
@@ -237,12 +228,10 @@ def test_no_turn_is_done_ahead_once_the_answer_is_there(tmp_path, monkeypatch):
 
 
 def test_a_broadcast_goes_once_to_each_process_and_not_to_those_without_a_participant(tmp_path):
-    remotes = Remotes(tmp_path, processes=3, local=False)
-    run = made("fedran", remotes)
-    run.run(lambda _: None)
-    asked = Counter(process for process, _ in remotes.post.sent)
-    # The census; then client 1 has no label in task 0.
-    assert asked == {0: 1 + 2, 1: 1 + 1, 2: 1 + 2}
+    remotes = Remotes(tmp_path, processes=3)
+    made("fedran", remotes).run(lambda _: None)
+    # Client 1 has no label in task 0.
+    assert {number: peer.sent for number, peer in remotes.peers.items()} == {1: 1, 2: 2}
 
 
 def objecting_to(server, number: int) -> None:
@@ -256,21 +245,22 @@ def objecting_to(server, number: int) -> None:
     server.objection = found
 
 
-def test_clients_whose_uploads_are_refused_keep_what_they_kept_before(tmp_path):
+def test_clients_whose_uploads_are_refused_have_the_state_before(tmp_path):
     """Also where the refusal comes after turns of other clients of the same process."""
-    kept = []
-    for transport in (InProcess.of, Remotes(tmp_path, local=False, processes=1)):
-        context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5]])
+    found = []
+    for transport in (InProcess.of, Remotes(tmp_path)):
+        context, tasks = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[9, 4, 5, 6]])
         run = federation_of(Scaffold(training=training()), context, tasks, transport=transport, drops=True)
-        objecting_to(run.server, 5)
+        objecting_to(run.server, 6)
         run.run(lambda _: None)
-        node = run.transport._node if transport == InProcess.of else transport.post.hosts[0].node
+        nodes = [run.transport._node] if transport == InProcess.of else [host.node for host in transport.hosts]
         if transport != InProcess.of:
+            assert transport.hosts[1].own == [1, 3]
             # The last round's refusals travel with the next request.
             run.transport.state_dict()
-        kept.append((node.state_dict(), run.state.ledger.dropped()))
-    assert kept[0][1] == kept[1][1] == [(1, 1)]
-    assert same(kept[0][0], kept[1][0])
+        found.append(({k: v for node in nodes for k, v in node.state_dict().items()}, run.state.ledger.dropped()))
+    assert found[0][1] == found[1][1] == [(1, 1)]
+    assert same(found[0][0], found[1][0])
 
 
 def test_a_process_that_goes_ends_the_run_or_leaves_a_partial_round(tmp_path):
@@ -282,7 +272,7 @@ def test_a_process_that_goes_ends_the_run_or_leaves_a_partial_round(tmp_path):
 
         def cut(present, broadcast, remotes=remotes, whole=whole):
             if broadcast.task == 1:
-                remotes.post.gone.add(1)
+                remotes.peers[1].gone = True
             return whole(present, broadcast)
 
         run.transport.exchange = cut
@@ -301,7 +291,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
     """A user's as the user's; others with where they came from."""
     remotes = Remotes(tmp_path)
     run, _ = federation(transport=remotes)
-    client = remotes.post.hosts[1].node._client
+    client = remotes.hosts[1].node._client
 
     def wrong(client_data, broadcast, state):
         raise UserError("wire.dtype=float16 can't hold it", "wire.dtype=float64")
@@ -310,7 +300,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
     with pytest.raises(UserError, match=r"^wire.dtype=float16 can't hold it \(wire.dtype=float64\)$"):
         run.run(lambda _: None)
     run, _ = federation(transport=remotes)
-    remotes.post.hosts[1].node._client.update = lambda *_: 1 / 0
+    remotes.hosts[1].node._client.update = lambda *_: 1 / 0
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
         run.run(lambda _: None)
 
@@ -324,73 +314,52 @@ def test_audits_are_refused_over_processes(tmp_path):
 
 def test_a_message_without_tensors_keeps_what_it_says():
     """It is false as a mapping is."""
-    heard_of = deserialise(serialise("exchange", Message({}, "ask", task=3, round=2), clients=[1]))
-    assert (heard_of.message.stage, heard_of.message.task, heard_of.message.round) == ("ask", 3, 2)
-    assert (heard_of.kind, heard_of.beside) == ("exchange", {"clients": [1]})
+    received = deserialise(serialise("exchange", Message({}, "ask", task=3, round=2), clients=[1]))
+    assert (received.message.stage, received.message.task, received.message.round) == ("ask", 3, 2)
+    assert (received.kind, received.beside) == ("exchange", {"clients": [1]})
 
 
-CENSUS = ProcessInfo("the server", "id", "run", "0.3", "2.8", 1, "cpu", [], [], [])
+INFO = ProcessInfo("the server", "id", "0.3", "2.8", 1, None, "cpu")
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"package": "0.2"}, "rank 1 has fcl-bench 0.2, the server 0.3 (the same version everywhere)"),
         ({"torch_version": "2.7"}, "rank 1 has torch 2.7, the server 2.8 (the same version everywhere)"),
         ({"run": "other"}, "rank 1 has the run other, the server id (the same command, data and device everywhere)"),
         (
-            {"threads": 4, "package": "0.2"},
-            "rank 1 has fcl-bench 0.2, the server 0.3; rank 1 has threads: 4, the server 1 (the same version"
+            {"threads": 4, "torch_version": "2.7"},
+            "rank 1 has torch 2.7, the server 2.8; rank 1 has threads: 4, the server 1 (the same version"
             " everywhere; the same threads= and OMP_NUM_THREADS everywhere, since sums round by the number of threads)",
         ),
     ],
 )
 def test_processes_that_differ_are_told_in_one_line(change, line):
-    require_alike(CENSUS, [dataclasses.replace(CENSUS, process="rank 1")])
+    require_alike(INFO, [dataclasses.replace(INFO, process="rank 1")])
     with pytest.raises(UserError) as told:
-        require_alike(CENSUS, [dataclasses.replace(CENSUS, process="rank 1", **change)])
+        require_alike(INFO, [dataclasses.replace(INFO, process="rank 1", **change)])
     assert str(told.value) == line
 
 
-def test_every_client_lives_once():
-    def lives(process, *clients):
-        counts = [[1] * len(clients)]
-        return dataclasses.replace(CENSUS, process=process, clients=list(clients), samples=counts, labelled=counts)
-
-    samples, _ = counted([lives("a", 0, 2), lives("b", 1)], 3, 1)
-    assert samples.tolist() == [[1, 1, 1]]
-    for processes, line in (
-        ([lives("a", 0, 2)], "client 1 lives nowhere, 1 of 3 clients do"),
-        ([lives("a", 0, 1, 2), lives("b", 1)], "client 1 lives in a and in b"),
-        ([lives("a", 0, 1, 2, 3)], "a has client 3"),
-    ):
-        with pytest.raises(UserError, match=line):
-            counted(processes, 3, 1)
+def test_a_process_of_another_version_is_told_in_one_line():
+    with pytest.raises(UserError, match=r"^rank 1 has fcl-bench 0\.2, the server .* \(the same version everywhere\)$"):
+        ProcessInfo.read({"process": "rank 1", "package": "0.2", "what": "it had then"})
 
 
 def test_the_threads_that_count_are_those_that_compute(monkeypatch):
     """A run that is small has the same bits whatever OMP_NUM_THREADS is; a network that computes before it has not."""
     small, large = dataclasses.replace(context_of(6), threads=1), dataclasses.replace(context_of(6), threads=None)
 
-    def census(process, threads, context, prepared):
+    def info(process, threads, context, prepared):
         with monkeypatch.context() as patch:
             patch.setattr("fcl_bench.engine.remote.process_info.torch.get_num_threads", lambda: threads)
             return ProcessInfo.here(process, "id", context, prepared)
 
     def compared(context, prepared):
-        require_alike(census("the server", 2, context, prepared), [census("rank 1", 8, context, prepared)])
+        require_alike(info("the server", 2, context, prepared), [info("rank 1", 8, context, prepared)])
 
     compared(small, False)
     with pytest.raises(UserError, match="rank 1 has threads: 8, the server 2"):
         compared(large, False)
     with pytest.raises(UserError, match="rank 1 has threads for the network before the method: 8, the server 2"):
         compared(small, True)
-
-
-def test_a_census_counts_what_the_clients_have():
-    shards = [[np.array([0, 1]), np.array([2])], [np.array([3]), np.array([4, 5])]]
-    labelled = np.array([True, False, True, True, True, False])
-    clients = Clients(FedRAN(), context_of(6), shards, np.zeros(6, dtype=int), labelled, run="id")
-    census = ProcessInfo.of("rank 1", clients, [1])
-    assert (census.clients, census.samples, census.labelled) == ([1], [[1], [2]], [[1], [1]])
-    assert ProcessInfo(**census.state()) == census

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.node import Reply
-from fcl_bench.engine.remote.placing import Place
-from fcl_bench.engine.remote.replies import reply_said
-from fcl_bench.engine.remote.transport import Remote
+from fcl_bench.engine.exchange import Reply
+from fcl_bench.engine.remote.rank import Rank
+from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.engine.remote.waiting import MOST, MOST_IN_ALL, OwnTurns, Room, share_of
 from fcl_bench.engine.transports import ranks
 from fcl_bench.protocol.message import Message
@@ -48,17 +47,15 @@ def test_all_processes_together_have_a_bounded_room(processes, mebibytes):
 def test_the_ranks_have_these_shares(monkeypatch):
     """Of the peers of rank 0, and of its own turns."""
     given = []
-    monkeypatch.setattr(ranks, "Peer", lambda rank, name, most: given.append(most))
-    link = ranks.ServersRank(Place(0, 64, 0, "here", 1))
+    monkeypatch.setattr(ranks, "RankPeer", lambda rank, name, most: given.append(most))
+    link = ranks.ServerRank(Rank(0, 64, 0, "here", 1))
     assert given == [16 * 2**20] * 63
-    monkeypatch.setattr(ranks, "homes", lambda *_: [0])
-    monkeypatch.setattr(ranks, "residents", lambda *_: [0])
+    monkeypatch.setattr(ranks, "assign", lambda *_: [0])
+    monkeypatch.setattr(ranks, "clients_in", lambda *_: [0])
     monkeypatch.setattr(ranks, "Host", lambda *_: None)
-    monkeypatch.setattr(ranks, "Keeper", lambda *_: None)
-    monkeypatch.setattr(Remote, "_census", lambda *_: [])
-    monkeypatch.setattr("fcl_bench.engine.remote.transport.counted", lambda *_: (None, None))
+    monkeypatch.setattr(ranks, "ClientStore", lambda *_: None)
     link._peers.clear()
-    clients = SimpleNamespace(count=1, tasks=1, run="", rows=lambda _: np.zeros(1, dtype=int))
+    clients = SimpleNamespace(count=1, tasks=1, run="", rows=lambda _: np.zeros(1, dtype=int), samples=lambda _: None)
     assert link.federate(clients, torch.zeros(1, 2, dtype=torch.uint8), Path())._most == 16 * 2**20
 
 
@@ -100,7 +97,7 @@ def test_a_reply_that_waits_keeps_its_numbers():
 
 
 def test_turns_are_done_ahead_as_long_as_their_replies_have_room():
-    size = len(reply_said(next(replies(torch.zeros(3), 1))))
+    size = len(serialise_reply(next(replies(torch.zeros(3), 1))))
     for most, ahead in ((0, 1), (size, 1), (2 * size, 2), (3 * size - 1, 2)):
         own = OwnTurns(replies(torch.zeros(3), 5), most)
         assert [own.work_ahead() for _ in range(3)].count(True) == ahead

@@ -1,1 +1,1 @@
-"""Clients that live in other processes: what both ends say to each other, whatever carries it."""
+"""Clients in other processes: what both ends say to each other, whatever carries it."""

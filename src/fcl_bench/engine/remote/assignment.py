@@ -1,4 +1,4 @@
-"""Which clients live in which process."""
+"""Which clients are in which process."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from fcl_bench.engine.clients import Clients
 
 
-def homes(clients: Clients, processes: int) -> list[int]:
-    """The process, from 0, in which each client lives. A client never moves, since its state is there."""
-    return dealt(np.stack([clients.samples(task)[0] for task in range(clients.tasks)]), processes)
+def assign(clients: Clients, processes: int) -> list[int]:
+    """The process, from 0, of each client. A client never moves, since its state is there."""
+    return balanced(np.stack([clients.samples(task)[0] for task in range(clients.tasks)]), processes)
 
 
-def dealt(samples: np.ndarray, processes: int) -> list[int]:
-    """Deal clients to processes so that these have about as many samples as each other in every task.
+def balanced(samples: np.ndarray, processes: int) -> list[int]:
+    """Assign clients to processes so that these have about as many samples as each other in every task.
 
     Uploads are absorbed in client order, so each process gets one of as many neighbours as there are processes: then
     neighbours work at the same time. Among these neighbours, the client with the most samples chooses first. Each goes
@@ -32,7 +32,7 @@ def dealt(samples: np.ndarray, processes: int) -> list[int]:
         for client in sorted(group, key=lambda client: -int(samples[:, client].sum())):
             own = samples[:, client]
             after = np.maximum(load.max(axis=0), load[free] + own).sum(axis=1)
-            # Of equal ones, the process with the fewest samples so far, then as if they were dealt in turn.
+            # Of equal ones, the process with the fewest samples so far, then in turn.
             turn = client % processes
             chosen = min(
                 zip(after, load[free].sum(axis=1), free, strict=True),
@@ -44,6 +44,6 @@ def dealt(samples: np.ndarray, processes: int) -> list[int]:
     return found
 
 
-def residents(homes: list[int], process: int) -> list[int]:
-    """The clients that live in a process, ascending."""
-    return [client for client, home in enumerate(homes) if home == process]
+def clients_in(assignment: list[int], process: int) -> list[int]:
+    """The clients of a process, ascending."""
+    return [client for client, other in enumerate(assignment) if other == process]

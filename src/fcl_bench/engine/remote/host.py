@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from fcl_bench.engine.client_state import Keeper, resolved
+from fcl_bench.engine.client_state import ClientStore, resolved, tag_of
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.remote.replies import Received, deserialise, on, reply_said, serialise
+from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
@@ -24,64 +23,65 @@ class Host:
     """The clients of one process in one federation.
 
     Args:
-        process: its name, for messages.
         clients: of the whole federation.
-        own: who lives here.
+        own: the clients of this process.
         inputs: their samples, as `Clients.node` takes them.
-        keeper: where their states are kept with the server's checkpoints.
+        store: where their states are saved with the server's checkpoints.
     """
 
-    def __init__(
-        self, process: str, clients: Clients, own: range | list[int], inputs: torch.Tensor, keeper: Keeper
-    ) -> None:
+    def __init__(self, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore) -> None:
         self.node: Node = clients.node(inputs, own)
-        self.own, self._residents = list(own), frozenset(own)
+        self.own = list(own)
         self._device = clients.context.device
-        self._keeper = keeper
-        self.census = ProcessInfo.of(process, clients, own, self.node.data.raw)
+        self._store, self._last_tag = store, ""
 
     def answers(self, request: Received) -> Iterator[bytes]:
-        """What is answered to a request: one blob, or one for each turn. Work is done as they are asked for."""
+        """The answers to a request: one blob, or one for each turn. Work is done as they are asked for."""
         beside = request.beside
-        for client in filter(self._has, beside.get("refused", ())):
+        for client in self._here(beside.get("refused", ())):
             self.node.rollback(client)
-        if request.kind == "census":
-            yield serialise("census", **self.census.state())
-        elif request.kind == "exchange":
-            for reply in self.turns(beside["clients"], on(request.message, self._device)):
-                yield reply_said(reply)
+        if request.kind == "exchange":
+            for reply in self.turns(beside["clients"], on_device(request.message, self._device)):
+                yield serialise_reply(reply)
         elif request.kind == "save":
             self.save(beside["tag"])
             yield serialise("saved")
         elif request.kind == "restore":
             self.restore(dict(request.message))
             yield serialise("restored")
-        elif request.kind == "forget":
-            self.forget()
-            yield serialise("forgotten")
+        elif request.kind == "delete":
+            self.delete()
+            yield serialise("deleted")
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
 
     def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
-        """The replies of those clients of a round that live here; a turn is done when its reply is asked for."""
+        """The replies of this process's clients of a round; a turn is done when its reply is asked for."""
         self.node.commit()
-        for client in filter(self._has, present):
+        for client in self._here(present):
             yield self.node.turn(client, broadcast)
 
-    def _has(self, client: int) -> bool:
-        return client in self._residents
+    def _here(self, clients: Sequence[int]) -> list[int]:
+        own = frozenset(self.own)
+        return [client for client in clients if client in own]
 
     def save(self, tag: str) -> None:
-        """Keep the clients' states on this process's disk."""
-        self._keeper.save(tag, self.own, self.node.state_dict())
+        """Save the clients' states on this process's disk, before the server saves its own.
 
-    def forget(self) -> None:
-        """Delete what the clients kept on this process's disk, which the server's process may not see."""
-        self._keeper.forget()
+        The save before this one stays, since the server may be killed in between.
+        """
+        self._store.save(tag, self.own, self.node.state_dict())
+        self._store.prune((tag, self._last_tag))
+        self._last_tag = tag
+
+    def delete(self) -> None:
+        """Delete the clients' states on this process's disk, which the server's process may not see."""
+        self._store.delete()
 
     def restore(self, states: dict[str, torch.Tensor]) -> None:
         """Go on from what the server's checkpoint says of these clients."""
-        self.node.load_state_dict(resolved(states, self.own, self._keeper))
+        self.node.load_state_dict(resolved(states, self.own, self._store))
+        self._last_tag = tag_of(states)
 
 
 def answered(blob: bytes | memoryview, answers: Callable[[Received], Iterator[bytes]]) -> Iterator[bytes]:
@@ -93,14 +93,3 @@ def answered(blob: bytes | memoryview, answers: Callable[[Received], Iterator[by
     except Exception as error:
         log.debug("the request failed", exc_info=True)
         yield serialise("error", text="".join(traceback.format_exception(error)))
-
-
-def states_of(states: dict[str, torch.Tensor], own: list[int]) -> Message:
-    """The part of a server's checkpoint that these clients need, to be sent with the request to restore."""
-    kept = frozenset(own)
-    chosen = {name: value for name, value in states.items() if not _client(name) or int(name.partition(".")[0]) in kept}
-    return Message(chosen)
-
-
-def _client(name: str) -> bool:
-    return name.partition(".")[0].isdigit()

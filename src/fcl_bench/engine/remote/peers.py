@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fcl_bench.engine.remote.transport import Gone
+from fcl_bench.engine.remote.transport import Gone, Peer
 from fcl_bench.engine.remote.waiting import MOST, Room
 from fcl_bench.errors import first_line
 
@@ -19,7 +19,7 @@ _END = 0
 CLOSED = "its connection closed"
 
 
-class Peer:
+class RankPeer(Peer):
     """Another rank.
 
     A thread reads what it sends, before anybody asks for it: so a rank computes on while its uploads wait here, as long
@@ -32,7 +32,7 @@ class Peer:
     """
 
     def __init__(self, rank: int, name: str, most: int = MOST) -> None:
-        self.name = name
+        super().__init__(name)
         #: Whether it has said that nothing more will come.
         self.ended = False
         self._rank = rank
@@ -60,7 +60,6 @@ class Peer:
             self._inbox.put(_reason(error))
 
     def send(self, blob: bytes) -> None:
-        """Returns when the peer has it, or its thread is about to. Raises `Gone` if it is there no more."""
         try:
             dist.send(torch.tensor([len(blob)]), self._rank)
             # A view: torch would warn of memory that it may not write to.

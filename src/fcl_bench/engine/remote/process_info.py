@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 import fcl_bench
 from fcl_bench import environment
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import Context
+
+_Info = TypeVar("_Info", bound="ProcessInfo")
 
 
 @dataclass(frozen=True)
@@ -23,78 +22,63 @@ class ProcessInfo:
 
     Attributes:
         process: its name, for messages ("rank 1").
-        run, stage: identity of what is under way, and which of its federations.
+        run: identity of what is under way.
         package, torch_version: versions.
         threads: with which the method computes on the CPU: sums round by them.
         preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
-        clients: who lives there, ascending.
-        samples, labelled: [task][client of `clients`], counts.
-        raw: what a sample would cost as it is; None: nobody says.
     """
 
     process: str
     run: str
-    stage: str
     package: str
     torch_version: str
     threads: int
+    preparing: int | None
     device: str
-    clients: list[int]
-    samples: list[list[int]]
-    labelled: list[list[int]]
-    raw: dict[str, Any] | None = None
-    preparing: int | None = None
 
     @classmethod
-    def of(cls, process: str, clients: Clients, own: Iterable[int], raw: RawSamples | None = None) -> ProcessInfo:
-        """Return the census of this process, in which the clients `own` live."""
-        own = sorted(own)
-        counts = [clients.samples(task) for task in range(clients.tasks)]
-        return replace(
-            cls.here(process, clients.run, clients.context, clients.prepared),
-            stage=clients.stage,
-            clients=own,
-            samples=[samples[own].tolist() for samples, _ in counts],
-            labelled=[labelled[own].tolist() for _, labelled in counts],
-            raw=None if raw is None else raw.state(),
-        )
-
-    @classmethod
-    def here(cls, process: str, run: str, context: Context, prepared: bool) -> ProcessInfo:
-        """Return the census of this process before it knows its clients.
+    def here(cls: type[_Info], process: str, run: str, context: Context, prepared: bool, **more: Any) -> _Info:
+        """Of this process.
 
         Args:
             process, run: as in the attributes.
             context: of the method.
             prepared: whether a network computes before the method does.
+            more: attributes of a subclass.
         """
         own = torch.get_num_threads()
         return cls(
             process=process,
             run=run,
-            stage="",
             package=fcl_bench.__version__,
             torch_version=torch.__version__,
             threads=context.threads or own,
-            device=environment.device_kind(context.device),
-            clients=[],
-            samples=[],
-            labelled=[],
             preparing=own if prepared else None,
+            device=environment.device_kind(context.device),
+            **more,
         )
 
+    @classmethod
+    def read(cls: type[_Info], state: dict[str, Any]) -> _Info:
+        """What `state` of another process gave. Raises a `UserError` if that has another version of fcl-bench."""
+        if (package := state.get("package")) != fcl_bench.__version__:
+            process = state.get("process", "a process")
+            raise UserError(
+                f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
+                "the same version everywhere",
+            )
+        return cls(**state)
+
     def state(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """As JSON."""
         return asdict(self)
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.
 _SAME = {
-    "package": ("fcl-bench", "the same version everywhere"),
     "torch_version": ("torch", "the same version everywhere"),
     "run": ("the run", "the same command, data and device everywhere"),
-    "stage": ("the stage", "the same command everywhere"),
     "threads": (
         "threads:",
         "the same threads= and OMP_NUM_THREADS everywhere, since sums round by the number of threads",
@@ -119,26 +103,3 @@ def require_alike(server: ProcessInfo, others: Iterable[ProcessInfo]) -> None:
                 remedies[remedy] = None
     if found:
         raise UserError("; ".join(found), "; ".join(remedies))
-
-
-def counted(censuses: Iterable[ProcessInfo], clients: int, tasks: int) -> tuple[np.ndarray, np.ndarray]:
-    """(T, K) and (T, K): samples and labelled samples of every client, from what the processes say.
-
-    Raises:
-        UserError: a client lives nowhere, or in two places.
-    """
-    samples, labelled = np.zeros((2, tasks, clients), dtype=np.int64)
-    homes: dict[int, str] = {}
-    for census in censuses:
-        for client in census.clients:
-            if client in homes:
-                raise UserError(
-                    f"client {client} lives in {homes[client]} and in {census.process}", "each client in one process"
-                )
-            if not 0 <= client < clients:
-                raise UserError(f"{census.process} has client {client}", f"clients 0 to {clients - 1} (clients=...)")
-            homes[client] = census.process
-        samples[:, census.clients], labelled[:, census.clients] = census.samples, census.labelled
-    if missing := sorted(set(range(clients)) - set(homes)):
-        raise UserError(f"client {missing[0]} lives nowhere, {len(missing)} of {clients} clients do", "all are needed")
-    return samples, labelled

@@ -25,7 +25,7 @@ class Received:
 
     Attributes:
         kind: what is asked for, or answered.
-        beside: what else is said, as JSON.
+        beside: what goes with it, as JSON.
         message: the tensors that go with it, on the CPU.
     """
 
@@ -59,9 +59,9 @@ def deserialise(blob: bytes | memoryview) -> Received:
     return Received(kind, beside, message)
 
 
-def reply_said(reply: Reply) -> bytes:
+def serialise_reply(reply: Reply) -> bytes:
     """A reply as bytes; the guesses themselves stay where they are."""
-    alone = reply.revealed
+    leakage = reply.revealed
     return serialise(
         "reply",
         reply.upload,
@@ -71,12 +71,12 @@ def reply_said(reply: Reply) -> bytes:
         samples_kept=reply.samples_kept,
         accepted=reply.accepted,
         right=reply.right,
-        revealed=[alone.sums, alone.moments, alone.samples.tolist()],
+        revealed=[leakage.sums, leakage.moments, leakage.samples.tolist()],
     )
 
 
-def reply_heard(answer: Received) -> Reply:
-    """What `reply_said` sent. Raises ValueError for anything else."""
+def deserialise_reply(answer: Received) -> Reply:
+    """What `serialise_reply` was given. Raises ValueError for anything else."""
     if answer.kind != "reply":
         raise ValueError(f"a reply was expected, and {answer.kind} came")
     about = answer.beside
@@ -97,7 +97,7 @@ def reply_heard(answer: Received) -> Reply:
         raise ValueError(f"the bytes are no reply: {error}") from error
 
 
-def on(message: Message, device: torch.device) -> Message:
+def on_device(message: Message, device: torch.device) -> Message:
     """The message with its tensors on a device, in the layout they have."""
     if device.type == "cpu":
         return message

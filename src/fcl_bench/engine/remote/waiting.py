@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from fcl_bench.engine.exchange import Reply
-from fcl_bench.engine.remote.replies import deserialise, reply_heard, reply_said
+from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise_reply
 
 #: Bytes of one process's replies that may wait in the server's process; a single larger reply may, too.
 MOST = 128 * 2**20
@@ -70,7 +70,7 @@ class OwnTurns:
         if (reply := next(self._replies, None)) is None:
             return False
         # As bytes, like another process's reply: the next turn may use the memory of this one's upload.
-        blob = reply_said(reply)
+        blob = serialise_reply(reply)
         self._waiting.append(blob)
         self._bytes += len(blob)
         self._largest = max(self._largest, len(blob))
@@ -82,4 +82,4 @@ class OwnTurns:
             return next(self._replies)
         blob = self._waiting.popleft()
         self._bytes -= len(blob)
-        return reply_heard(deserialise(blob))
+        return deserialise_reply(deserialise(blob))

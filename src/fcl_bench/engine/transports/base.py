@@ -7,37 +7,39 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import counting, knob
-from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.remote.replies import Received
-from fcl_bench.engine.transport import Transport
+
+if TYPE_CHECKING:
+    from fcl_bench.backbones.backbone import Extractor
+    from fcl_bench.data.sources.base import Split
+    from fcl_bench.engine.clients import Clients
+    from fcl_bench.engine.remote.process_info import ProcessInfo
+    from fcl_bench.engine.remote.replies import Received
+    from fcl_bench.engine.transport import Transport
 
 
 class Connection(ABC):
     """The processes of one run while it is at work."""
 
     def begin(self, own: ProcessInfo) -> None:  # noqa: B027
-        """A run is to be done, of which this is the census of the server's process: nothing of it is under way yet.
+        """A run is to be done, and this is the server's process: nothing of it is under way yet.
 
         Raises:
             UserError: processes differ in what changes results.
         """
 
     @abstractmethod
-    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
         """The transport of one federation; the first stage is one of its own.
 
         Args:
             clients: of the federation.
             inputs: the samples of the whole data set, for the clients of this process.
-            keep: the folder in which processes keep their clients' states: beside the server's checkpoint.
+            states: the folder for the states of each process's clients: beside the server's checkpoint.
 
         Raises:
             UserError: processes differ in what changes results, or one is gone.
@@ -59,15 +61,15 @@ class Connection(ABC):
         raise TypeError(f"{type(self).__name__} reaches no sites")
 
     def complete(self) -> None:  # noqa: B027
-        """The run is complete, and written: nothing that its clients kept is needed any more."""
+        """The run is complete, and written: its clients' states are not needed any more."""
 
 
 @dataclass
-class Reach(ABC):
+class TransportChoice(ABC):
     """How the clients are reached. The same clients give the same bits over every transport.
 
-    So nothing of it is part of a run's id, but for knobs that let a round go on without some of its clients: those are
-    `added` knobs, and part of the id when they are set. A tree, which does change bits, has knobs that always are.
+    So nothing of it is part of a run's id, but for knobs that let a round go on without some of its clients. A tree,
+    which does change bits, has knobs that always are.
 
     Attributes:
         name: of the choice.
@@ -104,8 +106,8 @@ class Reach(ABC):
         """Name of this process, for messages."""
         return "this process"
 
-    def residents(self, clients: Clients) -> Sequence[int]:
-        """Which clients live in this process, ascending."""
+    def own_clients(self, clients: Clients) -> Sequence[int]:
+        """The clients of this process, ascending."""
         return range(clients.count)
 
     def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
@@ -114,11 +116,11 @@ class Reach(ABC):
 
     @abstractmethod
     def connect(self) -> AbstractContextManager[Connection]:
-        """Reach the processes for the block. Raises a `UserError` where that cannot be done."""
+        """Connect to the processes for the block. Raises a `UserError` where that cannot be done."""
 
 
 @dataclass
-class PartialRounds(Reach):
+class PartialRounds(TransportChoice):
     """A transport whose rounds may go on without clients that are lost on the way.
 
     Args:
@@ -131,5 +133,5 @@ class PartialRounds(Reach):
     deadline: float | None = knob(None, above=0, words="seconds")
 
     def identity(self) -> dict[str, Any]:
-        """See `Reach`. Where nobody may be missing, how long a round waits changes no result."""
+        # Where nobody may be missing, how long a round waits changes no result.
         return {} if self.minimum is None else counting(self)

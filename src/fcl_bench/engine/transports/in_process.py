@@ -10,26 +10,25 @@ from typing import Any, ClassVar
 
 import torch
 
-from fcl_bench.engine.client_state import Keeper
+from fcl_bench.engine.client_state import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.transport import InProcess, Transport
-from fcl_bench.engine.transports.base import Connection, Reach
+from fcl_bench.engine.transports.base import Connection, TransportChoice
 
 
 class Here(Connection):
     """The one process."""
 
-    def federate(self, clients: Clients, inputs: torch.Tensor, keep: Path) -> Transport:
-        """See `Connection`. What other processes of the same run kept before is found in `keep`."""
-        return InProcess.over(clients, inputs, Keeper(keep, clients.run))
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
+        # What other processes of the same run saved before is found there.
+        return InProcess.over(clients, inputs, ClientStore(states, clients.run))
 
     def about(self) -> dict[str, Any]:
-        """See `Connection`."""
         return {"processes": 1}
 
 
 @dataclass
-class InOneProcess(Reach):
+class InOneProcess(TransportChoice):
     """All clients in the server's process."""
 
     name: ClassVar[str] = "in_process"

@@ -1,4 +1,4 @@
-"""The ClientApp: Flower starts it anew for every message, so it only hands the message on to the resident worker."""
+"""The ClientApp: Flower starts it anew for every message, so it only hands the message on to the worker."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ app = ClientApp()
 
 @app.query()
 def relay(message: Message, context: Context) -> Message:
-    """Return the worker's answer. A worker that is being started again is waited for until the message's deadline."""
-    asked = records.blobs(message.content)
+    """The worker's answer. A worker that is being started again is waited for until the message's deadline."""
+    request = records.blobs(message.content)
     until = message.metadata.created_at + message.metadata.ttl
     while True:
         try:
-            answer = _asked(str(context.node_config["socket"]), asked)
+            answer = _sent(str(context.node_config["socket"]), request)
             break
         except OSError:
             if time.time() > until:
@@ -29,9 +29,9 @@ def relay(message: Message, context: Context) -> Message:
     return Message(records.content(answer), reply_to=message)
 
 
-def _asked(socket: str, asked: list[bytes]) -> list[bytes]:
+def _sent(socket: str, request: list[bytes]) -> list[bytes]:
     with connected(socket) as line:
-        send(line, {}, asked)
+        send(line, {}, request)
         answer = receive(line)
     if answer is None:
         raise ConnectionError("the worker went away")

@@ -9,9 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fcl_bench.flower import records
 from fcl_bench.flower.frames import Frame, connected, receive, send
-from fcl_bench.flower.patience import retry_soon
 
-retry_soon()
 app = ServerApp()
 
 
@@ -19,18 +17,18 @@ app = ServerApp()
 def relay(grid: Grid, context: Context) -> None:
     """Do what the command asks until it closes the line."""
     with connected(str(context.run_config["socket"])) as line:
-        while (asked := receive(line)) is not None:
-            send(line, *_done(grid, asked))
+        while (request := receive(line)) is not None:
+            send(line, *_done(grid, request))
 
 
-def _done(grid: Grid, asked: Frame) -> Frame:
-    """Return what came of one request: `nodes`, `push` (one message) or `pull` (the replies that are there)."""
-    what = asked.header
+def _done(grid: Grid, request: Frame) -> Frame:
+    """What came of one request: `nodes`, `push` (one message) or `pull` (the replies that are there)."""
+    what = request.header
     if what["do"] == "nodes":
         # As text: a node's number takes 64 bits, more than JSON's readers agree on.
         return Frame({"nodes": sorted(str(node) for node in grid.get_node_ids())}, [])
     if what["do"] == "push":
-        message = Message(records.content(asked.blobs), int(what["node"]), "query", ttl=float(what["ttl"]))
+        message = Message(records.content(request.blobs), int(what["node"]), "query", ttl=float(what["ttl"]))
         (number,) = grid.push_messages([message]) or [None]
         return Frame({"message": number}, [])
     replies: list[dict[str, Any]] = []

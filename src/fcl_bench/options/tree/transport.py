@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.config import knob
-from fcl_bench.engine.transports.base import Connection, Reach
+from fcl_bench.engine.transports.base import Connection, TransportChoice
 from fcl_bench.engine.transports.in_process import Here
 
 
 @dataclass
-class ThroughTree(Reach):
+class ThroughTree(TransportChoice):
     """All clients in the server's process, and nodes between them and the server (see `options.tree.tree`).
 
     Sums in another order give other bits, and merged sketches other numbers, so the tree is part of a run's id.

@@ -11,14 +11,14 @@ import pytest
 
 from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.flower import connection as flower
-from fcl_bench.flower.line import Answer, LinkLost
+from fcl_bench.flower.relay import Answer, SuperLinkLost
 from fcl_bench.flower.site import site_of
 from fcl_bench.flower.worker import Site, Worker
 
 Make = Callable[[dict[str, Any]], Site]
 
 
-class Town:
+class FakeSuperLink:
     """Stands for a SuperLink and its SuperNodes.
 
     Args:
@@ -36,7 +36,7 @@ class Town:
         self._waiting: dict[str, tuple[str, bytes]] = {}
         self._count = 0
 
-    def commit(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
+    def add_node(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
         """A node for these clients, in place of another one with the same folder."""
         self._count += 1
         name = f"node-{self._count}"
@@ -45,7 +45,7 @@ class Town:
         self.workers[name] = Worker(own, folder / "nodes", make or (lambda run: site_of(run, known, own)))
         return name
 
-    # What `Line` has.
+    # What `Relay` has.
 
     is_open = False
 
@@ -70,10 +70,10 @@ class Town:
             node, request = self._waiting[name]
             if node in self.dead:
                 continue
-            serialise = deserialise(request)
-            self.log.append((node, serialise.kind))
+            received = deserialise(request)
+            self.log.append((node, received.kind))
             try:
-                self.before(node, serialise.kind, serialise)
+                self.before(node, received.kind, received)
             except TimeoutError as error:
                 del self._waiting[name]
                 yield Answer(name, [], f"Flower's error 3: {error}")
@@ -90,16 +90,16 @@ class Town:
 
 
 @contextlib.contextmanager
-def reached(town: Town, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A block in which `transport=flower` finds the town, and waits for nobody longer than it must."""
+def reached(link: FakeSuperLink, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A block in which `transport=flower` finds the link, and waits for nobody longer than it must."""
     with monkeypatch.context() as patch:
-        patch.setattr(flower, "Line", lambda address, authority: town)
-        patch.setattr(flower, "require_flower", lambda asked: None)
+        patch.setattr(flower, "Relay", lambda address, authority: link)
+        patch.setattr(flower, "require_flower", lambda user: None)
         patch.setattr("fcl_bench.flower.transport._LOOK", 0.01)
         patch.setattr("fcl_bench.flower.transport._LOOK_FOR_NODES", 0.02)
         patch.setattr("fcl_bench.flower.transport._AGAIN", 0.05)
         yield
 
 
-def lost_link() -> LinkLost:
-    return LinkLost("the SuperLink is gone")
+def lost_link() -> SuperLinkLost:
+    return SuperLinkLost("the SuperLink is gone")

@@ -14,35 +14,35 @@ _REMEDY = "torchrun --nproc-per-node N -m fcl_bench ..., or srun fcl-bench ... i
 
 
 @dataclass(frozen=True)
-class Place:
+class Rank:
     """A process among those of a run.
 
     Attributes:
-        rank: its number; the server is in rank 0.
+        number: from 0, which has the server.
         size: how many there are.
         local: its number on its machine.
         address, port: where they all meet.
     """
 
-    rank: int
+    number: int
     size: int
     local: int
     address: str
     port: int
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Return which process this one is.
+def this_rank(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Which process this one is.
 
     Raises:
-        UserError: no launcher has said, or what it said makes no sense.
+        UserError: no launcher has said, or what it says makes no sense.
     """
     for names in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")):
         if names[0] in environment and names[1] in environment:
-            rank, size, local = (_number(environment, name) for name in names)
-            if not 0 <= rank < size:
-                raise UserError(f"{names[0]}={rank} is no rank of {names[1]}={size}", _REMEDY)
-            return Place(rank, size, local, _address(environment), _port(environment))
+            number, size, local = (_number(environment, name) for name in names)
+            if not 0 <= number < size:
+                raise UserError(f"{names[0]}={number} is no rank of {names[1]}={size}", _REMEDY)
+            return Rank(number, size, local, _address(environment), _port(environment))
     raise UserError("transport=ranks, and nothing says which rank this process is", _REMEDY)
 
 

@@ -24,7 +24,7 @@ _BUNDLE = Path(__file__).parent / "bundle"
 _START = 60.0
 
 
-class LinkLost(Exception):
+class SuperLinkLost(Exception):
     """The SuperLink, or the relay on it, is not there (any more)."""
 
 
@@ -43,25 +43,29 @@ class Answer:
     error: str = ""
 
 
-def require_flower(asked: str) -> None:
+def require_flower(user: str) -> None:
     """Raise a `UserError` unless Flower is installed."""
     if importlib.util.find_spec("flwr") is None or not program("flwr").exists():
-        raise UserError(f"{asked} needs Flower, which is not installed", installing("flower"))
+        raise UserError(f"{user} needs Flower, which is not installed", installing("flower"))
 
 
 def program(name: str) -> Path:
-    """Return the path of one of Flower's commands in the environment of this process."""
+    """The path of one of Flower's commands in the environment of this process."""
     return Path(sysconfig.get_path("scripts")) / name
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
-    """Return the environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry."""
+    """The environment of Flower's processes: files in `home`, ten looks for work per second, no telemetry.
+
+    Flower starts its programs by their names, so those of this environment come first.
+    """
     own = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+    own["PATH"] = os.pathsep.join([str(program("flwr").parent), os.environ.get("PATH", "")])
     return {**os.environ, **own}
 
 
-class Line:
-    """A line to a SuperLink, through a ServerApp that relays.
+class Relay:
+    """Pushes and pulls messages through a ServerApp on the SuperLink.
 
     Args:
         address: host:port of the SuperLink, on this machine.
@@ -75,11 +79,11 @@ class Line:
         self._socket: socket.socket | None = None
 
     def open(self) -> None:
-        """Start the relay, in place of one that is lost.
+        """Start the ServerApp, in place of one that is lost.
 
         Raises:
             UserError: the SuperLink refuses, which no waiting mends.
-            LinkLost: it does not answer.
+            SuperLinkLost: it does not answer.
         """
         self._hang_up()
         path = self._folder / "server"
@@ -89,7 +93,7 @@ class Line:
             try:
                 self._socket, _ = listener.accept()
             except TimeoutError as error:
-                raise LinkLost(
+                raise SuperLinkLost(
                     f"no ServerApp of the SuperLink at {self._address} came within {_START:g} seconds; it has to run on"
                     " this machine, as this user, with fcl-bench installed"
                 ) from error
@@ -97,7 +101,7 @@ class Line:
 
     @property
     def is_open(self) -> bool:
-        """Return whether there is a relay."""
+        """Whether there is a ServerApp."""
         return self._socket is not None
 
     def _start(self, path: Path) -> None:
@@ -119,41 +123,41 @@ class Line:
                 timeout=_START,
                 env=quiet_environment(self._folder),
             )
-            told = json.loads(done.stdout[done.stdout.index("{") :])
+            result = json.loads(done.stdout[done.stdout.index("{") :])
         except (subprocess.TimeoutExpired, ValueError) as error:
-            raise LinkLost(f"flwr run says nothing of use about {self._address}") from error
-        if not told.get("success"):
+            raise SuperLinkLost(f"flwr run says nothing of use about {self._address}") from error
+        if not result.get("success"):
             # The last line says what is wrong; the lines before it say what was tried.
-            reason = [line for line in str(told.get("error-message", done.stderr)).splitlines() if line.strip()][-1:]
-            raise LinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
+            reason = [line for line in str(result.get("error-message", done.stderr)).splitlines() if line.strip()][-1:]
+            raise SuperLinkLost(f"the SuperLink at {self._address}: {' '.join(reason) or 'flwr run failed'}")
 
     def nodes(self) -> list[str]:
-        """Return the SuperNodes that the SuperLink counts as there, by their numbers."""
-        return list(self._asked({"do": "nodes"}).header["nodes"])
+        """The SuperNodes that the SuperLink counts as there, by their numbers."""
+        return list(self._call({"do": "nodes"}).header["nodes"])
 
     def push(self, node: str, seconds: float, request: bytes) -> str | None:
-        """Send a request to a node; return the message's name, or None if the node is gone.
+        """Send a request to a node; the message's name, or None if the node is gone.
 
         Args:
             node: of `nodes`.
             seconds: after which neither the request nor its answer is of use.
             request: for the node's worker.
         """
-        found = self._asked({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
+        found = self._call({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
         return None if found is None else str(found)
 
     def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
-        """Return the answers that are there, each once."""
+        """The answers that are there, each once."""
         if not messages:
             return
-        header, blobs = self._asked({"do": "pull", "messages": list(messages)})
+        header, blobs = self._call({"do": "pull", "messages": list(messages)})
         for reply in header["replies"]:
             own, blobs = blobs[: reply["blobs"]], blobs[reply["blobs"] :]
             yield Answer(reply["message"], own, reply["error"])
 
-    def _asked(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> frames.Frame:
+    def _call(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> frames.Frame:
         if self._socket is None:
-            raise LinkLost(f"there is no line to {self._address}")
+            raise SuperLinkLost(f"there is no relay to {self._address}")
         try:
             frames.send(self._socket, header, blobs)
             answer = frames.receive(self._socket)
@@ -163,7 +167,7 @@ class Line:
             reason = ""
         if answer is None:
             self._hang_up()
-            raise LinkLost(f"the SuperLink at {self._address} is gone{reason}")
+            raise SuperLinkLost(f"the SuperLink at {self._address} is gone{reason}")
         return answer
 
     def _hang_up(self) -> None:
@@ -172,6 +176,6 @@ class Line:
             self._socket = None
 
     def close(self) -> None:
-        """End the relay."""
+        """End the ServerApp."""
         self._hang_up()
         shutil.rmtree(self._folder, ignore_errors=True)

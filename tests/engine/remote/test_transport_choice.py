@@ -29,7 +29,6 @@ def test_a_transport_is_no_part_of_a_runs_id(tmp_path):
     one, ranks = (settings_for(tmp_path, f"transport={name}") for name in ("in_process", "ranks"))
     assert one.identity() == ranks.identity()
     assert "transport" not in one.identity()
-    assert settings_for(tmp_path, "transport=ranks", "transport.meeting=9").identity() == one.identity()
 
 
 def test_partial_rounds_are_when_they_are_set(tmp_path):

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from fcl_bench.engine.remote.placing import Place, place
+from fcl_bench.engine.remote.rank import Rank, this_rank
 from fcl_bench.errors import UserError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
@@ -14,15 +14,15 @@ SLURM = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_
 
 
 def test_torchruns_variables_come_before_slurms():
-    assert place(TORCHRUN) == Place(3, 8, 1, "node7", 29500)
-    assert place({**SLURM, **TORCHRUN, "SLURM_PROCID": "5"}) == Place(3, 8, 1, "node7", 29500)
+    assert this_rank(TORCHRUN) == Rank(3, 8, 1, "node7", 29500)
+    assert this_rank({**SLURM, **TORCHRUN, "SLURM_PROCID": "5"}) == Rank(3, 8, 1, "node7", 29500)
 
 
 def test_slurms_variables():
-    assert place({**SLURM, "MASTER_ADDR": "node7"}) == Place(3, 8, 1, "node7", 20_000 + 1234567 % 20_000)
-    assert place({**SLURM, "SLURM_JOB_NODELIST": "node4,node5"}).address == "node4"
-    assert place({**SLURM, "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "b"}).address == "b"
-    assert place({**SLURM, "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}).port == 1234
+    assert this_rank({**SLURM, "MASTER_ADDR": "node7"}) == Rank(3, 8, 1, "node7", 20_000 + 1234567 % 20_000)
+    assert this_rank({**SLURM, "SLURM_JOB_NODELIST": "node4,node5"}).address == "node4"
+    assert this_rank({**SLURM, "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "b"}).address == "b"
+    assert this_rank({**SLURM, "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}).port == 1234
 
 
 def test_a_list_in_brackets_is_for_scontrol_to_read(monkeypatch):
@@ -34,7 +34,7 @@ def test_a_list_in_brackets_is_for_scontrol_to_read(monkeypatch):
 
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr("subprocess.run", scontrol)
-    assert place({**SLURM, "SLURM_JOB_NODELIST": "gpu[03-04]"}).address == "gpu03"
+    assert this_rank({**SLURM, "SLURM_JOB_NODELIST": "gpu[03-04]"}).address == "gpu03"
     assert asked == [["scontrol", "show", "hostnames", "gpu[03-04]"]]
 
 
@@ -53,7 +53,7 @@ def test_a_list_in_brackets_is_for_scontrol_to_read(monkeypatch):
 def test_what_makes_no_sense_is_told_in_one_line(environment, line, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(UserError) as told:
-        place(environment)
+        this_rank(environment)
     assert str(told.value).startswith(line)
 
 

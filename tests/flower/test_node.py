@@ -1,0 +1,95 @@
+"""What runs beside each other on a node: processes that are started again, and a SuperNode that looks soon."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from fcl_bench.flower import node, supernode
+
+
+def wait_for(what) -> None:
+    until = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_process_that_ends_is_started_again(monkeypatch, caplog):
+    monkeypatch.setattr(node, "_PATIENCE", (0.0, 0.0))
+    started = []
+
+    def start():
+        started.append(subprocess.Popen(["false"], start_new_session=True))
+        return started[-1]
+
+    process = node._Restarted("worker", start)
+    for _ in range(4):
+        if process.process is not None:
+            process.process.wait()
+        process.look()
+    process.end()
+    assert len(started) == 3
+    assert "the worker ended (1); it starts again in 0 s" in caplog.text
+
+
+def test_what_a_process_has_started_ends_with_it(tmp_path):
+    child = tmp_path / "child"
+    command = [
+        "sh",
+        "-c",
+        f"(trap '' TERM INT; sleep 600 & echo $! > {child}.part; mv {child}.part {child}; wait) & wait",
+    ]
+    process = node._Restarted("parent", lambda: subprocess.Popen(command, start_new_session=True))
+    wait_for(child.exists)
+    process.end()
+    wait_for(lambda: not running(int(child.read_text())))
+
+
+def running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_waits_begin_short_and_grow_to_flowers_own(monkeypatch):
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(supernode.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(supernode.time, "sleep", sleep)
+    waits = supernode.Waits()
+    for _ in range(60):
+        waits.sleep(3)
+    assert slept[0] == supernode.FIRST
+    assert slept == sorted(slept)
+    assert slept[-1] == 3
+    # A message that comes in the first five seconds waits for a second at most.
+    assert max(seconds for seconds, total in zip(slept, accumulated(slept), strict=True) if total <= 5) <= 1
+    waits.sleep(0.5)
+    waits.sleep(3)
+    assert slept[-2:] == [supernode.FIRST] * 2
+    assert waits.perf_counter is time.perf_counter
+
+
+def accumulated(values: list[float]) -> list[float]:
+    return [sum(values[: count + 1]) for count in range(len(values))]
+
+
+def test_flowers_module_waits_where_this_expects_it(monkeypatch, capsys):
+    module = pytest.importorskip("flwr.supernode.start_client_internal", reason="Flower is not installed")
+    monkeypatch.setattr(module, "time", module.time)
+    supernode.look_soon()
+    assert isinstance(module.time, supernode.Waits)
+    assert not capsys.readouterr().err
+    monkeypatch.delattr(module, "time")
+    supernode.look_soon()
+    assert "has its waits elsewhere" in capsys.readouterr().err
