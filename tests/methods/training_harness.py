@@ -13,7 +13,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
-from fcl_bench.engine.codec import Middleware, encoded
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.engine.validation import OptionStep
@@ -24,7 +24,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
-from tests.methods.harness import draw_tasks, stream_of, take_in, turn
+from tests.methods.harness import draw_tasks, on_wire, stream_of, take_in, turn
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,7 @@ def learn_image_task(
         broadcast = server.broadcast(task, round_)
         for k in present if order is None else [k for k in order if k in present]:
             upload = turn(client, image_shard(k, task.index, *clients[k]), broadcast, states, round_)
-            sent = encoded(upload, context.wire)
+            sent = on_wire(upload, method, context)
             take_in(server, k, sent, task, round_)
             seen(k, broadcast, sent)
         server.finish_round()
