@@ -27,10 +27,15 @@ def least_squares(X: list[np.ndarray], W: list[np.ndarray]) -> np.ndarray:
     return np.linalg.lstsq(np.concatenate(X), targets, rcond=None)[0].T
 
 
+def merged(S: torch.Tensor, G: torch.Tensor, near: torch.Tensor | None = None, rounding: float = 0.0) -> torch.Tensor:
+    """`merged_weights`, by default 0 where there is no input."""
+    return merged_weights(S, G, torch.zeros_like(S) if near is None else near, rounding)
+
+
 @pytest.mark.parametrize("sizes", [[9, 4, 7], [2, 1], [1]])
 def test_it_is_least_squares_on_all_inputs(sizes):
     X, W = drawn(0, sizes)
-    np.testing.assert_allclose(merged_weights(*sums(X, W)), least_squares(X, W), atol=1e-8, rtol=0)
+    np.testing.assert_allclose(merged(*sums(X, W)), least_squares(X, W), atol=1e-8, rtol=0)
 
 
 def test_where_there_is_no_input_it_is_what_was_near():
@@ -38,9 +43,9 @@ def test_where_there_is_no_input_it_is_what_was_near():
     near = np.random.default_rng(2).normal(size=W[0].shape)
     range_ = np.linalg.qr(np.concatenate(X).T)[0]
     expected = least_squares(X, W) + near @ (np.eye(5) - range_ @ range_.T)
-    np.testing.assert_allclose(merged_weights(*sums(X, W), torch.from_numpy(near)), expected, atol=1e-8, rtol=0)
+    np.testing.assert_allclose(merged(*sums(X, W), torch.from_numpy(near)), expected, atol=1e-8, rtol=0)
     same = [near, near]
-    assert np.abs(merged_weights(*sums(X, same), torch.from_numpy(near)).numpy() - near).max() < 1e-12
+    assert np.abs(merged(*sums(X, same), torch.from_numpy(near)).numpy() - near).max() < 1e-12
 
 
 def test_a_diagonal_weighs_every_column_apart():
@@ -53,15 +58,15 @@ def test_a_diagonal_weighs_every_column_apart():
     expected = (W[0] * weights[0] + W[1] * weights[1]) / total
     diagonals = [torch.from_numpy(weight) for weight in weights]
     S = sum(weighted(torch.from_numpy(w), G) for w, G in zip(W, diagonals, strict=True))
-    found = merged_weights(S, sum(diagonals))
+    found = merged(S, sum(diagonals))
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert (found[:, 2] == 0).all()
     near = torch.ones(3, 5, dtype=torch.float64)
-    kept = merged_weights(S, sum(diagonals), near)
+    kept = merged(S, sum(diagonals), near)
     assert (kept[:, 2] == 1).all()
     others = [0, 1, 3, 4]
     np.testing.assert_allclose(kept[:, others], expected[:, others], rtol=1e-12)
-    np.testing.assert_allclose(merged_weights(*sums(X, W, alpha=0.0)), found, atol=1e-12)
+    np.testing.assert_allclose(merged(*sums(X, W, alpha=0.0)), found, atol=1e-12)
 
 
 def test_damping_leaves_the_diagonal():
@@ -77,7 +82,7 @@ def test_what_rounding_made_is_no_input():
     X, W = drawn(4, [2, 1])
     rounded = [torch.from_numpy(x.T @ x).float() for x in X]
     S = sum(weighted(torch.from_numpy(w), G) for w, G in zip(W, rounded, strict=True))
-    found = merged_weights(S, sum(G.double() for G in rounded), rounding=torch.finfo(torch.float32).eps)
+    found = merged(S, sum(G.double() for G in rounded), rounding=torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(found, least_squares(X, W), atol=1e-4)
 
 
@@ -89,7 +94,7 @@ def merged_B(X: list[np.ndarray], B: list[np.ndarray], A: np.ndarray) -> np.ndar
     found = RegressionSums()
     for x, own in zip(X, B, strict=True):
         found.add({"gram": torch.from_numpy(A @ x.T @ x @ A.T)}, {"B": torch.from_numpy(own)}, {"B": "gram"})
-    return merged_weights(found.products["B"], found.grams["gram"]).numpy()
+    return merged(found.products["B"], found.grams["gram"]).numpy()
 
 
 def factors(seed: int, clients: int, rank: int = 2) -> tuple[list[np.ndarray], np.ndarray]:
@@ -131,24 +136,24 @@ def test_the_merge_of_A_does_not_depend_on_B():
     rows = np.concatenate([np.kron(B, x) for x in X])
     targets = np.concatenate([(B @ a @ x.T).ravel() for x, a in zip(X, A, strict=True)])
     solved = np.linalg.lstsq(rows, targets, rcond=None)[0].reshape(3, 5)
-    np.testing.assert_allclose(merged_weights(*sums(X, A)), solved, atol=1e-8)
+    np.testing.assert_allclose(merged(*sums(X, A)), solved, atol=1e-8)
 
 
 def test_after_one_task_the_merged_update_is_its_own_where_it_had_inputs():
     X, _ = drawn(9, [3])
     B, A = factors(9, 1)
     delta, range_ = B[0] @ A, np.linalg.qr(X[0].T)[0]
-    found = merged_weights(*sums(X, [delta])).numpy()
+    found = merged(*sums(X, [delta])).numpy()
     np.testing.assert_allclose(found @ range_, delta @ range_, atol=1e-10)
     assert np.abs(found - delta).max() > 0.01
     X, _ = drawn(9, [20])
-    np.testing.assert_allclose(merged_weights(*sums(X, [delta])), delta, atol=1e-10)
+    np.testing.assert_allclose(merged(*sums(X, [delta])), delta, atol=1e-10)
 
 
 def test_a_layer_without_rows_is_merged_too():
     """The head of a task without a new class."""
     G = torch.eye(4, dtype=torch.float64)
-    assert merged_weights(torch.zeros(0, 4), G, torch.zeros(0, 4)).shape == (0, 4)
+    assert merged(torch.zeros(0, 4), G, torch.zeros(0, 4)).shape == (0, 4)
 
 
 def test_sums_do_not_see_what_the_wire_made_of_symmetry():

@@ -60,7 +60,7 @@ def rounds_of(method: LoRM, context: Context, clients, rounds: int):
     for round_ in range(rounds):
         before = {name: value.clone() for name, value in server.network.state().items()}
         broadcast = server.broadcast(task, round_)
-        expected, uploads, inputs = server.expects(task, round_), [], []
+        expected, uploads, inputs = server.schema(task, broadcast.stage), [], []
         for k, (images, labels) in enumerate(clients):
             upload = turn(watched.client, image_shard(k, 0, images, labels), broadcast, {}, round_)
             assert upload.keys() == expected.keys()

@@ -54,12 +54,11 @@ def server_task(tasks):
 # Against the equations ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_a_step_is_that_of_the_equations(reduction):
+def test_a_step_is_that_of_the_equations():
     """One step of SGD on one batch of the second task: W - lr grad of CE over its classes + pull (1 - cos)."""
     rate, pull = 0.5, 0.3
     knobs = training(optimizer="sgd", lr=rate, batch_size=32, momentum=0.0)
-    method = small(training=knobs, pull=pull, pull_reduction=reduction)
+    method = small(training=knobs, pull=pull)
     server, client, client_data, broadcast = second_task(method)
     before = {name: value.clone() for name, value in server.network.state().items()}
     upload = turn(client, client_data, broadcast)
@@ -78,7 +77,7 @@ def test_a_step_is_that_of_the_equations(reduction):
     loss = -sum(logs[i, int(label) - 3] for i, label in enumerate(client_data.labels)) / len(images)
     cosines = [q @ k / q.norm() / k.norm() for q in queries for k in values["K.1"]]
     away = sum(1 - cosine for cosine in cosines)
-    (loss + pull * (away if reduction == "sum" else away / len(images))).backward()
+    (loss + pull * away).backward()
 
     assert set(upload) == set(names.values())
     for kind, name in names.items():
@@ -155,12 +154,12 @@ def test_without_pull_keys_stay_as_they_are_drawn_and_nothing_else_differs():
             assert torch.equal(pulled[name], free[name])
 
 
-def test_under_adam_neither_the_pull_nor_its_reduction_count_where_batches_have_one_size():
+def test_under_adam_the_pull_does_not_count_where_batches_have_one_size():
     """Its steps do not depend on the gradient's length, and nothing else pulls at the keys."""
     whole = training(batch_size=32)
     keys = [
         {name: value for name, value in model_of(run_of(small(training=whole, **knobs))).items() if ".K." in name}
-        for knobs in ({}, {"pull_reduction": "mean", "pull": 0.3})
+        for knobs in ({}, {"pull": 0.3})
     ]
     for name in keys[0]:
         torch.testing.assert_close(keys[0][name], keys[1][name], atol=1e-4, rtol=0)
@@ -247,7 +246,6 @@ def test_new_prompts_follow_from_the_runs_seed():
         ({"e_length": 7}, r"method\.e_length=7 is odd"),
         ({"g_layers": [0, 2]}, r"method\.g_layers and method\.e_layers both have \[2\]"),
         ({"pull": -1.0}, r"method\.pull=-1\.0"),
-        ({"pull_reduction": "max"}, r"method\.pull_reduction=max"),
         ({"g_layers": [-1]}, r"method\.g_layers"),
     ],
     ids=str,

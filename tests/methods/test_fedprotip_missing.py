@@ -100,7 +100,7 @@ def test_a_client_whose_bases_come_late_makes_no_references_of_that_task_in_it()
         federation.run(lambda _: None)
     assert late.state.absences["late"] == 1
     own, others = (run.server.state_dict() for run in (late, silent))
-    assert own.keys() - others.keys() == {"reference.1.0"}
+    assert own.keys() - others.keys() == {'references."reference.1.0"'}
     assert same({name: own[name] for name in others}, others)
     asked = {(row.task, row.client) for row in late.state.ledger.uploads if row.stage == REFERENCES and row.up_bytes}
     assert {client for task, client in asked if task == 0} == {0, 2, 3}
@@ -119,7 +119,7 @@ def test_a_client_without_bases_of_a_task_is_not_asked_for_its_references(extens
     faults = ListedFaults(silent=[f"2@0.{round_}"])
     federation = federation_of(method, CONTEXT, TASKS, transport=lambda *parts: Faulty(InProcess.of(*parts), faults, 0))
     federation.run(lambda _: None)
-    known = {name for name in federation.server.state_dict() if name.startswith("reference.2.")}
+    known = {name for name in federation.server.references if name.startswith("reference.2.")}
     assert known == {"reference.2.1", "reference.2.2"}
     assert all(torch.isfinite(value).all() for value in federation.server.state_dict().values())
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Samples
-from fcl_bench.methods.transformers import prompt_method as shared
+from fcl_bench.methods.transformers import prompts as shared
 from fcl_bench.methods.transformers.dualprompt import DualPrompt
 from fcl_bench.methods.transformers.l2p import L2P
 from fcl_bench.methods.transformers.prompts import PromptedViT

@@ -6,11 +6,12 @@ import math
 
 import torch
 
-from fcl_bench.methods.autoencoders.fitting import Drawing, Fit
+from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
+from fcl_bench.methods.autoencoders.fitting import latents_of
 from fcl_bench.methods.autoencoders.networks import Architecture, further, normals, orders, uniforms
 
 SMALL = Architecture(5, 4, 3)
-FIT = Fit(epochs=4, batch_size=3, lr=0.01, weight_decay=0.1, kl=0.5)
+FIT = FedCBC(VAETraining(epochs=4, batch_size=3, lr=0.01, weight_decay=0.1), 4, 3, kl=0.5, samples=6)
 
 
 def plain_parts(weights: torch.Tensor, d: int = 5, h: int = 4, latent: int = 3) -> list[torch.Tensor]:
@@ -52,12 +53,13 @@ def plain_loss(parts, x, noise, kl):
 def plain_fit(weights, x, key, wanted=None, fit=FIT, spread=None):
     """torch's own Adam on one class's samples, by the class's own stream."""
     parts = [part.clone().requires_grad_() for part in plain_parts(weights)]
-    adam = torch.optim.Adam(parts, lr=fit.lr, weight_decay=fit.weight_decay)
-    for epoch in range(fit.epochs):
+    knobs = fit.training
+    adam = torch.optim.Adam(parts, lr=knobs.lr, weight_decay=knobs.weight_decay)
+    for epoch in range(knobs.epochs):
         of_epoch = further(key, epoch)
         order = orders(of_epoch, torch.tensor([len(x)]))[0]
-        for step, begin in enumerate(range(0, len(x), fit.batch_size)):
-            rows = order[begin : begin + fit.batch_size]
+        for step, begin in enumerate(range(0, len(x), knobs.batch_size)):
+            rows = order[begin : begin + knobs.batch_size]
             of_step = further(of_epoch, step)
             noise = normals(of_step, len(rows) * 3).view(len(rows), 3).double()
             loss, m, v = plain_loss(parts, x[rows].double(), noise, fit.kl)
@@ -73,13 +75,13 @@ def plain_fit(weights, x, key, wanted=None, fit=FIT, spread=None):
     return torch.cat([part.detach().flatten() for part in parts])
 
 
-def plain_fused(teachers, key, known, alpha, published, count=6, fit=FIT):
+def plain_fused(teachers, key, known, method=FIT):
     """Of one class, teacher by teacher."""
     at = len(teachers) - 1 if known else int(uniforms(further(key, 0), 1) * len(teachers))
-    latents = Drawing(count, published).latents(further(key, 1), 3)[0].double()
+    latents = latents_of(method, further(key, 1))[0].double()
     parts = [plain_parts(teacher) for teacher in teachers]
     x = torch.cat([plain_decoded(own, latents) for own in parts])
     means, log_variances = zip(*(plain_posterior(own, x) for own in parts), strict=True)
-    wanted = (alpha, sum(means) / len(parts), sum(log_variances) / len(parts)) if alpha else None
-    spread = sum(v.exp() for v in log_variances).sqrt() / len(parts) if published else None
-    return plain_fit(teachers[at], x, further(key, 2), wanted, fit, spread)
+    wanted = (method.alpha, sum(means) / len(parts), sum(log_variances) / len(parts)) if method.alpha else None
+    spread = sum(v.exp() for v in log_variances).sqrt() / len(parts) if method.published else None
+    return plain_fit(teachers[at], x, further(key, 2), wanted, method, spread)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 from fcl_bench.methods.autoencoders.fitting import (
-    Drawing,
-    Fit,
     Grouped,
     Wanted,
     drawn,
     fitted,
     fused,
+    latents_of,
     posteriors,
 )
 from fcl_bench.methods.autoencoders.networks import (
@@ -49,6 +50,10 @@ CLASSES = torch.tensor([2, 5, 9])
 
 def start(columns: torch.Tensor = CLASSES, seed: int = 1) -> torch.Tensor:
     return SMALL.initial(keys(seed, columns))
+
+
+def published(method: FedCBC) -> FedCBC:
+    return replace(method, variant="published", scaling="none")
 
 
 def samples(counts: list[int], inputs: int = 5, seed: int = 0) -> Grouped:
@@ -225,7 +230,8 @@ def test_posteriors_of_more_samples_than_fit_at_once():
 
 def test_latents_are_of_the_prior_or_as_published_uniform_within_minus_one_and_one():
     many = keys(0, torch.arange(50))
-    prior, uniform = (Drawing(100, published).latents(many, 8) for published in (False, True))
+    working = FedCBC(latent=8, samples=100)
+    prior, uniform = (latents_of(method, many) for method in (working, published(working)))
     assert prior.shape == uniform.shape == (50, 100, 8)
     assert float(prior.std()) == pytest.approx(1, abs=0.02)
     assert float(prior.abs().max()) > 3
@@ -234,33 +240,34 @@ def test_latents_are_of_the_prior_or_as_published_uniform_within_minus_one_and_o
 
 
 def test_drawn_samples_are_what_the_decoder_makes():
-    latents = Drawing(4, False).latents(keys(0, CLASSES), 3)
+    latents = latents_of(FIT, keys(0, CLASSES))
     made = drawn(SMALL, start(), latents)
     for c in range(3):
         np.testing.assert_allclose(made[c], plain_decoded(plain_parts(start()[c]), latents[c].double()), atol=1e-6)
 
 
-@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("variant", ["working", "published"])
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
-def test_fusing_is_what_the_equations_say(alpha, published):
+def test_fusing_is_what_the_equations_say(alpha, variant):
     """Four classes of 2, 1, 3 and 2 teachers; the last class was known before."""
     columns = torch.tensor([1, 4, 6, 7])
     counts, known = torch.tensor([2, 1, 3, 2]), torch.tensor([False, False, False, True])
     # With this seed the teacher drawn at random is the first, the second or a middle one, and never the last known.
     teachers, streams = SMALL.initial(keys(3, torch.arange(8))), keys(12, columns)
-    found = fused(SMALL, teachers, counts, known, FIT, alpha, Drawing(6, published), streams)
+    method = replace(FIT, alpha=alpha) if variant == "working" else published(replace(FIT, alpha=alpha))
+    found = fused(SMALL, teachers, counts, known, method, streams)
     assert torch.equal(found[1], teachers[2])
     for c, (first, last) in enumerate([(0, 2), (2, 3), (3, 6), (6, 8)]):
         if c != 1:
-            expected = plain_fused(teachers[first:last], streams[c : c + 1], bool(known[c]), alpha, published)
+            expected = plain_fused(teachers[first:last], streams[c : c + 1], bool(known[c]), method)
             np.testing.assert_allclose(found[c], expected, atol=3e-5)
 
 
 def test_a_class_is_fused_the_same_whatever_classes_are_beside_it():
     teachers, streams = SMALL.initial(keys(3, torch.arange(5))), keys(9, CLASSES)
     counts, known = torch.tensor([2, 1, 2]), torch.zeros(3, dtype=torch.bool)
-    together = fused(SMALL, teachers, counts, known, FIT, 0.1, Drawing(6, False), streams)
-    alone = fused(SMALL, teachers[3:], counts[2:], known[2:], FIT, 0.1, Drawing(6, False), streams[2:])
+    together = fused(SMALL, teachers, counts, known, FIT, streams)
+    alone = fused(SMALL, teachers[3:], counts[2:], known[2:], FIT, streams[2:])
     np.testing.assert_allclose(alone[0], together[2], atol=1e-6)
 
 
@@ -279,7 +286,7 @@ def test_one_autoencoder_learns_to_reconstruct_its_class():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(0.5 + 0.3 * np.tanh(rng.standard_normal((60, 2)) @ rng.standard_normal((2, 8)))).float()
     architecture, key = Architecture(8, 16, 2), keys(0, torch.zeros(1))
-    fit = Fit(epochs=150, batch_size=16, lr=0.01, weight_decay=0.0, kl=0.01)
+    fit = FedCBC(VAETraining(epochs=150, batch_size=16, lr=0.01, weight_decay=0.0), 16, 2, kl=0.01)
     weights = fitted(architecture, architecture.initial(key), Grouped(x, torch.tensor([60])), fit, key)
     parts = architecture.parts(weights)
     apart = (decode(parts, encode(parts, x[None])[0])[0] - x).square().sum(dim=1).mean()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.methods.transformers.coda_prompt import (
+    CodaPrompt,
     CodaPrompts,
     Components,
     group_name,
@@ -17,9 +18,15 @@ from fcl_bench.methods.transformers.coda_prompt import (
 LAYERS = (0, 2)
 
 
+def made(components: int, dimension: int = 12, softmax: bool = False, **options) -> CodaPrompts:
+    method = CodaPrompt(layers=list(LAYERS), components=components, length=4, **options)
+    method.softmax = softmax
+    return CodaPrompts(method, dimension)
+
+
 def grown(tasks: int = 2, components: int = 3, dimension: int = 12, seed: int = 0, **options) -> CodaPrompts:
     """Groups as they are after training: no longer orthonormal."""
-    prompts = CodaPrompts(LAYERS, components, 4, dimension, **options)
+    prompts = made(components, dimension, **options)
     generator = torch.Generator().manual_seed(seed)
     for task in range(tasks):
         prompts.grow(seed + task)
@@ -65,7 +72,7 @@ def test_the_prompt_is_the_weighted_sum_of_all_tasks_components(softmax):
 def test_one_component_that_asks_for_just_this_query_is_the_prompt():
     q = queries(1)
     P = torch.randn(1, 4, 12, dtype=torch.float64)
-    prompts, one = CodaPrompts(LAYERS, 1, 4, 12), Components(torch.ones(1, 12, dtype=torch.float64), q, P)
+    prompts, one = made(1), Components(torch.ones(1, 12, dtype=torch.float64), q, P)
     torch.testing.assert_close(prompts.weights(q, one), torch.ones(1, 1, dtype=torch.float64), atol=1e-12, rtol=0)
     torch.testing.assert_close(prompts.mixed(q, one), P, atol=1e-12, rtol=0)
     # And the opposite query gets the opposite prompt.
@@ -143,7 +150,7 @@ def test_where_no_orthogonal_direction_is_left_components_are_random_ones_of_len
 
 
 def test_groups_follow_from_the_seed_and_differ_between_layers():
-    one, two, other = CodaPrompts(LAYERS, 3, 4, 12), CodaPrompts(LAYERS, 3, 4, 12), CodaPrompts(LAYERS, 3, 4, 12)
+    one, two, other = made(3), made(3), made(3)
     for prompts, seed in ((one, 1), (two, 1), (other, 2)):
         prompts.grow(seed)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
@@ -158,7 +165,7 @@ def test_all_but_the_last_group_are_old():
     assert prompts.old() == {name for name in names if not name.endswith("_2")}
     assert grown(tasks=1).old() == set()
     # A task of the paper's setting, five layers of ten components: all that is sent but the head of ten classes.
-    paper = CodaPrompts((0, 1, 2, 3, 4), 10, 8, 768)
+    paper = CodaPrompts(CodaPrompt(), 768)
     paper.grow(0)
     assert sum(value.numel() for value in paper.parameters()) + 10 * 769 == 391_690
 

@@ -219,7 +219,7 @@ class FedProTIPServer(ProjectedServer):
         found = dict(super().schema(task, stage))
         if stage == BASES and self.method.sketch is None:
             for layer, declared in found.items():
-                side = declared.shape[0]
+                side = int(declared.shape[0])
                 found[layer] = replace(declared, shape=(side, f"r of {layer}"), widest=side)
         if stage == REFERENCES:
             tasks = task.index + 1

@@ -83,7 +83,7 @@ class ProjectionAudit(Audit):
             Phi = server.known(layer)
             gradient = gradient.double()
             whole += float(gradient.square().sum())
-            left += float(project_out(gradient, Phi).square().sum())
+            left += float((project_out(gradient, Phi) if Phi.shape[1] else gradient).square().sum())
         return left**0.5, whole**0.5
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:

@@ -225,6 +225,7 @@ class LoRM(LowRankMethod):
     """
 
     name: ClassVar[str] = "lorm"
+    averaged_with: ClassVar[str] = "method.merge=average"
     client_half = LoRMClient
     server_half = LoRMServer
 

@@ -256,6 +256,7 @@ class PILoRA(LowRankMethod):
     """
 
     name: ClassVar[str] = "pilora"
+    averaged_with: ClassVar[str] = "method.reweighting=none"
     client_half = PILoRAClient
     server_half = PILoRAServer
     network_class = PrototypeNetwork

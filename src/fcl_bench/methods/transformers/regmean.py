@@ -250,6 +250,7 @@ class RegMean(GradientMethod):
 
     name: ClassVar[str] = "regmean"
     aggregation: ClassVar[str] = EACH
+    averaged_with: ClassVar[str] = "method.local=ridge method.on=features, or method=fedavg"
 
     damping: float = knob(1.0, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))
