@@ -20,7 +20,6 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.execution.model_file import write_model
-from fcl_bench.execution.record_form import misfit
 from fcl_bench.execution.run_json import Result, RunRecord
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 
@@ -72,8 +71,10 @@ class RunFolder:
         """
         try:
             record = cast(RunRecord, read_json(self.path / "run.json"))
-            if record["schema"] == SCHEMA and (wrong := misfit(record)):
-                raise ValueError(wrong)
+            if record["schema"] != SCHEMA:
+                raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
+            if self.run not in ("", record["run_id"]):
+                raise ValueError(f"of another run, {record['run_id']}")
             _require_plain(record["files"])
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
