@@ -17,7 +17,7 @@ from fcl_bench.engine.codec import encoded
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.middleware import Middleware
 from fcl_bench.engine.transport import InProcess, Transport
-from fcl_bench.execution.audits import audits_of
+from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
@@ -174,5 +174,6 @@ def federation_of(
     for task, client in unlabelled:
         labelled[shards[task][client]] = False
     made = transport(method, context, shards, columns, labelled, images)
-    audits = audits_of(method, context, drift, shards)
+    measured = {"drift": FeatureDrift(drift, context.seed, shards)} if drift else {}
+    audits = {**method.audits(context), **measured}
     return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, fan_in=fan_in)

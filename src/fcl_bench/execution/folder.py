@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import shutil
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ SCHEMA = 4
 #: The largest number of client-task pairs whose samples are separate arrays in partition.npz.
 SEPARATE = 20_000
 
-#: A CSV file: its header and its rows.
+#: A CSV file: its header and its rows; NaN and None become empty cells.
 Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
 
@@ -154,7 +155,7 @@ class RunFolder:
             with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(map(csv_cell, header))
-                writer.writerows(map(csv_cell, row) for row in rows)
+                writer.writerows(map(_cell, row) for row in rows)
         for name, arrays in archives.items():
             with replacing(self.path / name) as temporary:
                 np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
@@ -167,6 +168,10 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast(RunRecord, written)
+
+
+def _cell(value: object) -> object:
+    return None if isinstance(value, float) and math.isnan(value) else csv_cell(value)
 
 
 def _require_plain(names: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import BestRounds
-from fcl_bench.execution.audits import drift_of
+from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.record import test_sizes
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline
@@ -47,9 +47,9 @@ def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
     if record["rounds"]:
         figures["rounds.png"] = rounds_figure(title, federation.rounds.values(), record["rounds"])
-    drift = drift_of(federation.audits)
-    if drift is not None and len(tasks) > 1:
-        figures["drift.png"] = drift_figure(title, drift.matrix(len(tasks)), matrix)
+    if "drift" in federation.audits and len(tasks) > 1:
+        drift = drift_matrix(federation.audits["drift"].rows, len(tasks))
+        figures["drift.png"] = drift_figure(title, drift, matrix)
     if bounds and "rho" in bounds[0]:
         figures["theory.png"] = theory_figure(title, bounds)
     for name, picture in federation.server.pictures().items():
@@ -84,7 +84,7 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
     curve.set_xlabel("task (classes seen)")
     _number_tasks(curve.xaxis)
     seen = dict(enumerate(classes_seen, start=1))
-    curve.xaxis.set_major_formatter(lambda task, _: f"{task:.0f}\n({seen[task]})" if task in seen else "")
+    curve.xaxis.set_major_formatter(lambda task, _: f"{task:.0f}\n({seen[int(task)]})" if task in seen else "")
     curve.set_ylabel("accuracy (%)")
     curve.set_ylim(_spanned(*curve.get_ylim()))
     curve.grid(alpha=0.3)

@@ -24,9 +24,9 @@ from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Asking
 from fcl_bench.engine.transports.base import Connection
 from fcl_bench.errors import UserError
-from fcl_bench.execution.audits import audits_of
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
 from fcl_bench.execution.clients import clients_of
+from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.execution.folder import RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.model_file import about, model_tensors
@@ -134,7 +134,9 @@ def _learn(
         from fcl_bench.options.secure.transport import SummingTransport
 
         transport = SummingTransport(cast(Asking, transport), secure, context.seed, method.stages_apart)
-    audits = audits_of(method, context, settings.scalars.drift, dealt.shards)
+    audits = {**method.audits(context)}
+    if settings.scalars.drift:
+        audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
     minimum = settings.transport.minimum

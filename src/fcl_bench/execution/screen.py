@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -142,7 +141,9 @@ def screen_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[str
 
 def _rows(record: Mapping[str, Any], heading: str) -> Iterator[tuple[str, str]]:
     for name, key, form in _ROWS[heading]:
-        value: Any = functools.reduce(lambda part, step: (part or {}).get(step), key.split("."), record)
+        value: Any = record
+        for step in key.split("."):
+            value = (value or {}).get(step)
         entries = (
             {f"{name}: {entry}": one for entry, one in value.items()} if isinstance(value, dict) else {name: value}
         )
