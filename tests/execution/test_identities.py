@@ -29,27 +29,22 @@ def folder_of(out, *overrides):
     return out / "runs" / make_plan(settings_for(out, *overrides)).label
 
 
-def test_the_record_of_another_run_is_refused(first, tmp_path):
-    other = folder_of(tmp_path, *SMALL, "seed=2")
-    shutil.copytree(first.folder, other)
-    before = sorted(path.stat().st_mtime_ns for path in other.iterdir())
-    with pytest.raises(UserError, match=rf"holds the record of another run, {first.record['run_id']} \(force=true"):
-        run_in(tmp_path, *SMALL, "seed=2")
-    assert sorted(path.stat().st_mtime_ns for path in other.iterdir()) == before
-    forced = run_in(tmp_path, *SMALL, "seed=2", "force=true")
-    assert forced.record["seed"] == 2
-    assert forced.record["run_id"] != first.record["run_id"]
+def test_the_record_of_another_run_is_not_taken_for_this_one(first, tmp_path, caplog):
+    shutil.copytree(first.folder, folder_of(tmp_path, *SMALL, "seed=2"))
+    own = run_in(tmp_path, *SMALL, "seed=2")
+    assert f"of another run, {first.record['run_id']}" in caplog.text
+    assert own.record["seed"] == 2
+    assert own.record["run_id"] != first.record["run_id"]
 
 
-def test_the_checkpoint_of_another_run_is_refused(tmp_path, monkeypatch):
+def test_the_checkpoint_of_another_run_is_not_taken_over(tmp_path, monkeypatch, caplog):
     """It was taken over without a word: the first tasks were then those of the other seed."""
     with interrupted_in(2, monkeypatch):
         run_in(tmp_path, *SMALL, "seed=1")
-    other = folder_of(tmp_path, *SMALL, "seed=2")
-    shutil.copytree(folder_of(tmp_path, *SMALL, "seed=1"), other)
-    with pytest.raises(UserError, match="holds a checkpoint of another run, "):
-        run_in(tmp_path, *SMALL, "seed=2")
-    assert (other / "checkpoint" / "state.json").exists()
+    shutil.copytree(folder_of(tmp_path, *SMALL, "seed=1"), folder_of(tmp_path, *SMALL, "seed=2"))
+    copied = run_in(tmp_path, *SMALL, "seed=2").record
+    assert "is of another run; starting from the first task" in caplog.text
+    assert copied["metrics"] == run_in(tmp_path / "alone", *SMALL, "seed=2").record["metrics"]
     assert run_in(tmp_path, *SMALL, "seed=1").record["seed"] == 1  # its own goes on
 
 
@@ -145,6 +140,6 @@ def test_a_sealed_record_whose_owner_is_no_text_is_damaged(tmp_path, caplog):
     record = json.loads(file.read_text())
     write_json(file, {name: value for name, value in record.items() if name != "checksum"} | {"run_id": True})
     again = run_in(tmp_path, *SMALL)
-    assert "(run_id is no str); running again" in caplog.text
+    assert "(of another run, True); running again" in caplog.text
     assert again.record["metrics"] == record["metrics"]
     assert json.loads(file.read_text())["run_id"] == done.record["run_id"]

@@ -81,48 +81,15 @@ def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
     assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
 
 
-def test_the_best_round_has_a_table_that_says_who_chose_it(capsys):
-    rounds = {"every": 5, "best": [81.25, None], "best_round": [9, None]}
-    print_record({**record_of([75.0, 60.0]), "rounds": rounds}, "x")
-    out = capsys.readouterr().out
-    assert re.search(r"Best round, by\s+test data", out)
-    assert re.search(r"│ 1 +│ +81.25 │ +10 │", out)
-    assert re.search(r"│ 2 +│ not defined │ +│", out)
-    print_record(record_of([75.0, 60.0]), "x")
-    assert "Best round" not in capsys.readouterr().out
-
-
-def test_scarce_labels_and_bounds_have_their_tables(capsys):
+def test_scarce_labels_are_counted(capsys):
     record = record_of([75.0, 60.0])
     print_record(record, "x")
-    plain = capsys.readouterr().out
-    assert "Labels" not in plain
-    assert "exact Gram" not in plain
-    assert "Communication (float32)" in plain
+    assert "given a label" not in capsys.readouterr().out
     record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
-    errors = {f"{part}_{what}": 1.5 for part in ("gram", "weight") for what in ("error", "bound", "norm")}
-    older = {**errors, "score_error": None, "certified": 12.5, "agree": 90.0}
-    record["bounds"] = [older]
     print_record(record, "x")
     out = capsys.readouterr().out
-    for text in ("Labels (rate 0.2)", "45 (75.0 %)", "12.50", "not finite"):
-        assert text in " ".join(out.split())
-    assert "Gram (trace)" not in out
-    whole = {
-        "weight_bound_sharper": 0.25,
-        "certified_sharper": 77.0,
-        "trace_error": 3.0,
-        "tail_bound": None,
-        "energy": 9.0,
-    }
-    record["bounds"] = [{**older, **whole}]
-    print_record(record, "x")
-    out = capsys.readouterr().out
-    assert re.search(r"Gram \(trace\) +│ +3 │ +not finite │ +│ +9 │", out)
-    assert re.search(r"classifier \(Frobenius\) +│ +1.5 │ +1.5 │ +0.25 │ +1.5 │", out)
-    assert re.search(r"same class \(% of tests\) +│ +90.00 │ +12.50 │ +77.00 │", out)
-    record["labels"].update(accepted=0, right=0)
-    print_record(record, "x")
+    for line in (r"training samples +100", r"labelled +20", r"given a label by their client +60", r"right +45"):
+        assert re.search(line, out)
 
 
 def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
@@ -135,7 +102,6 @@ def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
     out = capsys.readouterr().out
     for line in (r"images +2\.9 KiB", r"raw samples \(images, features\) +15"):
         assert re.search(line, out)
-    assert "all kinds together" not in out
     kept = {"client_storage_bytes": {"images": 3000, "model": 900}, "client_storage_max_bytes": 3100}
     print_record({**record, "client_samples_kept": 15, **kept}, "x")
     assert re.search(r"all kinds together +3\.0 KiB", capsys.readouterr().out)
@@ -147,8 +113,8 @@ def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(c
     record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 1100}
     print_record(record, "x")
     out = capsys.readouterr().out
-    assert re.search(r"busiest client's raw features, same task +2\.0 KiB", out)
-    assert re.search(r"everyone's raw features +190\.73 MiB", out)
+    assert re.search(r"raw samples, same client and task +2\.0 KiB", out)
+    assert re.search(r"raw samples, everyone +190\.73 MiB", out)
     assert "warning: 1,100 of 1,200 uploads (per client and task) are larger than the client's raw features" in out
     assert "together are 5.00 times as large" in out
     record["communication"]["raw"] = {**raw, "total_bytes": 10**10, "uploads": 1200, "larger": 1}
@@ -161,14 +127,14 @@ def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(c
     assert "warning" not in capsys.readouterr().out
 
 
-def test_samples_that_left_alone_have_a_table_with_their_share(capsys):
+def test_samples_that_left_alone_have_a_table(capsys):
     record = record_of([75.0, 60.0])
     privacy = record["privacy"]
     told = {"one_sample_sums": 1234, "one_sample_moments": 0, "told_samples": 12}
     print_record({**record, "privacy": {**privacy, **told}}, "x")
     out = capsys.readouterr().out
     assert re.search(r"sums of one sample that clients sent +1,234", out)
-    assert re.search(r"training samples that were sent alone +12\n +of all training samples +12 %", out)
+    assert re.search(r"training samples that were sent alone +12\n", out)
     assert "second moments" not in out
     print_record(record, "x")
     assert "left the clients" not in capsys.readouterr().out

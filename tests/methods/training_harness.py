@@ -17,7 +17,7 @@ from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport
 from fcl_bench.engine.validation import OptionStep
-from fcl_bench.execution.audits import audits_of
+from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.options.tree.tree import Tree
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
@@ -177,7 +177,8 @@ def federation_of(
     for task, client in unlabelled:
         labelled[shards[task][client]] = False
     made = transport(method, context, shards, columns, labelled, images)
-    audits = audits_of(method, context, drift, shards)
+    measured = {"drift": FeatureDrift(drift, context.seed, shards)} if drift else {}
+    audits = {**method.audits(context), **measured}
     if fan_in is not None:
         steps = [*steps, lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation)]
     return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)

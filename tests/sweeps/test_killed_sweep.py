@@ -19,7 +19,6 @@ import pandas as pd
 import pytest
 
 from fcl_bench.engine.checkpoint import read_json, write_json
-from fcl_bench.errors import UserError
 from tests.conftest import REPOSITORY, write_features
 from tests.small_runs import interrupted_in, run_in
 
@@ -220,27 +219,21 @@ def changed(path: Path) -> None:
     write_json(path, {**content, "schema": content["schema"] + 1})
 
 
-def test_a_complete_run_of_another_schema_is_refused(tmp_path, no_pictures):
+def test_a_complete_run_of_another_schema_is_done_again(tmp_path, no_pictures, caplog):
     outcome = run_in(tmp_path, *SMALL)
     changed(outcome.folder / "run.json")
-    before = (outcome.folder / "run.json").read_bytes()
-    with pytest.raises(
-        UserError, match=r"is of schema \d+, and this version of fcl-bench writes schema \d+ \(force=true"
-    ):
-        run_in(tmp_path, *SMALL)
-    assert (outcome.folder / "run.json").read_bytes() == before
-    again = run_in(tmp_path, *SMALL, "force=true")
+    again = run_in(tmp_path, *SMALL)
+    assert "has a damaged run.json (schema" in caplog.text
     assert json.dumps(again.record["metrics"]) == json.dumps(outcome.record["metrics"])
 
 
-def test_an_interrupted_run_of_another_schema_is_refused(tmp_path, monkeypatch, no_pictures):
+def test_an_interrupted_run_of_another_schema_starts_again(tmp_path, monkeypatch, no_pictures, caplog):
     with interrupted_in(1, monkeypatch):
         run_in(tmp_path, *SMALL)
     [state] = (tmp_path / "runs").glob("*/checkpoint/state.json")
     changed(state)
-    with pytest.raises(UserError, match="is of schema"):
-        run_in(tmp_path, *SMALL)
-    assert state.exists()
+    assert not run_in(tmp_path, *SMALL).was_complete
+    assert "starting from the first task" in caplog.text
 
 
 def test_a_complete_run_needs_no_checkpoint(tmp_path, no_pictures):

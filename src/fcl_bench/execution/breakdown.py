@@ -10,28 +10,28 @@ import numpy as np
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
-from fcl_bench.execution.folder import Table
 from fcl_bench.execution.run_json import ClientAccuracy
 
 
-def class_table(federation: Federation) -> Table:
-    """class_accuracy.csv: one row per task, one column per class; empty before a class is seen or without a test."""
-    header = [f"class_{label}" for label in federation.stream.class_order]
-    return header, ([_cell(value) for value in row] for row in _by_class(federation).tolist())
+def accuracy_by_class(federation: Federation) -> np.ndarray:
+    """(T, C) in percent, after each task; NaN before a class is seen, or without a test sample."""
+    stream = federation.stream
+    return class_accuracy(federation.state.answers.confusion.array, len(stream.tasks), len(stream.class_order))
 
 
-def client_table(federation: Federation, shards: Sequence[Holdings]) -> Table | None:
-    """client_accuracy.csv: one row per client, one column per task; None if the clients' holdings are unknown."""
-    matrix = _by_client(federation, shards)
-    if matrix is None:
+def accuracy_by_client(federation: Federation, shards: Sequence[Holdings]) -> np.ndarray | None:
+    """(T, K) in percent, after each task; None if the clients' holdings are unknown.
+
+    `shards` are empty of samples that stay at their clients' sites.
+    """
+    if not any(len(own.indices) for own in shards):
         return None
-    header = ["client", *(f"task_{task}" for task in range(len(matrix)))]
-    return header, ([client, *map(_cell, row)] for client, row in enumerate(matrix.T.tolist()))
+    return client_accuracy(accuracy_by_class(federation), shards, federation.stream.train_columns)
 
 
 def clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
     """run.json's `client_accuracy`; None if no client has an accuracy."""
-    matrix = _by_client(federation, shards)
+    matrix = accuracy_by_client(federation, shards)
     known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
     if not len(known):
         return None
@@ -79,20 +79,3 @@ def sample_files(federation: Federation) -> dict[str, bytes]:
     arrays = {name: np.ascontiguousarray(values) for name, values in columns.items()}
     pyarrow.parquet.write_table(pyarrow.table(arrays), content)
     return {"predictions.parquet": content.getvalue()}
-
-
-def _by_class(federation: Federation) -> np.ndarray:
-    """(T, C)"""
-    stream = federation.stream
-    return class_accuracy(federation.state.answers.confusion.array, len(stream.tasks), len(stream.class_order))
-
-
-def _by_client(federation: Federation, shards: Sequence[Holdings]) -> np.ndarray | None:
-    """(T, K); `shards` are empty of samples that stay at their clients' sites."""
-    if not any(len(own.indices) for own in shards):
-        return None
-    return client_accuracy(_by_class(federation), shards, federation.stream.train_columns)
-
-
-def _cell(value: float) -> object:
-    return "" if np.isnan(value) else value

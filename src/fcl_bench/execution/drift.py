@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,18 +57,24 @@ class FeatureDrift(Audit):
                     row = {"task": task.index, "reference_task": tau, "client": client, "samples": len(drifts)}
                     self.rows.append({**row, "drift": float(drifts.mean()), "norm": float(norms.mean())})
 
-    def matrix(self, tasks: int) -> np.ndarray:
-        """(T, T): row s, column tau, the mean over all reference samples of task tau; NaN above the diagonal."""
-        total, count = np.zeros((tasks, tasks)), np.zeros((tasks, tasks))
-        for row in self.rows:
-            where = row["task"], row["reference_task"]
-            total[where] += row["samples"] * row["drift"]
-            count[where] += row["samples"]
-        return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The reference features, by name."""
         return {f"{_REFERENCE}{tau}": features for tau, features in self._reference.items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         self._reference = {int(name.removeprefix(_REFERENCE)): features for name, features in state.items()}
+
+
+def drift_matrix(rows: Iterable[Mapping[str, Any]], tasks: int) -> np.ndarray:
+    """(T, T): row s, column tau, the mean over all reference samples of task tau; NaN above the diagonal.
+
+    Args:
+        rows: of a `FeatureDrift`.
+        tasks: T.
+    """
+    total, count = np.zeros((tasks, tasks)), np.zeros((tasks, tasks))
+    for row in rows:
+        where = row["task"], row["reference_task"]
+        total[where] += row["samples"] * row["drift"]
+        count[where] += row["samples"]
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)

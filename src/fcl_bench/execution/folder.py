@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import math
 import shutil
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,6 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.execution.model_file import write_model
-from fcl_bench.execution.record_form import misfit
 from fcl_bench.execution.run_json import Result, RunRecord
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 
@@ -32,7 +32,7 @@ SCHEMA = 4
 #: The largest number of client-task pairs whose samples are separate arrays in partition.npz.
 SEPARATE = 20_000
 
-#: A CSV file: its header and its rows.
+#: A CSV file: its header and its rows; NaN and None become empty cells.
 Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
 
@@ -72,8 +72,10 @@ class RunFolder:
         """
         try:
             record = cast(RunRecord, read_json(self.path / "run.json"))
-            if record["schema"] == SCHEMA and (wrong := misfit(record)):
-                raise ValueError(wrong)
+            if record["schema"] != SCHEMA:
+                raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
+            if self.run not in ("", record["run_id"]):
+                raise ValueError(f"of another run, {record['run_id']}")
             _require_plain(record["files"])
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
         except FileNotFoundError as error:
@@ -153,7 +155,7 @@ class RunFolder:
             with replacing(self.path / name) as temporary, temporary.open("w", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 writer.writerow(map(csv_cell, header))
-                writer.writerows(map(csv_cell, row) for row in rows)
+                writer.writerows(map(_cell, row) for row in rows)
         for name, arrays in archives.items():
             with replacing(self.path / name) as temporary:
                 np.savez_compressed(temporary, **arrays)  # type: ignore[arg-type]
@@ -166,6 +168,10 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast(RunRecord, written)
+
+
+def _cell(value: object) -> object:
+    return None if isinstance(value, float) and math.isnan(value) else csv_cell(value)
 
 
 def _require_plain(names: Iterable[str]) -> None:

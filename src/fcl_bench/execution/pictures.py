@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import BestRounds
-from fcl_bench.execution.audits import drift_of
+from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.record import test_sizes
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline
@@ -22,7 +24,7 @@ from fcl_bench.protocol.method import Picture
 #: Width and height, and the panels' left ends and widths, in inches. Constrained layout would find much the same
 #: places, but it draws the figure twice, which doubles the time of a picture.
 _SIZE = (10.0, 4.2)
-_CURVE, _HEAT, _BAR = (0.75, 4.4), (5.85, 3.2), (9.17, 0.16)
+_CURVE, _HEAT, _BAR = (0.75, 4.3), (5.85, 3.1), (9.17, 0.16)
 _BOTTOM, _HEIGHT = 0.68, 3.2
 #: Accuracy axes span at least this many points, so that their labels fit beside the axes (97.5, and not 97.4875).
 _LEAST_SPAN = 5.0
@@ -30,12 +32,10 @@ _LEAST_SPAN = 5.0
 _MOST_MARKED = 40
 #: The most tasks with a separate line; in a longer stream, this many are chosen, spread over it.
 _LINES = 6
-#: Of Matplotlib's usual letters (10 points), with their brackets and the room between two labels.
-_INCHES_A_CHARACTER, _GAP_INCHES = 0.075, 0.06
 #: Images in a row.
 _ACROSS = 16
-#: More names than that are only noise.
-_MOST = 20
+#: Matrices of more tasks show shades only, since numbers would be too small to read.
+_NUMBERED = 10
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
@@ -47,9 +47,9 @@ def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
     if record["rounds"]:
         figures["rounds.png"] = rounds_figure(title, federation.rounds.values(), record["rounds"])
-    drift = drift_of(federation.audits)
-    if drift is not None and len(tasks) > 1:
-        figures["drift.png"] = drift_figure(title, drift.matrix(len(tasks)), matrix)
+    if "drift" in federation.audits and len(tasks) > 1:
+        drift = drift_matrix(federation.audits["drift"].rows, len(tasks))
+        figures["drift.png"] = drift_figure(title, drift, matrix)
     if bounds and "rho" in bounds[0]:
         figures["theory.png"] = theory_figure(title, bounds)
     for name, picture in federation.server.pictures().items():
@@ -82,26 +82,50 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
     curve.plot(tasks, np.array(pooled, dtype=float), marker=circle, color="#1f4e79", label="all classes seen, $A_t$")
     curve.plot(tasks, newest, marker=square, color="#c55a11", linestyle="--", label="newest task, $a_{t,t}$")
     curve.set_xlabel("task (classes seen)")
-    ticks = task_ticks([f"({seen})" for seen in classes_seen], _CURVE[1])
-    curve.set_xticks(ticks, [f"{t}\n({classes_seen[t - 1]})" for t in ticks])
+    _number_tasks(curve.xaxis)
+    seen = dict(enumerate(classes_seen, start=1))
+    curve.xaxis.set_major_formatter(lambda task, _: f"{task:.0f}\n({seen[int(task)]})" if task in seen else "")
     curve.set_ylabel("accuracy (%)")
     curve.set_ylim(_spanned(*curve.get_ylim()))
     curve.grid(alpha=0.3)
     curve.legend()
 
-    low, high = _spanned(np.nanmin(matrix), np.nanmax(matrix))
-    image = heat.imshow(matrix, cmap="viridis", vmin=low, vmax=high)
-    heat.set_xlabel("test set of task")
-    heat.set_ylabel("after task")
-    name_tasks(heat, len(tasks), _HEAT[1])
-    if len(tasks) <= 10:
-        middle = (low + high) / 2
-        for (row, column), value in np.ndenumerate(matrix):
-            if not np.isnan(value):
-                shade = "white" if value < middle else "black"
-                heat.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=8, color=shade)
+    image = matrix_panel(heat, matrix, *_spanned(np.nanmin(matrix), np.nanmax(matrix)))
     figure.colorbar(image, cax=bar, label="accuracy (%)")
     return figure
+
+
+def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
+    """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar.
+
+    Args:
+        axes: to draw on.
+        matrix: (T, T), NaN above the diagonal.
+        low, high: the ends of the range of shades.
+    """
+    image = _heat_map(axes, matrix, low, high)
+    axes.set_xlabel("test samples of task")
+    axes.set_ylabel("after task")
+    for (row, column), value in np.ndenumerate(matrix) if len(matrix) <= _NUMBERED else ():
+        if not np.isnan(value):
+            shade = "white" if value < (low + high) / 2 else "black"
+            axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", fontsize=8, color=shade)
+    return image
+
+
+def _heat_map(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
+    """A matrix with a row and a column per task."""
+    end = len(matrix) + 0.5
+    image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, extent=(0.5, end, end, 0.5))
+    axes.grid(False)
+    _number_tasks(axes.xaxis)
+    _number_tasks(axes.yaxis)
+    return image
+
+
+def _number_tasks(axis: Axis) -> None:
+    """Set ticks at tasks alone, as many as have room."""
+    axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
 
 
 def rounds_figure(title: str, rows: list[tuple[int, int, float]], best: BestRounds) -> Figure:
@@ -165,7 +189,7 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
         scatter.plot(drift[tau:, tau], accuracy[tau:, tau], linewidth=0.8, **style)
     lines.set_xlabel("after task")
     lines.set_ylabel(r"drift of features, mean $\Vert g_s(x) - g_\tau(x)\Vert_2$")
-    lines.set_xticks(np.arange(1, tasks + 1)[:: max(1, tasks // 10)])
+    _number_tasks(lines.xaxis)
     scatter.set_xlabel("drift of the task's features")
     scatter.set_ylabel("accuracy on the task (%)")
     for axes in (lines, scatter):
@@ -193,14 +217,13 @@ def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
     adequacy.set_ylim(0, 1.05)
     adequacy.set_xlabel("task $t$")
     adequacy.set_ylabel(r"$\rho_t$, gradient energy left")
-    adequacy.set_xticks(tasks[:: max(1, len(tasks) // 10)])
+    _number_tasks(adequacy.xaxis)
     adequacy.grid(alpha=0.3)
     adequacy.legend()
     beta = np.array([[row.get(f"beta_{tau}") for row in rows] for tau in range(len(rows))], dtype=float)
-    image = interference.imshow(beta, cmap="cividis", vmin=0, vmax=1)
+    image = _heat_map(interference, beta, 0, 1)
     interference.set_xlabel("while learning task $t$")
     interference.set_ylabel(r"old task $\tau$")
-    name_tasks(interference, len(rows), inches=3.2)
     figure.colorbar(image, ax=interference, label=r"$\beta_{\tau \to t}$, old gradient left")
     return figure
 
@@ -228,25 +251,3 @@ def images_figure(title: str, picture: Picture) -> Figure:
             -0.15, 0.5, f"task {task + 1}", transform=places[0].transAxes, ha="right", va="center", fontsize=8
         )
     return figure
-
-
-def task_ticks(labels: Sequence[str], inches: float) -> np.ndarray:
-    """The numbers of the tasks, from 1, to put names at: in steps of 1, 2, 5, 10, 20, ..., none over its neighbour.
-
-    Args:
-        labels: each task's name on the axis, the longest of its lines.
-        inches: length of the axis.
-    """
-    room = _INCHES_A_CHARACTER * max(map(len, labels)) + _GAP_INCHES
-    most = max(1, min(_MOST, int(inches / room)))
-    least = -(-len(labels) // most)
-    decade = 10 ** (len(str(least)) - 1)
-    step = next(times * decade for times in (1, 2, 5, 10) if times * decade >= least)
-    return np.arange(1, len(labels) + 1)[::step]
-
-
-def name_tasks(heat: Axes, tasks: int, inches: float) -> None:
-    """Put the tasks' numbers beside a heat map of T x T cells whose axes have this length."""
-    ticks = task_ticks([str(t) for t in range(1, tasks + 1)], inches)
-    heat.set_xticks(ticks - 1, ticks)
-    heat.set_yticks(ticks - 1, ticks)

@@ -15,8 +15,8 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
 from fcl_bench.errors import UserError
-from fcl_bench.execution.audits import drift_of
 from fcl_bench.execution.breakdown import clients_summary
+from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
@@ -160,10 +160,9 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
 
 def _drift(federation: Federation) -> Drift | None:
     """Return the drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
-    drift = drift_of(federation.audits)
-    if drift is None:
+    if "drift" not in federation.audits:
         return None
-    last = drift.matrix(len(federation.stream.tasks))[-1, :-1]
+    last = drift_matrix(federation.audits["drift"].rows, len(federation.stream.tasks))[-1, :-1]
     return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}
 
 

@@ -22,10 +22,10 @@ from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transports.base import Connection
 from fcl_bench.errors import UserError
-from fcl_bench.execution.audits import audits_of
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
 from fcl_bench.execution.clients import clients_of
-from fcl_bench.execution.folder import SCHEMA, RunFolder, partition_arrays
+from fcl_bench.execution.drift import FeatureDrift
+from fcl_bench.execution.folder import RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.model_file import about, model_tensors
 from fcl_bench.execution.options import exchange_steps, wrapped
@@ -61,8 +61,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         tracking: who else is told how the run goes; it has no bearing on the result.
 
     Raises:
-        UserError: the input can't work, or the run's folder holds what another run or another version of the program
-            made; the folder is then as it was, but for the log.
+        UserError: the input can't work; the run's folder is then as it was, but for the log.
     """
     environment.reuse_freed_memory()
     with settings.transport.connect() as link:
@@ -79,8 +78,6 @@ def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Out
     with locked(writable(f"out={out}", runs / ".locks") / f"{plan.label}.lock", f"doing the run {plan.label}"):
         if settings.scalars.force:
             folder.clear(keep_checkpoint=_queued_again(folder))
-        else:
-            _refuse_others(folder)
         if (record := folder.complete_record()) is not None:
             folder.checkpoint.remove()  # of a process that was killed between the two
             return Outcome(record, folder.path, was_complete=True)
@@ -110,30 +107,6 @@ def _queued_again(folder: RunFolder) -> bool:
         return False  # absent or damaged
 
 
-def _refuse_others(folder: RunFolder) -> None:
-    """Neither trust nor overwrite what another version of the program, or another run, made.
-
-    The schema is a part of the run's id, so such a folder was copied, renamed, or comes from a version that did so.
-    """
-    remedy = "force=true does the run anew and replaces the folder; out=FOLDER leaves it alone"
-    for file, owner in ((folder.path / "run.json", "run_id"), (folder.checkpoint.folder / "state.json", "owner")):
-        try:
-            found = read_json(file)
-            schema, run = found.get("schema"), found.get(owner, folder.run)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # absent or damaged: this is detected and reported where the file is used
-        if not isinstance(run, str):
-            continue
-        if schema != SCHEMA:
-            raise UserError(
-                f"run folder {folder.path} is of schema {schema}, and this version of fcl-bench writes schema {SCHEMA}",
-                remedy,
-            )
-        if run != folder.run:
-            what = "the record" if owner == "run_id" else "a checkpoint"
-            raise UserError(f"run folder {folder.path} holds {what} of another run, {run}", remedy)
-
-
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection) -> RunRecord:
     link.begin(ProcessInfo.here("the server", plan.id, plan.context, plan.prepares))
     if plan.context.cudnn == "autotuned" and plan.context.device.type != "cuda":
@@ -151,7 +124,9 @@ def _learn(
     method, context = settings.method, plan.context
     transport = link.federate(clients_of(plan), inputs.train, folder.checkpoint.folder / "clients")
     transport = wrapped(transport, method, context, settings)
-    audits = audits_of(method, context, settings.scalars.drift, dealt.shards)
+    audits = {**method.audits(context)}
+    if settings.scalars.drift:
+        audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
     minimum = settings.transport.minimum

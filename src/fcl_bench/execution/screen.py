@@ -1,52 +1,93 @@
-"""A run record on the terminal: accuracies, one table of everything that is counted, and where the run's folder is."""
+"""A run record on the terminal: accuracies, one table of what was sent and how long it took, and the run's folder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
-from fcl_bench.engine.reports import BestRounds, Guarantee, Metrics, Raw, TreeLevel
-from fcl_bench.execution.run_json import TASK_AGNOSTIC, Adaptation, Communication, Labels, Privacy, Result, RunRecord
+from fcl_bench.engine.reports import Guarantee, Metrics, Raw
+from fcl_bench.execution.run_json import TASK_AGNOSTIC, Result, RunRecord
 
-MIB = 2**20
-_CONVENTIONS = {"fedran_mib": "FedRAN's Table 4", "stsa_mib": "STSA's Table 5"}
 _METRICS = ("A_avg", "A_T", "forgetting", "retention", "stability", "plasticity")
 #: The most tasks of a long stream that are shown, spread over it.
 _SHOWN = 12
-#: Turns without an upload in time, and what became of late uploads.
-_ABSENCES = {
-    "silent": "no answer",
-    "gone": "left for good",
-    "lost": "lost on the way, or too late",
-    "late": "upload late",
-    "late_arrived": "of these, arrived before the end",
-    "late_absorbed": "of these, used",
-    "late_dropped": "of these, not as expected",
-}
-#: Counts of samples that left the clients, or were made of them or of models that learnt them.
-_PRIVACY = {
-    "one_sample_sums": "sums of one sample that clients sent",
-    "one_sample_moments": "second moments of one sample that clients sent",
-    "told_samples": "training samples that were sent alone",
-    "synthetic_images": "synthetic images that the server sent",
-    "sample_gradients": "gradients of single samples that clients sent",
-    "reconstructed_images": "images that the server reconstructed of them",
-}
-_PROJECTION = {"rho": "rho", "rho_min": "least rho", "beta": "beta, old tasks", "beta_max": "largest beta"}
-#: Against the exact Gram matrix: name -> keys of truth, bound, sharper bound and exact norm ("": none), and a format.
-_BOUNDS = {
-    "Gram (spectral)": ("gram_error", "gram_bound", "", "gram_norm", ".3g"),
-    "Gram (trace)": ("trace_error", "tail_bound", "", "energy", ".3g"),
-    "classifier (Frobenius)": ("weight_error", "weight_bound", "weight_bound_sharper", "weight_norm", ".3g"),
-    "scores / ||h||, largest": ("score_error", "weight_bound", "weight_bound_sharper", "", ".3g"),
-    "same class (% of tests)": ("agree", "certified", "certified_sharper", "", ".2f"),
-}
 
-#: A heading, and below it what was counted: name and value.
-_Section = tuple[str, dict[str, str]]
+
+def _bytes(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 else f"{size / 1024:.1f} KiB"
+
+
+_count, _mib, _seconds, _percent = "{:,}".format, "{:.2f} MiB".format, "{:.2f} s".format, "{:.2f} %".format
+
+#: Heading -> the rows below it: a name, the key of run.json, and the form of its value. A mapping has a row per entry.
+#: What is 0, null or not there has no row.
+_ROWS: dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]] = {
+    "First stage": (
+        ("rounds", "adaptation.rounds", _count),
+        ("accuracy on the first task, own head", "adaptation.accuracy", _percent),
+        ("upload, busiest client", "adaptation.up_max_bytes", _bytes),
+        ("download, busiest client", "adaptation.down_max_bytes", _bytes),
+        ("the same client's raw samples", "adaptation.raw.busiest_bytes", _bytes),
+        ("samples that left their client alone", "adaptation.told.told_samples", _count),
+        ("clients, together", "adaptation.client_seconds", _seconds),
+        ("server", "adaptation.server_seconds", _seconds),
+    ),
+    "Communication": (
+        ("type on the wire", "communication.wire.dtype", str),
+        ("upload, busiest client and task", "communication.up_max_bytes", _bytes),
+        ("upload, busiest client over the stream", "communication.up_total_max_bytes", _bytes),
+        ("upload, everyone", "communication.up_total_bytes", _bytes),
+        ("download, busiest client and task", "communication.down_max_bytes", _bytes),
+        ("raw samples, same client and task", "communication.raw.busiest_bytes", _bytes),
+        ("raw samples, everyone", "communication.raw.total_bytes", _bytes),
+        ("counted as a paper does", "communication.accounting", _mib),
+    ),
+    "Stored by a client between its turns, at most": (
+        ("kind", "client_storage_bytes", _bytes),
+        ("all kinds together", "client_storage_max_bytes", _bytes),
+        ("raw samples (images, features)", "client_samples_kept", _count),
+    ),
+    "Samples that left the clients, or were made": (
+        ("sums of one sample that clients sent", "privacy.one_sample_sums", _count),
+        ("second moments of one sample that clients sent", "privacy.one_sample_moments", _count),
+        ("training samples that were sent alone", "privacy.told_samples", _count),
+        ("synthetic images that the server sent", "privacy.synthetic_images", _count),
+        ("gradients of single samples that clients sent", "privacy.sample_gradients", _count),
+        ("images that the server reconstructed of them", "privacy.reconstructed_images", _count),
+    ),
+    "Turns of clients that failed": (
+        ("no answer", "absences.silent", _count),
+        ("left for good", "absences.gone", _count),
+        ("lost on the way, or too late", "absences.lost", _count),
+        ("upload late", "absences.late", _count),
+        ("of these, arrived before the end", "absences.late_arrived", _count),
+        ("of these, used", "absences.late_absorbed", _count),
+        ("of these, not as expected", "absences.late_dropped", _count),
+    ),
+    "Labels": (
+        ("training samples", "labels.samples", _count),
+        ("labelled", "labels.labelled", _count),
+        ("given a label by their client", "labels.accepted", _count),
+        ("of those, right", "labels.right", _count),
+    ),
+    "Runtime": (
+        ("device", "environment.device", str),
+        ("threads", "environment.threads", _count),
+        ("seconds per task (mean client + server)", "runtime.seconds_per_task", "{:.3f} s".format),
+        ("clients, together", "runtime.client_seconds", _seconds),
+        ("server", "runtime.server_seconds", _seconds),
+        ("feature extraction, in this run", "runtime.feature_seconds", _seconds),
+        ("feature extraction, when it was made", "runtime.feature_cost_seconds", _seconds),
+        ("total", "runtime.total_seconds", _seconds),
+        ("peak memory", "runtime.peak_memory_bytes", _bytes),
+    ),
+}
 
 
 class ScreenConsole(Console):
@@ -74,22 +115,14 @@ def print_record(record: RunRecord, folder: str) -> None:
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
-    if rounds := record["rounds"]:
-        console.print(_rounds(rounds))
-    if bounds := record["bounds"]:
-        if "gram_error" in bounds[-1]:
-            console.print(_bounds(bounds[-1]))
-        elif "rho" in bounds[-1]:
-            console.print(_projection(bounds))
-    if levels := record["transport"].get("levels"):
-        console.print(_nodes(levels))
     table = Table.grid(padding=(0, 4))
     table.add_column()
     table.add_column(justify="right")
-    for heading, rows in _sections(record):
-        table.add_row(f"[bold]{heading}[/bold]")
-        for name, value in rows.items():
-            table.add_row(f"  {name}", value)
+    for heading in _ROWS:
+        if rows := [*_rows(record, heading)]:
+            table.add_row(f"[bold]{heading}[/bold]")
+            for name, value in rows:
+                table.add_row(f"  {name}", value)
     console.print(table)
     for line in _remarks(record):
         console.print(line, soft_wrap=True)
@@ -106,27 +139,29 @@ def screen_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[str
     return table
 
 
-def _bytes(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / MIB:.2f} MiB" if size >= MIB / 10 else f"{size / 1024:.1f} KiB"
+def _rows(record: Mapping[str, Any], heading: str) -> Iterator[tuple[str, str]]:
+    for name, key, form in _ROWS[heading]:
+        value: Any = record
+        for step in key.split("."):
+            value = (value or {}).get(step)
+        entries = (
+            {f"{name}: {entry}": one for entry, one in value.items()} if isinstance(value, dict) else {name: value}
+        )
+        yield from ((row, form(one)) for row, one in entries.items() if one)
 
 
-def _number(value: float | None, digits: str = ".2f", without: str = "not defined") -> str:
-    return without if value is None else f"{value:{digits}}"
-
-
-def _few(tasks: int) -> Sequence[int]:
-    """The tasks to show, from 0."""
-    step = (tasks - 1) / (_SHOWN - 1)
-    return range(tasks) if tasks <= _SHOWN else sorted({round(i * step) for i in range(_SHOWN)})
+def _number(value: float | None) -> str:
+    return "not defined" if value is None else f"{value:.2f}"
 
 
 def _accuracy(metrics: Metrics) -> Table:
     """A_t after each task."""
     values = metrics["accuracy"]
-    rows = ((str(t + 1), _number(values[t])) for t in _few(len(values)))
-    return screen_table("All classes seen", ("after task", "A_t (%)"), rows)
+    step = max(1.0, (len(values) - 1) / (_SHOWN - 1))
+    shown = [round(i * step) for i in range(min(_SHOWN, len(values)))]
+    return screen_table(
+        "All classes seen", ("after task", "A_t (%)"), ((str(t + 1), _number(values[t])) for t in shown)
+    )
 
 
 def _metrics(record: RunRecord) -> Table:
@@ -140,137 +175,6 @@ def _metrics(record: RunRecord) -> Table:
         rows.append(["task right, last", _number(routing["accuracy"][-1])])
     protocol = "" if record["protocol"] == TASK_AGNOSTIC else f" ({record['protocol']})"
     return screen_table(f"Over the stream{protocol}", ("metric", *ways), rows)
-
-
-def _rounds(rounds: BestRounds) -> Table:
-    """The best round of each task. It is not a result, since it was chosen on test data."""
-    rows = (
-        (str(t + 1), _number(rounds["best"][t]), "" if (best := rounds["best_round"][t]) is None else str(best + 1))
-        for t in _few(len(rounds["best"]))
-    )
-    return screen_table("Best round, by test data", ("task", "A_t (%)", "after round"), rows)
-
-
-def _projection(bounds: list[dict[str, float | None]]) -> Table:
-    """The share of gradients that projection left, per task."""
-    rows = ((str(task), *(_number(row[key], ".3f") for key in _PROJECTION)) for task, row in enumerate(bounds, start=1))
-    return screen_table("Gradients after projection", ("task", *_PROJECTION.values()), rows)
-
-
-def _bounds(bounds: Mapping[str, float | None]) -> Table:
-    """The theoretical bound and the measured error after the last task; only FedRAN bounds the trace."""
-    rows = (
-        (name, *(_number(bounds[key], digits, without="not finite") if key in bounds else "" for key in keys))
-        for name, (*keys, digits) in _BOUNDS.items()
-        if keys[0] in bounds
-    )
-    headers = ("", "truth", "bound", "sharper", "exact norm")
-    return screen_table("Against the exact Gram matrix, last task", headers, rows)
-
-
-def _nodes(levels: Sequence[TreeLevel]) -> Table:
-    """The links above the nodes of each level of a tree; those above the last level end at the server."""
-    rows = []
-    for level in levels:
-        counts = [str(level["level"]), f"{level['nodes']:,}", f"{level['messages']:,}"]
-        rows.append([*counts, _bytes(level["up_bytes"]), _bytes(level["down_bytes"]), f"{level['seconds']:.2f}"])
-    columns = ("level", "nodes", "messages up", "up", "down", "seconds")
-    return screen_table("Nodes between the clients and the server", columns, rows)
-
-
-def _sections(record: RunRecord) -> Iterator[_Section]:
-    """What was sent, stored, lost and labelled, and how long it took."""
-    if record["adaptation"]:
-        yield _adaptation(record["adapt"], record["adaptation"])
-    yield _communication(record["communication"], record["secure"] == "sums")
-    if kinds := record["client_storage_bytes"]:
-        rows = {kind: _bytes(size) for kind, size in kinds.items()}
-        if len(kinds) > 1:
-            rows["all kinds together"] = _bytes(record["client_storage_max_bytes"])
-        rows["raw samples (images, features)"] = str(record["client_samples_kept"])
-        yield "Stored by a client between its turns, at most", rows
-    if rows := _privacy(record["privacy"], record["labels"]["samples"]):
-        yield "Samples that left the clients, or were made", rows
-    absences = record["absences"]
-    if record["faults"] != "none" or any(absences.values()):
-        counts = {name: f"{absences[key]:,}" for key, name in _ABSENCES.items()}  # type: ignore[literal-required]
-        yield "Turns of clients that failed", counts
-    if record["labels"]["rate"] < 1:
-        yield _labels(record["labels"])
-    yield _runtime(record)
-
-
-def _adaptation(choice: str, adaptation: Adaptation) -> _Section:
-    """The first stage, whose bytes and seconds are in no other section."""
-    origin = "taken over" if adaptation["cache_hit"] else "this run"
-    rows = {
-        "rounds": str(adaptation["rounds"]),
-        "accuracy on the first task, own head": f"{_number(adaptation['accuracy'])} %",
-        "upload, busiest client": _bytes(adaptation["up_max_bytes"]),
-        "download, busiest client": _bytes(adaptation["down_max_bytes"]),
-        "clients, together": f"{adaptation['client_seconds']:.2f} s",
-        "server": f"{adaptation['server_seconds']:.2f} s",
-    }
-    if raw := adaptation["raw"]:
-        rows[f"the same client's raw {raw['kind']}"] = _bytes(raw["busiest_bytes"])
-    if alone := adaptation["told"]["told_samples"]:
-        rows["samples that left their client alone"] = f"{alone:,}"
-    return f"First stage, adapt={choice} ({origin})", rows
-
-
-def _communication(communication: Communication, masked: bool) -> _Section:
-    sizes = {
-        "upload, busiest client and task": communication["up_max_bytes"],
-        "upload, busiest client over the stream": communication["up_total_max_bytes"],
-        "upload, everyone": communication["up_total_bytes"],
-        "download, busiest client and task": communication["down_max_bytes"],
-    }
-    stages = communication["by_stage"]
-    if len(stages) > 1:
-        sizes |= {f"upload, busiest client and task: {name}": sent["up_max_bytes"] for name, sent in stages.items()}
-    if raw := communication["raw"]:
-        sizes[f"the busiest client's raw {raw['kind']}, same task"] = raw["busiest_bytes"]
-        sizes[f"everyone's raw {raw['kind']}"] = raw["total_bytes"]
-    rows = {name: _bytes(size) for name, size in sizes.items()}
-    for name, mib in communication["accounting"].items():
-        rows[f"as {_CONVENTIONS.get(name, name)} counts"] = f"{mib:.2f} MiB"
-    form = "masked" if masked else communication["wire"]["dtype"]
-    return f"Communication ({form})", rows
-
-
-def _privacy(privacy: Privacy, samples: int) -> dict[str, str]:
-    rows = {name: f"{count:,}" for key, name in _PRIVACY.items() if (count := privacy[key])}  # type: ignore[literal-required]
-    if alone := privacy["told_samples"]:
-        rows["of all training samples"] = f"{100 * alone / samples:.3g} %"
-    return rows
-
-
-def _labels(labels: Labels) -> _Section:
-    right = labels["right"]
-    share = f" ({100 * right / labels['accepted']:.1f} %)" if right is not None and labels["accepted"] else ""
-    rows = {
-        "training samples": str(labels["samples"]),
-        "labelled": str(labels["labelled"]),
-        "given a label by their client": str(labels["accepted"]),
-        "of those, right": "not known" if right is None else f"{right}{share}",
-    }
-    return f"Labels (rate {labels['rate']:g})", rows
-
-
-def _runtime(record: RunRecord) -> _Section:
-    runtime, environment = record["runtime"], record["environment"]
-    origin = "from the cache" if runtime["feature_cache_hit"] else "this run"
-    rows = {
-        "seconds per task (mean client + server)": f"{runtime['seconds_per_task']:.3f} s",
-        "clients, together": f"{runtime['client_seconds']:.2f} s",
-        "server": f"{runtime['server_seconds']:.2f} s",
-        f"feature extraction ({origin})": f"{runtime['feature_seconds']:.2f} s",
-    }
-    if runtime["feature_cache_hit"]:
-        rows["feature extraction, when it was made"] = f"{runtime['feature_cost_seconds']:.2f} s"
-    rows["total"] = f"{runtime['total_seconds']:.2f} s"
-    rows["peak memory"] = f"{runtime['peak_memory_bytes'] / MIB:.0f} MiB"
-    return f"Runtime ({environment['device']}, {environment['threads']} threads)", rows
 
 
 def _remarks(record: RunRecord) -> Iterator[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
-from math import isnan
-
-import numpy as np
 
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.exchanges import Upload
@@ -15,7 +12,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import Metrics
 from fcl_bench.execution.adapt import Adapted
-from fcl_bench.execution.breakdown import class_table, client_table
+from fcl_bench.execution.breakdown import accuracy_by_class, accuracy_by_client
 from fcl_bench.execution.folder import Table
 from fcl_bench.execution.record import test_sizes
 
@@ -49,24 +46,29 @@ def run_tables(
         adapted: the first stage, whose exchanges come before the method's.
         shards: per task, who holds which training samples, as far as the server knows.
     """
-    state, tests = federation.state, test_sizes(federation)
+    state, stream, tests = federation.state, federation.stream, test_sizes(federation)
+    names = [f"task_{task.index}" for task in stream.tasks]
+    classes = [f"class_{label}" for label in stream.class_order]
     uploads = chain(adapted.ledger.cells() if adapted else (), state.ledger.cells())
     tables: dict[str, Table] = {
         "tasks.csv": _tasks(federation, metrics),
-        "accuracy_matrix.csv": _matrix(state.answers["correct"], tests),
-        "task_aware_matrix.csv": _matrix(state.answers["aware"], tests),
-        "class_accuracy.csv": class_table(federation),
+        "accuracy_matrix.csv": (names, accuracy_matrix(state.answers["correct"], tests).tolist()),
+        "task_aware_matrix.csv": (names, accuracy_matrix(state.answers["aware"], tests).tolist()),
+        "class_accuracy.csv": (classes, accuracy_by_class(federation).tolist()),
         "uploads.csv": ([field.name for field in fields(Upload)], uploads),
     }
-    if (clients := client_table(federation, shards)) is not None:
-        tables["client_accuracy.csv"] = clients
+    if (clients := accuracy_by_client(federation, shards)) is not None:
+        rows = ([client, *accuracies] for client, accuracies in enumerate(clients.T.tolist()))
+        tables["client_accuracy.csv"] = (["client", *names], rows)
     if state.answers.routes:
-        tables["routing_matrix.csv"] = _matrix(state.answers["routed"], tests)
+        tables["routing_matrix.csv"] = (names, accuracy_matrix(state.answers["routed"], tests).tolist())
     tables |= federation.exchange.tables()
     if federation.rounds.every:
-        accuracies = (["" if isnan(value) else value for value in row] for row in federation.rounds.values())
-        tables["rounds.csv"] = (["task", "round", "accuracy"], accuracies)
-    return tables | {f"{name}.csv": _rows(audit.rows) for name, audit in federation.audits.items()}
+        tables["rounds.csv"] = (["task", "round", "accuracy"], federation.rounds.values())
+    for name, audit in federation.audits.items():
+        header = list(dict.fromkeys(key for row in audit.rows for key in row))
+        tables[f"{name}.csv"] = (header, [[row.get(key) for key in header] for row in audit.rows])
+    return tables
 
 
 def _tasks(federation: Federation, metrics: Metrics) -> Table:
@@ -77,19 +79,7 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         labels, totals = ledger.labels(task.index), ledger.task_totals(task.index)
         known: list[object] = [task.index, task.columns_seen, len(task.columns)]
         known += [int(federation.transport.samples(task.index)[0].sum()), labels["labelled"], labels["accepted"]]
-        known += ["" if labels["right"] is None else labels["right"], len(stream.test[task.index])]
+        known += [labels["right"], len(stream.test[task.index])]
         seconds = totals["client_seconds"] / ledger.clients + totals["server_seconds"]
         rows.append([*known, *series[task.index], *totals.values(), seconds])
     return [*_TASKS, *totals, "seconds"], rows
-
-
-def _matrix(right: np.ndarray, tests: np.ndarray) -> Table:
-    matrix = accuracy_matrix(right, tests)
-    header = [f"task_{task}" for task in range(len(matrix))]
-    return header, (["" if isnan(value) else value for value in row.tolist()] for row in matrix)
-
-
-def _rows(rows: Sequence[Mapping[str, object]]) -> Table:
-    """Rows that may have different keys; empty where a row has none, or its value is not finite."""
-    header = list(dict.fromkeys(key for row in rows for key in row))
-    return header, [["" if row.get(key) is None else row[key] for key in header] for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -14,12 +13,9 @@ import pandas as pd
 
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.execution.folder import SCHEMA, RunFolder
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
-
-log = logging.getLogger(__name__)
-
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written")
@@ -45,7 +41,7 @@ _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matr
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     """Return every complete, undamaged run in the folder `runs`, one row each.
 
-    Damaged runs are left out with one warning each, runs of another version of the run folder with one warning for all.
+    Damaged runs, and those of another version of the run folder, are left out with a warning each.
 
     Besides `RUN_COLUMNS` and `MEASURES`, the columns are `method`, its knobs as `method.<knob>` with
     `method.revision`, and the setting: what the record and `config.yaml` say about data, stream, partition, number
@@ -56,21 +52,12 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         runs: the folder that holds the run folders.
         measures: names of measures; those of a single task (`S_3`) become columns too.
     """
-    rows, others = [], []
+    rows = []
     single = [name for name in measures if by_task(name)]
     for path in sorted(runs.glob("*/run.json")):
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
-        if record is not None and record.get("schema") != SCHEMA:
-            others.append(path.parent.name)
-        elif record is not None:
+        if record is not None:
             rows.append(run_row(path.parent, record, single))
-    if others:
-        log.warning(
-            "%s: runs by another version of fcl-bench are left out, %d in all, such as %s; run them again",
-            runs,
-            len(others),
-            others[0],
-        )
     return frame_of(rows, single)
 
 

@@ -7,18 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.image import AxesImage
 
+from fcl_bench.execution.pictures import matrix_panel
 from fcl_bench.results.figures.canvas import Drawing, accuracy_axis, canvas, caption, legend, percent_axes, share, title
 from fcl_bench.results.figures.curves import coincidences, draw_curves, mean_matrix, references
 from fcl_bench.results.figures.selection import lines, named_looks, names, panels, seeds_text, shared, styles
-from fcl_bench.results.figures.style import COLOUR_MAP
 
 _CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
 _MOST_MATRICES = 8
-#: Matrices of more tasks show shades only, since numbers would be too small to read.
-_MOST_NUMBERED = 10
 
 
 def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
@@ -82,30 +78,3 @@ def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Dra
     shrink = 0.8 if len(rows) <= _MATRIX_COLUMNS else 0.5
     figure.colorbar(image, ax=grid, label="accuracy (%)", shrink=shrink, pad=0.01)
     return figure
-
-
-def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """Draw a[t, tau] (T, T) in percent as shades, with numbers where there is room; return the image for a colour bar.
-
-    Args:
-        axes: the axes to draw on.
-        matrix: (T, T), NaN above the diagonal.
-        low, high: the ends of the range of shades.
-    """
-    image = axes.imshow(matrix, cmap=COLOUR_MAP, vmin=low, vmax=high)
-    axes.grid(False)
-    _numbers(axes, matrix, (low + high) / 2)
-    axes.set_xlabel("test samples of task")
-    axes.set_ylabel("after task")
-    ticks = np.arange(0, len(matrix), max(1, len(matrix) // _MOST_NUMBERED))
-    axes.set(xticks=ticks, xticklabels=ticks + 1, yticks=ticks, yticklabels=ticks + 1)
-    return image
-
-
-def _numbers(axes: Axes, matrix: np.ndarray, middle: float) -> None:
-    if len(matrix) > _MOST_NUMBERED:
-        return
-    for (row, column), value in np.ndenumerate(matrix):
-        if not np.isnan(value):
-            shade = "white" if value < middle else "black"
-            axes.text(column, row, f"{value:.0f}", ha="center", va="center", fontsize=7.5, color=shade)
