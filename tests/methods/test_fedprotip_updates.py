@@ -20,7 +20,7 @@ from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.methods.projection.projected import ProjectedDescent, basis_name
+from fcl_bench.methods.projection.projected import ProjectedObjective, basis_name
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.network import Heads, Network
@@ -95,7 +95,7 @@ def test_under_global_projection_clients_train_freely_and_only_the_average_is_or
     assert all(torch.allclose(ends[0][name], ends[1][name], atol=1e-5) for name in ends[0])
 
 
-def gradients_only(self: ProjectedDescent, network: Network) -> None:
+def gradients_only(self: ProjectedObjective, network: Network) -> None:
     """Eq. 4 inside an ordinary optimiser: the raw gradient is projected, weight decay comes on top."""
     for weight, project, _ in self._projected:
         if weight.grad is not None:
@@ -107,8 +107,8 @@ def gradients_only(self: ProjectedDescent, network: Network) -> None:
 
 def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
     """Erratum 3: the same set-up as above must tell a wrong implementation."""
-    monkeypatch.setattr(ProjectedDescent, "modify_gradients", gradients_only)
-    monkeypatch.setattr(ProjectedDescent, "finish", Objective.finish)
+    monkeypatch.setattr(ProjectedObjective, "modify_gradients", gradients_only)
+    monkeypatch.setattr(ProjectedObjective, "finish", Objective.finish)
     result = observed(fedprotip_of(), tiny_context(), three_tasks())
     by_weight = pd.DataFrame(result.clients, columns=["task", "name", "leak"]).groupby("name").leak.max()
     assert (by_weight > 1e-3).all()
@@ -234,7 +234,7 @@ def test_a_basis_without_columns_changes_nothing_but_rounding():
     own = dict(network.named_parameters())
     before = {name: own[name].detach().clone() for name in names}
     empty = {name: Projection(torch.zeros(own[name][0].numel(), 0), own[name]) for name in names}
-    objective = ProjectedDescent(Heads(((0, 1, 2),), (0, 1, 2)), fedprotip_of(), network, True, empty)
+    objective = ProjectedObjective(Heads(((0, 1, 2),), (0, 1, 2)), fedprotip_of(), network, True, empty)
     for name in names:
         own[name].grad = torch.randn_like(own[name])
     gradients = {name: own[name].grad.clone() for name in names}

@@ -21,7 +21,6 @@ from fcl_bench.methods.projection.projected import (
     BASES,
     PART,
     ProjectedClient,
-    ProjectedDescent,
     ProjectedMethod,
     ProjectedServer,
     bases_in,
@@ -43,7 +42,6 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import HEADS
 from fcl_bench.training.network import Heads
-from fcl_bench.training.objective import Objective
 
 #: The stage in which clients send their reference vectors.
 REFERENCES = "references"
@@ -62,25 +60,18 @@ class FedProTIPClient(ProjectedClient):
     #: A task, and its projections by parameter: the same for all clients and rounds of the task.
     _projections: tuple[int, dict[str, Projection]] = (0, {})
 
-    def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
+    def projections(self, task: int, broadcast: Message) -> dict[str, Projection]:
         if self.method.projection == "global":
-            return super().objective(client_data, broadcast, state)
-        if self._projections[0] != client_data.task:
-            self._projections = client_data.task, self._projections_of(broadcast)
-        heads, later = Heads.from_message(broadcast), client_data.task > 0
-        exact = self.method.projected_decay
-        return ProjectedDescent(heads, self.method, self.network, later, self._projections[1], exact)
-
-    def _projections_of(self, broadcast: Message) -> dict[str, Projection]:
-        """By weight that trains, its projection out of the bases of a broadcast."""
-        own = dict(self.network.named_parameters())
-        found = {}
-        reused = Heads.from_message(broadcast).reused
-        for name, layer in self.method.protected_weights(self.network, reused).items():
-            Phi = bases_in(broadcast, layer)
-            if Phi is not None and own[name].requires_grad:
-                found[name] = Projection(Phi, own[name])
-        return found
+            return {}
+        if self._projections[0] != task:
+            own, found = dict(self.network.named_parameters()), {}
+            reused = Heads.from_message(broadcast).reused
+            for name, layer in self.method.protected_weights(self.network, reused).items():
+                Phi = bases_in(broadcast, layer)
+                if Phi is not None and own[name].requires_grad:
+                    found[name] = Projection(Phi, own[name])
+            self._projections = task, found
+        return self._projections[1]
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """A basis or sketch for each layer; or, in the last stage, references.
@@ -311,7 +302,7 @@ class FedProTIP(ProjectedMethod):
     server_half = FedProTIPServer
 
     projection: str = knob("local", choices=("local", "global"))
-    projected_decay: bool = True
+    projected_decay: bool = True  # type: ignore[misc]  # a constant of other methods
     extension: str = knob("union", choices=("union", "sequential"))
     head_rank: HeadRank | None = None
     tip: Tip | None = field(default_factory=Tip)

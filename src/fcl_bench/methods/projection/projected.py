@@ -9,7 +9,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -74,7 +74,12 @@ class ProjectedMethod(GradientMethod):
         variant: working; published: ranks as the public code counts them, one less than the threshold needs where it
             says so (docs/methods/fedprotip.md, docs/methods/fot.md). In the YAML other knobs' defaults follow from it.
         theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
+
+    Attributes:
+        projected_decay: whether weight decay is projected with the gradient, where a client's steps are.
     """
+
+    projected_decay: ClassVar[bool] = True
 
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
@@ -192,27 +197,52 @@ class ProjectedMethod(GradientMethod):
 
 
 class ProjectedObjective(Objective):
-    """The loss of any gradient method; it may hold back parameters that no projection protects.
+    """The loss of any gradient method, whose steps are projected; it may hold back what no projection protects.
+
+    Every update of a projected weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0
+    (Eq. 4-5). The gradient is projected with weight decay in it, so that momentum adds up projected steps only
+    (erratum 3). At the end of a round the whole update is projected once more, since float32 rounds every step. Without
+    `projected_decay` the gradient alone is projected, as Eq. 4 has it, and weight decay pulls as it does elsewhere.
 
     Args:
         heads: see `Objective`.
         method: the knobs.
         network: before the first step.
         later: whether the task is not the first.
+        projections: of the weights whose steps are projected, by name.
     """
 
-    def __init__(self, heads: Heads, method: ProjectedMethod, network: Network, later: bool) -> None:
+    def __init__(
+        self, heads: Heads, method: ProjectedMethod, network: Network, later: bool, projections: dict[str, Projection]
+    ) -> None:
         super().__init__(heads, method.loss_over, method.frozen_heads)
-        self._decay = method.decay
+        self._decay, self._exact = method.decay, method.projected_decay
         names = method.unprojected(network, heads.reused) if later and method.norms == "decay" else set()
-        self._decaying = [value for name, value in network.named_parameters() if name in names and value.requires_grad]
+        own = dict(network.named_parameters())
+        self._decaying = [value for name, value in own.items() if name in names and value.requires_grad]
+        self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
 
     @torch.no_grad()
     def modify_gradients(self, network: Network) -> None:
         for value in self._decaying:
             if value.grad is not None:
                 torch.mul(value, self._decay, out=value.grad)
-        super().modify_gradients(network)  # last: rows at rest do not decay either
+        outside = 0.0 if self._exact else self._decay
+        for weight, project, _ in self._projected:
+            if weight.grad is not None:
+                if outside:
+                    weight.grad.sub_(weight, alpha=outside)
+                project(weight.grad)
+                if outside:
+                    weight.grad.add_(weight, alpha=outside)
+        super().modify_gradients(network)  # last: rows at rest have no weight decay either
+
+    @torch.no_grad()
+    def finish(self, network: Network) -> None:
+        for weight, project, before in self._projected if self._exact else ():
+            weight.sub_(before)
+            project(weight)
+            weight.add_(before)
 
 
 class ProjectedClient(GradientClient):
@@ -221,7 +251,12 @@ class ProjectedClient(GradientClient):
     method: ProjectedMethod
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
-        return ProjectedObjective(Heads.from_message(broadcast), self.method, self.network, client_data.task > 0)
+        heads, task = Heads.from_message(broadcast), client_data.task
+        return ProjectedObjective(heads, self.method, self.network, task > 0, self.projections(task, broadcast))
+
+    def projections(self, task: int, broadcast: Message) -> dict[str, Projection]:
+        """By weight whose local steps are projected, its projection."""
+        return {}
 
     def images_of(self, client_data: ClientData) -> torch.Tensor:
         """The images (n, 3, h, w), or features (n, d), whose activations make the bases."""
@@ -335,50 +370,3 @@ class ProjectedServer(GradientServer):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         super().load_model(model, tasks)
         self.bases = {name: value for name, value in model.items() if name.startswith("basis.")}
-
-
-class ProjectedDescent(ProjectedObjective):
-    """Every update of a weight W stays orthogonal to its layer's protected inputs: (W_new - W_old) Phi = 0 (Eq. 4-5).
-
-    The gradient is projected with weight decay in it, so that momentum adds up projected steps only (erratum 3). At the
-    end of a round the whole update is projected once more, since float32 rounds every step.
-
-    Args:
-        heads, method, network, later: see `ProjectedObjective`.
-        projections: of parameters, by name.
-        exact: False: the gradient alone is projected, as Eq. 4 has it, and weight decay pulls as it does elsewhere.
-    """
-
-    def __init__(
-        self,
-        heads: Heads,
-        method: ProjectedMethod,
-        network: Network,
-        later: bool,
-        projections: dict[str, Projection],
-        exact: bool = True,
-    ) -> None:
-        super().__init__(heads, method, network, later)
-        self._outside, self._exact = 0.0 if exact else method.decay, exact
-        own = dict(network.named_parameters())
-        self._projected = [(own[name], project, own[name].detach().clone()) for name, project in projections.items()]
-
-    @torch.no_grad()
-    def modify_gradients(self, network: Network) -> None:
-        for weight, project, _ in self._projected:
-            if weight.grad is not None:
-                if self._outside:
-                    weight.grad.sub_(weight, alpha=self._outside)
-                project(weight.grad)
-                if self._outside:
-                    weight.grad.add_(weight, alpha=self._outside)
-        super().modify_gradients(network)  # last: rows at rest have no weight decay that could be left out above
-
-    @torch.no_grad()
-    def finish(self, network: Network) -> None:
-        if not self._exact:
-            return
-        for weight, project, before in self._projected:
-            weight.sub_(before)
-            project(weight)
-            weight.add_(before)
