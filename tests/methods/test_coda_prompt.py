@@ -63,7 +63,7 @@ def test_only_the_last_tasks_group_and_head_have_gradients():
     network = federation.server.network
     images, labels = TASKS[1][0]
     network.train()
-    loss = torch.nn.functional.cross_entropy(network(images.float() / 127.5 - 1), labels) + network.body.penalty
+    loss = torch.nn.functional.cross_entropy(network(images.float() / 127.5 - 1), labels) + network.body.prompts.penalty
     loss.backward()
     with_gradient = {name for name, value in network.named_parameters() if value.grad is not None}
     prompts = {f"body.prompts.{kind}.{layer}_1" for kind in "AKP" for layer in LAYERS}

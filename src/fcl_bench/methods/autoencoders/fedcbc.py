@@ -20,7 +20,6 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, drawn, fitted, fused, latents_of, posteriors
 from fcl_bench.methods.autoencoders.networks import (
     Architecture,
@@ -38,7 +37,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
-from fcl_bench.training.knobs import MOST_PASSES, diverged
+from fcl_bench.training.knobs import MOST_PASSES
 
 #: The stage in which clients send the smallest and largest value of each feature.
 RANGE = "range"
@@ -160,13 +159,6 @@ class _Half:
         """(c,) the keys of the random streams of these classes."""
         return keys(derived_seed(self.context.seed, f"vae {purpose}", *indices), columns)
 
-    def checked(self, weights: torch.Tensor) -> torch.Tensor:
-        """Trained weights. Raises a `UserError` where they are not finite."""
-        if not all_finite(weights):
-            knobs = self.method.training
-            raise diverged("method.training", knobs.lr, knobs.weight_decay)
-        return weights
-
 
 class FedCBCClient(_Half, Client):
     """Trains an autoencoder for each of its classes, keeps them, and starts from them the next time."""
@@ -175,38 +167,26 @@ class FedCBCClient(_Half, Client):
         """The weights of its classes' autoencoders, the classes last; or the range of its features."""
         if broadcast.stage == RANGE:
             return Message({"low": client_data.inputs.amin(dim=0), "high": client_data.inputs.amax(dim=0)}), state
-        columns, own, at = self._start(client_data, broadcast, state)
-        inputs = self.scaled(client_data.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
-        indices = client_data.task, int(broadcast["round"]), client_data.client
-        samples, wanted = self._samples(
-            columns, inputs, client_data.labels, self._received(columns, broadcast), indices
-        )
-        with exact_kernels():
-            weights = fitted(
-                self.architecture, at, samples, self.method, self.keys(columns, "training", *indices), wanted
-            )
-        weights = self.checked(weights)
-        upload = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
-        updated = own.updated(columns, weights)
-        return (
-            Message({"classes": columns.to(torch.int32), **upload}),
-            {**state, "vaes.columns": updated.columns, "vaes.weights": updated.weights},
-        )
-
-    def _start(
-        self, client_data: ClientData, broadcast: Message, state: State
-    ) -> tuple[torch.Tensor, Bank, torch.Tensor]:
-        """Its classes (c,), its own autoencoders, and weights (c, P) to start from: own, else received, else new."""
         columns = client_data.labels.unique()
+        received = self._received(columns, broadcast)
         own = Bank.empty(self.architecture.numbers, columns.device)
         if "vaes.columns" in state:
             own = Bank(state["vaes.columns"], state["vaes.weights"])
-        received = self._received(columns, broadcast)
-        start = self.architecture.initial(self.keys(columns, "start"))
+        # Its own autoencoders, else the received ones, else new ones.
+        weights = self.architecture.initial(self.keys(columns, "start"))
         for known in (received, own):
             there = known.has(columns)
-            start[there] = known.at(columns[there])
-        return columns, own, start
+            weights[there] = known.at(columns[there])
+        inputs = self.scaled(client_data.inputs, broadcast.get("range.low"), broadcast.get("range.high"))
+        indices = client_data.task, int(broadcast["round"]), client_data.client
+        samples, wanted = self._samples(columns, inputs, client_data.labels, received, indices)
+        streams = self.keys(columns, "training", *indices)
+        with exact_kernels():
+            weights = fitted(self.architecture, weights, samples, self.method, streams, wanted)
+        parts = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
+        own = own.updated(columns, weights)
+        upload = Message({"classes": columns.to(torch.int32), **parts})
+        return upload, {**state, "vaes.columns": own.columns, "vaes.weights": own.weights}
 
     def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:
         """The broadcast's autoencoders of the classes in `columns`."""
@@ -357,7 +337,7 @@ class FedCBCServer(_Half, Server):
         before = torch.zeros(self._seen, dtype=torch.int64, device=changed.device)
         before[self.columns] = self.versions
         before[changed] += 1
-        bank = self.bank.updated(changed, self.checked(new))
+        bank = self.bank.updated(changed, new)
         self.columns, self.vaes, self.versions = bank.columns, bank.weights, before[bank.columns]
 
     def finish_task(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.autoencoders.networks import (
     Architecture,
     Parts,
@@ -21,6 +22,7 @@ from fcl_bench.methods.autoencoders.networks import (
     orders,
     uniforms,
 )
+from fcl_bench.training.knobs import diverged
 
 if TYPE_CHECKING:
     from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
@@ -104,6 +106,9 @@ def fitted(
         method: the knobs of training, and kl.
         keys: (c,) keys of the classes' random streams.
         wanted: posteriors to be held to.
+
+    Raises:
+        UserError: the training diverged.
     """
     # Classes with many samples come first, so those that still have a batch in a step are the first ones.
     order = samples.counts.argsort(descending=True, stable=True)
@@ -124,6 +129,8 @@ def fitted(
             loss = _loss(parts, rows, samples, method.kl, further(of_epoch[:active], step), wanted, alpha)
             gradients = torch.autograd.grad((share * loss).sum(), list(parts.values()))
             adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
+    if not all_finite(weights):
+        raise diverged("method.training", method.training.lr, method.training.weight_decay)
     return torch.empty_like(weights).index_copy_(0, order, weights)
 
 

@@ -49,7 +49,7 @@ class Contrast(PromptObjective):
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         features = network.body(inputs)
-        loss = self.score_loss(network.logits(features), labels, inputs) + prompted(network).penalty
+        loss = self.score_loss(network.logits(features), labels, inputs) + prompted(network).prompts.penalty
         return loss + self.method.strength * self.contrast(network, inputs, features)
 
     @abstractmethod

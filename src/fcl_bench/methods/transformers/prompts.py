@@ -154,19 +154,14 @@ class PromptedViT(nn.Module):
             blocks[layer].attn = attention
         self._expected: torch.Tensor | None = None
 
-    @property
-    def penalty(self) -> torch.Tensor:
-        """What the last forward pass adds to the loss, a scalar."""
-        return self.prompts.penalty
-
     def train(self, mode: bool = True) -> PromptedViT:
         """Switch the mode as in any module, but the ViT stays in evaluation mode."""
         super().train(mode)
         self.vit.eval()
         return self
 
-    def expect(self, queries: torch.Tensor | None) -> None:
-        """Give the queries (b, d) of the next forward pass's images; None: they are computed."""
+    def expect(self, queries: torch.Tensor) -> None:
+        """Give the queries (b, d) of the next forward pass's images."""
         self._expected = queries
 
     @torch.no_grad()
@@ -201,7 +196,7 @@ class PromptObjective(Objective):
     """Cross-entropy, plus the penalty of the prompts."""
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return super().loss(network, inputs, labels) + prompted(network).penalty
+        return super().loss(network, inputs, labels) + prompted(network).prompts.penalty
 
     def finish(self, network: Network) -> None:
         # It holds autograd's graph of the last step, with which the network could not be copied.
