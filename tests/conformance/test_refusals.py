@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.codec import Codec, encoded
+from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import BadUpload, validate_upload
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.fields import Field, Schema
+from fcl_bench.protocol.fields import Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
 from tests.engine.hostile_cases import small
-from tests.methods.harness import turn
+from tests.methods.harness import on_wire, take_in, turn
 from tests.methods.training_harness import image_shard, image_tasks, images_stream, tiny_context
 from tests.methods.whole_runs import feature_context
 from tests.small_methods import NAMES, architecture
@@ -85,14 +86,14 @@ def wrong(upload: Message, declared: Schema) -> Iterator[tuple[str, Mapping[str,
 
 def try_stage(method: Method, context: Context, task: Task, round_: int, server: Any, upload: Message) -> int:
     """Have each wrong upload refused. Returns how many there were."""
-    declared, codec = server.expects(task, round_), Codec(None)
-    validate_upload(0, upload, codec, server, declared)
+    declared, codec = server.schema(task, upload.stage), Codec(Uploads.of(method, context), None)
+    validate_upload(Arrival(0, upload), declared, codec, server)
     taken = []
     count = 0
     for what, tensors in wrong(upload, declared):
         count += 1
         try:
-            validate_upload(0, replace(upload, tensors=tensors), codec, server, declared)
+            validate_upload(Arrival(0, replace(upload, tensors=tensors)), declared, codec, server)
         except BadUpload:
             continue
         taken.append(what)
@@ -126,9 +127,7 @@ def test_wrong_uploads_are_refused_in_every_stage(name, monkeypatch):
             upload = turn(client, image_shard(k, 0, *tasks[0][k]), broadcast, states, round_)
             if upload.stage not in stages:
                 stages[upload.stage] = try_stage(method, context, task, round_, server, upload)
-            sent = encoded(upload, context.wire)
-            codec = Codec.of_server(context)
-            server.absorb(k, validate_upload(k, sent, codec, server, server.expects(task, round_), context))
+            take_in(server, k, on_wire(upload, method, context), task, round_)
         server.finish_round()
     # A stage may have no field: an unknown one is then all that can be wrong.
     assert min(stages.values()) >= 1

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from fcl_bench.engine.codec import HELD, PACKED, SCALE
+from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import BadUpload, validate_upload
-from fcl_bench.protocol.fields import SampleCounts
+from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 
 #: The turns beside which hostile uploads are tried: client 1 is the second of three in the second task.
@@ -52,8 +53,8 @@ class Told:
 Tensors = dict[str, torch.Tensor]
 
 
-def variants(upload: Message) -> Iterator[Hostile]:
-    """All bad versions of an honest upload as it travels."""
+def variants(upload: Message, declared: Schema) -> Iterator[Hostile]:
+    """All bad versions of an honest upload as it travels, by what is declared of it."""
 
     def of(name: str, kind: str, tensor: torch.Tensor | None) -> Hostile:
         left = {key: value for key, value in upload.items() if key != name}
@@ -62,7 +63,7 @@ def variants(upload: Message) -> Iterator[Hostile]:
     for name in representative(upload):
         tensor = upload[name]
         yield of(name, "missing", None)
-        for kind, bad in {**_any(tensor), **_by_kind(name, tensor, upload)}.items():
+        for kind, bad in {**_any(tensor), **_by_kind(name, tensor, declared)}.items():
             yield of(name, kind, bad)
     yield Hostile("extra", "unknown field", upload.with_tensors({**upload, "extra": torch.zeros(2)}))
     yield Hostile("*", "no field", upload.with_tensors({}))
@@ -92,7 +93,7 @@ def _any(tensor: torch.Tensor) -> Tensors:
     return bad
 
 
-def _by_kind(name: str, tensor: torch.Tensor, upload: Message) -> Tensors:
+def _by_kind(name: str, tensor: torch.Tensor, declared: Schema) -> Tensors:
     if not tensor.numel():
         return {}
     base = name.removesuffix(PACKED)
@@ -110,8 +111,9 @@ def _by_kind(name: str, tensor: torch.Tensor, upload: Message) -> Tensors:
         return {"real": tensor.float(), "wider": torch.nn.functional.pad(tensor, (0, 1))}
     if not tensor.is_floating_point():
         return _whole(base, tensor)
-    if base in upload.symmetric or base in upload.factors or base in SPECTRA or name == "Q":
-        return {**_real(tensor), **_structured(base, tensor, upload)}
+    own = declared[base.removesuffix(SCALE)]
+    if own.form == "gram" or own.unit or base in SPECTRA or name == "Q":
+        return {**_real(tensor), **_structured(base, tensor, own)}
     return _real(tensor)
 
 
@@ -128,11 +130,11 @@ def _real(tensor: torch.Tensor) -> Tensors:
     return bad
 
 
-def _structured(name: str, tensor: torch.Tensor, upload: Message) -> Tensors:
+def _structured(name: str, tensor: torch.Tensor, declared: Field) -> Tensors:
     if name in SPECTRA:
         rising = {"rising": tensor.flip(0) * torch.linspace(1, 2, len(tensor)).to(tensor)} if len(tensor) > 1 else {}
         return {"negative": -tensor - 1, **rising}
-    if name in upload.factors:
+    if declared.unit:
         twice = {"a direction twice": tensor[:, :1].expand_as(tensor).contiguous()} if tensor.shape[1] > 1 else {}
         return {"twice as long": 2 * tensor, "of ones": torch.ones_like(tensor), **twice}
     bad = {"negative": -tensor - 1}
@@ -184,7 +186,7 @@ def _with(tensor: torch.Tensor, place: int, value: float) -> torch.Tensor:
     return changed
 
 
-def tried(federation: Federation, more: Callable[[Message], Iterator[Hostile]] = variants) -> list[Told]:
+def tried(federation: Federation, more: Callable[[Message, Schema], Iterator[Hostile]] = variants) -> list[Told]:
     """What comes of every bad upload, in each stage of the task once; the run itself is honest and ends."""
     transport, server = federation.transport, federation.server
     exchange, told, seen = transport.exchange, [], set()
@@ -195,21 +197,14 @@ def tried(federation: Federation, more: Callable[[Message], Iterator[Hostile]] =
             if where == (TASK, CLIENT) and broadcast.stage not in seen:
                 seen.add(broadcast.stage)
                 task = federation.stream.tasks[TASK]
-                expected = server.expects(task, broadcast.round)
+                expected = server.schema(task, broadcast.stage)
                 samples = [int(transport.samples(index)[0][CLIENT]) for index in range(TASK + 1)]
                 announced = SampleCounts(samples[TASK], sum(samples))
-                for hostile in more(reply.upload):
+                for hostile in more(reply.upload, expected):
                     refusal = None
                     try:
-                        validate_upload(
-                            CLIENT,
-                            hostile.upload,
-                            federation._middleware,
-                            server,
-                            expected,
-                            federation.context,
-                            announced,
-                        )
+                        arrival = Arrival(CLIENT, hostile.upload, announced)
+                        validate_upload(arrival, expected, federation._middleware, server, federation.context)
                     except BadUpload as error:
                         refusal = str(error)
                     told.append(Told(broadcast.stage, broadcast.round, hostile, refusal))

@@ -15,6 +15,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES
 from tests.engine.hostile import CLIENT, TASK, sending, tried
@@ -41,11 +42,11 @@ from tests.small_runs import run_in
 def test_each_is_refused_in_one_line_or_is_what_an_honest_client_sends(name, knobs, wire):
     method, honest = small(name, **knobs), {}
 
-    def noted(upload: Message):
+    def noted(upload: Message, declared: Schema):
         from tests.engine.hostile import variants
 
         honest[upload.stage] = upload
-        return variants(upload)
+        return variants(upload, declared)
 
     told = tried(federation(method, WIRES[wire]), noted)
     assert len(told) > 8
