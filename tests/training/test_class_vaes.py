@@ -13,7 +13,6 @@ from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 from fcl_bench.methods.autoencoders.fitting import (
     Grouped,
     Wanted,
-    drawn,
     fitted,
     fused,
     latents_of,
@@ -241,7 +240,7 @@ def test_latents_are_of_the_prior_or_as_published_uniform_within_minus_one_and_o
 
 def test_drawn_samples_are_what_the_decoder_makes():
     latents = latents_of(FIT, keys(0, CLASSES))
-    made = drawn(SMALL, start(), latents)
+    made = decode(SMALL.parts(start()), latents)
     for c in range(3):
         np.testing.assert_allclose(made[c], plain_decoded(plain_parts(start()[c]), latents[c].double()), atol=1e-6)
 

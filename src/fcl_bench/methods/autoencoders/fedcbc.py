@@ -20,10 +20,11 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, drawn, fitted, fused, latents_of, posteriors
+from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, fitted, fused, latents_of, posteriors
 from fcl_bench.methods.autoencoders.networks import (
     Architecture,
     Bank,
+    decode,
     further,
     keys,
     keys_of_rows,
@@ -209,7 +210,7 @@ class FedCBCClient(_Half, Client):
         method, known = self.method, received.columns
         if len(known):
             latents = latents_of(method, self.keys(known, "samples", *indices))
-            made = drawn(self.architecture, received.weights, latents)
+            made = decode(self.architecture.parts(received.weights), latents)
             inputs = torch.cat([inputs, made.flatten(0, 1)])
             labels = torch.cat([labels, known.repeat_interleave(method.samples)])
         which = torch.searchsorted(columns, labels)

@@ -188,11 +188,6 @@ def latents_of(method: FedCBC, keys: torch.Tensor) -> torch.Tensor:
     return 2 * found - 1 if method.published else found
 
 
-def drawn(architecture: Architecture, weights: torch.Tensor, latents: torch.Tensor) -> torch.Tensor:
-    """Features (c, n, d) that the decoders of weights (c, P) make of `latents` (c, n, l)."""
-    return decode(architecture.parts(weights), latents)
-
-
 def fused(
     architecture: Architecture,
     teachers: torch.Tensor,
@@ -227,7 +222,7 @@ def fused(
     own = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
     own = own + torch.arange(len(own), device=own.device)
     latents = latents_of(method, further(keys, 1)).repeat_interleave(counts, dim=0)
-    made = drawn(architecture, teachers[own], latents)
+    made = decode(architecture.parts(teachers[own]), latents)
     samples = Grouped(made.flatten(0, 1), counts * method.samples)
     wanted = _averaged(architecture, teachers, first, counts, samples, method) if method.alpha else None
     new[several] = fitted(architecture, start, samples, method, further(keys, 2), wanted)

@@ -115,23 +115,23 @@ class FedProTIPClient(ProjectedClient):
 
         It has this task's samples or, with `updated`, those of all tasks that the client has had samples of.
         """
-        if not self.method.updates:
-            features = self.trainer.features(self.network, client_data.inputs)
-            reference = relevance(features, head_bases(broadcast, client_data.task, features)).mean(dim=0)
-            return Message({"reference": reference})
-        stored = {int(name.removeprefix("inputs.")): inputs for name, inputs in state.items()}
-        own = dict(sorted(stored.items()))
-        bases, tip = head_bases(broadcast, client_data.task, own[client_data.task]), self.method.tip
-        omegas = [relevance(inputs, bases) for inputs in own.values()]
-        if tip is not None and tip.rule == "batches":
-            rows = torch.stack([batch_reference(omega, tip.batch) for omega in omegas])
+        tip, task = self.method.tip, client_data.task
+        assert tip is not None
+        if self.method.updates:
+            own = dict(sorted((int(name.removeprefix("inputs.")), inputs) for name, inputs in state.items()))
         else:
-            rows = torch.stack([omega.mean(dim=0) for omega in omegas])
-        # One row per task: that of this task is of the shard's samples, the others are of what was stored.
-        kept_of = [torch.full((len(own[task]),), row) for row, task in enumerate(own) if task != client_data.task]
-        now = torch.full((len(client_data.labels),), list(own).index(client_data.task))
-        upload = {"references": rows, "tasks": torch.tensor(list(own), dtype=torch.int32)}
-        return Message(upload, groups={"references": torch.cat([now, *kept_of])})
+            own = {task: self.trainer.features(self.network, client_data.inputs)}
+        bases = head_bases(broadcast, task, own[task])
+        omegas = [relevance(inputs, bases) for inputs in own.values()]
+        by_batches = tip.rule == "batches"
+        rows = [batch_reference(omega, tip.batch) if by_batches else omega.mean(dim=0) for omega in omegas]
+        if not self.method.updates:
+            return Message({"reference": rows[0]})
+        # That of this task is of the shard's samples, the others are of what was stored.
+        stored = [torch.full((len(own[of]),), row) for row, of in enumerate(own) if of != task]
+        now = torch.full((len(client_data.labels),), list(own).index(task))
+        upload = {"references": torch.stack(rows), "tasks": torch.tensor(list(own), dtype=torch.int32)}
+        return Message(upload, groups={"references": torch.cat([now, *stored])})
 
 
 def head_bases(named: Mapping[str, torch.Tensor], task: int, features: torch.Tensor) -> list[torch.Tensor]:
@@ -221,8 +221,9 @@ class FedProTIPServer(ProjectedServer):
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage == REFERENCES:
-            tasks = upload["tasks"].tolist() if self.method.updates else [self.task]
-            rows = upload["references"] if self.method.updates else upload["reference"].unsqueeze(0)
+            updated = self.method.updates
+            tasks = upload["tasks"].tolist() if updated else [self.task]
+            rows = upload["references"] if updated else upload["reference"].unsqueeze(0)
             for task, row in zip(tasks, rows.float(), strict=True):
                 self.references[f"reference.{client}.{task}"] = row
             return
