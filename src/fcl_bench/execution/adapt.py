@@ -37,6 +37,11 @@ log = logging.getLogger(__name__)
 
 #: Version of what is stored.
 _SCHEMA = 2
+#: What determines the first stage, of the whole run's identity; that has a transport only where it changes results.
+_IDENTITY = (
+    *("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"),
+    *("on_bad_upload", "cudnn", "transport"),
+)
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"
 
@@ -123,25 +128,11 @@ class Adapted:
 def adaptation_identity(plan: Plan) -> dict[str, object]:
     """Everything that determines the first stage; the method, and settings that only the method uses, are left out."""
     whole = plan.settings.identity()
-    kept = [
-        "seed",
-        "beta",
-        "clients",
-        "tasks",
-        "label_rate",
-        "dtype",
-        "data",
-        "split",
-        "partition",
-        "on_bad_upload",
-        "cudnn",
-    ]
-    kept += ["transport"] if "transport" in whole else []
     wire = plan.context.wire
     # Only where it changes bytes, so that runs which differ in nothing else share a stage.
     columns = {"wire_columns": wire.columns} if wire.columns != "task" and _stage(plan).sends_columns() else {}
     return {
-        **{key: whole[key] for key in kept},
+        **{key: whole[key] for key in _IDENTITY if key in whole},
         "wire_dtype": str(wire.dtype),
         **columns,
         **_stage(plan).identity(),
@@ -182,15 +173,14 @@ def adapt(
         # A first stage that is already done needs no clients.
         reached = Here() if hit else link
         transport = reached.federate(first_stage_clients(plan), train, place / "clients")
-        drops, way = plan.settings.scalars.drops, plan.settings.transport
         federation = Federation(
             method=stage.method(),
             context=context,
             stream=first,
             transport=transport,
             test=test,
-            drops=drops,
-            minimum=way.minimum,
+            drops=plan.settings.scalars.drops,
+            minimum=plan.settings.transport.minimum,
             steps=exchange_steps(stage.method(), context, plan.settings),
         )
         if saved is not None:

@@ -32,17 +32,20 @@ SCHEMA = 4
 #: The largest number of client-task pairs whose samples are separate arrays in partition.npz.
 SEPARATE = 20_000
 
+#: What reading a damaged or foreign record raises.
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
+
 #: A CSV file: its header and its rows; NaN and None become empty cells.
 Table = tuple[Iterable[str], Iterable[Iterable[object]]]
 
 
 def run_id(identity: Mapping[str, object]) -> str:
-    """Return the id of the run, or of the preview, that `identity` determines."""
+    """The id of the run, or of the preview, that `identity` determines."""
     return identity_hash(SCHEMA, identity)[:12]
 
 
 def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
-    """Return the hash of everything that determines a result, and of the version of its files."""
+    """The hash of everything that determines a result, and of the version of its files."""
     return json_hash({"schema": schema, **identity})
 
 
@@ -70,26 +73,34 @@ class RunFolder:
             read: the files that the caller goes on to read: of the others only their presence is checked, since models
                 take long to read; None: all.
         """
+        if not (self.path / "run.json").exists():
+            return None
         try:
-            record = cast(RunRecord, read_json(self.path / "run.json"))
-            if record["schema"] != SCHEMA:
-                raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
-            if self.run not in ("", record["run_id"]):
-                raise ValueError(f"of another run, {record['run_id']}")
-            _require_plain(record["files"])
+            record = self._record()
             damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
+            trouble = f": {', '.join(damaged)} does not match its checksum"
         except FileNotFoundError as error:
-            if not (self.path / "run.json").exists():
-                return None
             trouble = f" lacks {error.filename}"
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGE as error:
             trouble = f" has a damaged run.json ({error})"
         else:
             if not damaged:
                 return record
-            trouble = f": {', '.join(damaged)} does not match its checksum"
         log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
         return None
+
+    def _record(self) -> RunRecord:
+        """The record alone. Raises one of `_DAMAGE` unless this version wrote it, for this run."""
+        record = cast(RunRecord, read_json(self.path / "run.json"))
+        if record["schema"] != SCHEMA:
+            raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
+        if self.run not in ("", record["run_id"]):
+            raise ValueError(f"of another run, {record['run_id']}")
+        for name in record["files"]:
+            # A record from elsewhere may name any file.
+            if name in ("", ".", "..") or Path(name).name != name:
+                raise ValueError(f"{name!r} is no file of the folder")
+        return record
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
@@ -97,23 +108,23 @@ class RunFolder:
         return found
 
     def verified(self, names: Iterable[str]) -> RunRecord:
-        """Return the record of a complete run, for whoever reads these files of it and no others.
+        """The record of a complete run, for whoever reads these files of it and no others.
 
         Raises:
             UserError: the record is damaged, or one of the files is damaged or not there.
         """
         try:
-            record = cast(RunRecord, read_json(self.path / "run.json"))
-            damaged = [name for name in names if file_checksum(self.path / name) != record["files"][name]]
+            record = self._record()
+            damaged = [name for name in names if not self._holds(name, record["files"][name])]
             trouble = f"{damaged[0]} does not match its checksum" if damaged else ""
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except _DAMAGE as error:
             trouble = first_line(error)
         if trouble:
             raise UserError(f"run folder {self.path} is damaged: {trouble}", "the run's command again redoes it")
         return record
 
-    def _holds(self, name: str, checksum: str, read: Container[str] | None) -> bool:
-        """Return whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
+    def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
+        """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
         if read is None or name in read:
             return file_checksum(self.path / name) == checksum
         return regular(self.path / name).stat().st_size >= 0
@@ -174,15 +185,8 @@ def _cell(value: object) -> object:
     return None if isinstance(value, float) and math.isnan(value) else csv_cell(value)
 
 
-def _require_plain(names: Iterable[str]) -> None:
-    """Raise ValueError unless all are files of the folder itself; a record from elsewhere may name any."""
-    for name in names:
-        if name in ("", ".", "..") or Path(name).name != name:
-            raise ValueError(f"{name!r} is no file of the folder")
-
-
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
-    """Return `class_order` and indices into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
+    """`class_order` and indices into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
 
     Above `SEPARATE` client-task pairs: `train_t<t>` with the samples of one client after the other, and
     `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. One file per

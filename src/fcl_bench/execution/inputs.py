@@ -109,16 +109,12 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
 
 
 def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training and test images of the data set, at a size that the network can take."""
-    return training_images(plan), _images(plan, plan.dealt.dataset.test)
+    """Training and test images of the data set."""
+    return images_of(plan, plan.dealt.dataset.train), images_of(plan, plan.dealt.dataset.test)
 
 
-def training_images(plan: Plan) -> torch.Tensor:
-    """The training images alone, for a process of clients."""
-    return _images(plan, plan.dealt.dataset.train)
-
-
-def _images(plan: Plan, split: Split) -> torch.Tensor:
+def images_of(plan: Plan, split: Split) -> torch.Tensor:
+    """The images of a side of the data set, at a size that the network can take."""
     assert plan.context.network is not None
     return load_pixels(split, plan.context.network.size, what=f"data={plan.dealt.dataset.name}")
 

@@ -28,7 +28,7 @@ from fcl_bench.protocol.method import Server
 def run_record(
     plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
 ) -> Result:
-    """Return everything but the checksums of the run's files.
+    """Everything but the checksums of the run's files.
 
     Args:
         plan, inputs: what was run on what.
@@ -103,14 +103,14 @@ def test_sizes(federation: Federation) -> np.ndarray:
 
 
 def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
-    """Return how many uploads were dropped, those of the first stage too."""
+    """How many uploads were dropped, those of the first stage too."""
     ledgers = [federation.state.ledger, *([inputs.adapted.ledger] if inputs.adapted else [])]
     found = [client for ledger in ledgers for client, _ in ledger.dropped()]
     return {"uploads": len(found), "clients": sorted(set(found))}
 
 
 def _privacy(plan: Plan, federation: Federation) -> Privacy:
-    """Return what the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
+    """What the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
     settings, ledger = plan.settings, federation.state.ledger
     guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
@@ -123,7 +123,7 @@ def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any])
 
 
 def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:
-    """Return how often a method that predicts tasks is right, and its accuracy when all classes compete."""
+    """How often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
         return None
     return {
@@ -147,7 +147,7 @@ def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
 
 
 def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
-    """Return the seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
+    """The seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
     totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
     samples = [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
@@ -159,7 +159,7 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
 
 
 def _drift(federation: Federation) -> Drift | None:
-    """Return the drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
+    """The drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
     if "drift" not in federation.audits:
         return None
     last = drift_matrix(federation.audits["drift"].rows, len(federation.stream.tasks))[-1, :-1]

@@ -18,7 +18,7 @@ from fcl_bench.engine.remote.replies import Received, serialise
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
-from fcl_bench.execution.inputs import training_images
+from fcl_bench.execution.inputs import images_of
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.protocol.message import Message
 
@@ -84,7 +84,7 @@ class Site:
         if "inputs" in given:
             inputs = given["inputs"]
         else:
-            inputs = training_images(self.plan)[torch.from_numpy(clients.rows(own))]
+            inputs = images_of(self.plan, self.plan.dealt.dataset.train)[torch.from_numpy(clients.rows(own))]
         return Host(clients, own, inputs, ClientStore(states, clients.run, self._name.replace(" ", "-")))
 
 
