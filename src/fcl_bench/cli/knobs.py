@@ -40,7 +40,7 @@ class Choice:
     Attributes:
         group, name: `group=name` chooses it.
         description: the first comment of its YAML.
-        facts: further lines of that comment with the form `Word: text`, such as `Paper`.
+        facts: further lines of that comment with the form `Word: text`, such as `Paper`, or `Example`, a command.
         knobs: key below the group (`training.lr`) -> knob, in the order of the YAML; a nested key follows its parent.
         brings: group -> its choice that comes with this one.
     """

@@ -17,24 +17,6 @@ USAGE = """usage: fcl-bench show                 the groups
        fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
        fcl-bench show KEY             what a key is, and which choices have it
 """
-#: A run whose samples stay at their sites, with the server's test samples.
-_SITES = "fcl-bench transport=flower data=sites data.path=TEST.npz method=afl clients=3 tasks=2"
-#: Commands of choices that need more than `group=choice`.
-_EXAMPLES = {
-    "backbone=identity": "fcl-bench data=features data.path=FEATURES.npz backbone=identity",
-    "backbone=timm": "fcl-bench data=cifar100 backbone=timm backbone.name=resnet50.a1_in1k",
-    "data=features": "fcl-bench data=features data.path=FEATURES.npz",
-    "data=imagefolder": "fcl-bench data=imagefolder data.path=FOLDER",
-    "data=domainnet": "fcl-bench data=domainnet tasks=6",
-    "data=sites": _SITES,
-    "faults=listed": "fcl-bench faults=listed 'faults.late=[3@0]'",
-    "noise=gaussian": "fcl-bench method=stsa noise=gaussian noise.epsilon=8",
-    "secure=sums": "fcl-bench method=stsa secure=sums",
-    "split=domain_incremental": "fcl-bench data=vtab split=domain_incremental",
-    "split=given": f"{_SITES} split=given",
-    "transport=flower": "fcl-bench transport=flower transport.link=localhost:8000",
-    "transport=ranks": "torchrun --nproc-per-node 2 -m fcl_bench transport=ranks",
-}
 
 
 def work(arguments: list[str]) -> int:
@@ -52,9 +34,11 @@ def about(group: str, name: str) -> str:
     choice = read_choice(group, name)
     parts = [f"{group}={name}", _wrapped(choice.description)]
     if choice.knobs:
-        parts += ["", "keys and their defaults:", _table(choice)]
-    parts += [""] if choice.facts or choice.brings else []
-    parts += [_wrapped(f"{word.lower()}: {text}") for word, text in choice.facts.items()]
+        knobs = {key: choice.knobs[key.removeprefix(f"{group}.")] for key in choice.keys}
+        parts += ["", "keys and their defaults:", _rows(knobs)]
+    facts = {word: text for word, text in choice.facts.items() if word != "Example"}
+    parts += [""] if facts or choice.brings else []
+    parts += [_wrapped(f"{word.lower()}: {text}") for word, text in facts.items()]
     parts += [f"brings: {other}={value}" for other, value in choice.brings.items()]
     return "\n".join([*parts, "", "example:", *(f"  {command}" for command in _commands(choice))])
 
@@ -106,26 +90,15 @@ def _commands(choice: Choice) -> list[str]:
         from fcl_bench.papers.experiments import runs_of
 
         size = {profile: len(runs_of(choice.name, profile)) for profile in ("full", "quick")}
-        one = f"fcl-bench {chosen} --cfg job"
-        return [
-            *_two_columns(
-                [
-                    (f"fcl-bench -m {chosen}", f"{size['full']} runs"),
-                    (f"fcl-bench -m {chosen} profile=quick", f"{size['quick']} runs in miniature"),
-                    (one, "prints the settings of its first run"),
-                ],
-                indent="",
-            )
+        rows = [
+            (f"fcl-bench -m {chosen}", f"{size['full']} runs"),
+            (f"fcl-bench -m {chosen} profile=quick", f"{size['quick']} runs in miniature"),
+            (f"fcl-bench {chosen} --cfg job", "prints the settings of its first run"),
         ]
-    if choice.group == "backbone" and "checkpoint" in choice.knobs:
-        return [_EXAMPLES.get(chosen, f"fcl-bench data=cifar100 {chosen}")]
+        return _two_columns(rows, indent="")
+    images = " data=cifar100" if choice.group == "backbone" and "checkpoint" in choice.knobs else ""
     beside = " data=digits profile=quick" if "training" in choice.knobs else ""
-    return [_EXAMPLES.get(chosen, f"fcl-bench {chosen}{beside}")]
-
-
-def _table(choice: Choice) -> str:
-    named = {key: choice.knobs[key.removeprefix(f"{choice.group}.")] for key in choice.keys}
-    return _rows(named)
+    return [choice.facts.get("Example", f"fcl-bench{images} {chosen}{beside}")]
 
 
 def _rows(knobs: Mapping[str, Knob]) -> str:
