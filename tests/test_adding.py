@@ -64,7 +64,7 @@ LACKING = {
     ),
     "no client half": ("    client_half = MyClient\n", "", " has no client_half ("),
     "no update": ("def update(", "def updates(", " has the client_half MyClient, which has no update ("),
-    "no expects": ("def expects(", "def expect(", " has the server_half MyServer, which has no expects ("),
+    "no absorb": ("def absorb(", "def absorbed(", " has the server_half MyServer, which has no absorb ("),
     "another's name": (
         '"my_method"',
         '"stsa"',

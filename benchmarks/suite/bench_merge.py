@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 
 from fcl_bench.linalg.spectral import Spectrum
-from fcl_bench.methods.closed_form.algebra.merging import SequentialMerger
+from fcl_bench.methods.closed_form.algebra.merging import Merger
 from suite import made, peers
 from suite.lines import GRAM_MERGE, PAPERS_MERGE
 from suite.sides import Beside, each, limit, ours, peer, sizes
 
 
-def merged(spectra: list[Spectrum], rank: int) -> Spectrum | None:
+def merged(spectra: list[Spectrum], rank: int) -> Spectrum:
     """As the server does it: one after the other, as they arrive."""
-    merger = SequentialMerger(rank)
+    merger = Merger(rank)
     for one in spectra:
         merger.add(one)
     return merger.result()
@@ -35,7 +35,7 @@ def bench_merge(case, beside: Beside, device) -> None:
         torch.linalg.svd(R)
 
     beside(
-        ours("SequentialMerger", each(lambda: merged(spectra, case.r))),
+        ours("Merger", each(lambda: merged(spectra, case.r))),
         limit(PAPERS_MERGE, each(qr_svd), share=share),
         limit(GRAM_MERGE, each(lambda: torch.linalg.eigh(A.T.double() @ A.double())), share=share),
         peer("QR, SVD, Q U", each(lambda: peers.merge(spectra[0], spectra[1], case.r)), share=share),

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.ridge_server import Estimate
+from fcl_bench.methods.closed_form.ridge import Estimate
 from suite import made, peers
 from suite.sides import Beside, Work, each, limit, ours, peer, sizes
 

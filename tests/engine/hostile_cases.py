@@ -40,7 +40,6 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("afl", {"M": 8}),
     ("air", {"M": 8, "correction": "logits"}),
     ("centred_sketch", {"M": 8, "rank": 2, "remainder": "gaussian", "input_rank": 2, "input_remainder": "diagonal"}),
-    ("fedfecam", {"covariance": "diagonal", "correlation": False}),
     ("fedfecam", {"covariance": "shared"}),
     ("fedklda", {"M": 8, "ensemble": 2}),
     ("fedlda", {"M": 8, "centre": "all_tasks"}),

@@ -311,7 +311,6 @@ CLOSED_FORM: dict[str, Method] = {
     "fedran with pseudo-labels": SSL,
     "centred_sketch": CentredSketch(M=8, rank=2),
     "centred_sketch of rank 0": CentredSketch(M=8, rank=0),
-    "centred_sketch, not centred": CentredSketch(M=8, rank=2, centre=False),
     "centred_sketch, gaussian": CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2),
     "centred_sketch, gaussian, without random features": CentredSketch(M=None, rank=2, remainder="gaussian"),
     "centralised_ridge": CentralisedRidge(M=8),

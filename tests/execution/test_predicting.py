@@ -30,7 +30,6 @@ OTHERS = {
     "heads on features": ("method=fedavg", "method.on=features", "backbone=pixels", "method.training.rounds=2"),
     "replayed heads": ("method=fedavg", "method.replay_head=gaussian"),
     "several maps": ("method=fedklda", "method.M=32", "method.ensemble=2"),
-    "plain means": ("method=fedfecam", "method.first_task=euclidean", "tasks=1"),
     "published PILoRA": ("method=pilora", "method.variant=published"),
     "classes that come back": ("method=fedprotip", "method.columns=8", "split=class_overlap"),
     "an adapted network": (

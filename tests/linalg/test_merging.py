@@ -9,7 +9,7 @@ import torch
 from fcl_bench.linalg import spectral
 from fcl_bench.linalg.spectral import Spectrum, merge, summarise
 from fcl_bench.methods.closed_form.algebra import merging
-from fcl_bench.methods.closed_form.algebra.merging import MERGERS, Losses, Part
+from fcl_bench.methods.closed_form.algebra.merging import Losses, Merger, Part
 
 
 def sketch(seed: int, rank: int, M: int = 60, smallest: float = 1e-2) -> Spectrum:
@@ -41,7 +41,7 @@ def paper(parts: list[Spectrum], rank: int) -> np.ndarray:
 def test_in_turn_is_the_papers_merge_of_what_arrived(ranks, rank):
     """What came over the wire in float32 is not orthonormal to float64's rounding, and is not taken for it."""
     arrived = [rounded(sketch(seed, own)) for seed, own in enumerate(ranks)]
-    merger = MERGERS["sequential"](rank)
+    merger = Merger(rank)
     for part in arrived:
         merger.add(part)
     V, sigma = merger.result().summary
@@ -60,7 +60,7 @@ def test_merges_that_would_drop_nothing_wait_for_the_next(monkeypatch):
         return one_merge(summaries, rank, exact)
 
     monkeypatch.setattr(merging, "merge", counted)
-    merger = MERGERS["sequential"](12)
+    merger = Merger(12)
     for seed in range(6):
         merger.add(sketch(seed, 5))
     part = merger.result()
@@ -69,20 +69,18 @@ def test_merges_that_would_drop_nothing_wait_for_the_next(monkeypatch):
     assert part.merged
 
 
-@pytest.mark.parametrize("merge_order", list(MERGERS))
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("ranks", [(3, 4, 2), (3, 4, 5), (5, 5, 5), (9,), (14,)])
-def test_a_merge_that_follows_at_once_spares_one_that_would_drop_nothing(monkeypatch, merge_order, ranks):
+def test_a_merge_that_follows_at_once_spares_one_that_would_drop_nothing(monkeypatch, joint, ranks):
     """With or without it, the sketch of the earlier one and of what arrived since is the same to rounding."""
     rank = 12
     arrived = [rounded(sketch(seed, own)) for seed, own in enumerate(ranks, start=1)]
     earlier = Losses().merged([Part(sketch(0, 12)), Part(sketch(9, 6))], 12)
-    whole, parts = MERGERS[merge_order](rank), MERGERS[merge_order](rank)
+    whole, parts = Merger(rank, joint), Merger(rank, joint)
     for part in arrived:
         whole.add(part, truncations=2)
         parts.add(part, truncations=2)
-    spatial = whole.result()
-    assert spatial is not None
-    expected = whole.losses.merged([earlier, spatial], rank)
+    expected = whole.losses.merged([earlier, whole.result()], rank)
     calls: list[int] = []
     one_merge = merging.merge
     monkeypatch.setattr(merging, "merge", lambda held, *others: (calls.append(len(held)), one_merge(held, *others))[1])
@@ -103,8 +101,7 @@ def test_a_merge_that_follows_at_once_spares_one_that_would_drop_nothing(monkeyp
 
 
 def test_nothing_arrived_is_no_part():
-    for merger in MERGERS.values():
-        assert merger(12).parts() == []
+    assert Merger(12).parts() == []
 
 
 @pytest.mark.parametrize("exact", [(True, False), (False, True), (True, True), (True, True, False), (True, True, True)])
@@ -167,7 +164,7 @@ def test_float32_statistics_are_computed_whole():
 
 def test_a_summary_of_a_merge_is_as_good_as_one_of_all_samples():
     H = [torch.from_numpy(np.random.default_rng(seed).standard_normal((7, 60))) for seed in range(4)]
-    merger = MERGERS["sequential"](28)
+    merger = Merger(28)
     for own in H:
         merger.add(summarise(own, 28)[0])
     V, sigma = merger.result().summary

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fcl_bench.methods.closed_form.algebra.ridge import Spectrum, gcv, mean_share
-from fcl_bench.methods.closed_form.ridge_server import Estimate
+from fcl_bench.methods.closed_form.ridge import Estimate
 
 CPU = torch.device("cpu")
 CANDIDATES = np.geomspace(1e-4, 1e4, 33)

@@ -32,18 +32,14 @@ def oas(Sigma, samples):
     return min(share, 1.0)
 
 
-def lda(H, labels, shrinkage=1e-4, target="unit", divide="N-C", prior="uniform", offset=0.0):
+def lda(H, labels, shrinkage=1e-4, prior="uniform", offset=0.0):
     """W (M, C) and b (C,) of h, for the discriminants of h - offset."""
     H = H - offset
     n = np.bincount(labels)
     mu = means_of(H, labels)
-    Sigma = scatter_of(H, labels) / (len(H) - (len(n) if divide == "N-C" else 0))
+    Sigma = scatter_of(H, labels) / (len(H) - len(n))
     M = len(Sigma)
-    level = np.trace(Sigma) / M
-    if shrinkage == "oas":
-        share = oas(Sigma, len(H))
-    else:
-        share, level = shrinkage, level if target == "mean" else 1.0
+    share, level = (oas(Sigma, len(H)), np.trace(Sigma) / M) if shrinkage == "oas" else (shrinkage, 1.0)
     W = np.linalg.solve((1 - share) * Sigma + share * level * np.eye(M), mu)
     log_prior = -np.log(len(n)) if prior == "uniform" else np.log(n / n.sum())
     return W, -0.5 * np.sum(mu * W, axis=0) + log_prior - np.ones(M) * offset @ W

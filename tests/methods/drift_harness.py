@@ -8,14 +8,13 @@ import numpy as np
 import torch
 
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.engine.codec import encoded
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context, State
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
-from tests.methods.harness import take_in, turn
+from tests.methods.harness import on_wire, take_in, turn
 from tests.methods.training_harness import ImageTasks, image_shard, images_stream
 from tests.methods.whole_runs import feature_context
 
@@ -41,7 +40,7 @@ def rounds_of(
             broadcast = server.broadcast(task, round_)
             for k in present:
                 upload = turn(client, image_shard(k, task.index, *clients[k]), broadcast, states, round_)
-                sent = encoded(upload, context.wire)
+                sent = on_wire(upload, method, context)
                 take_in(server, k, sent, task, round_)
                 seen(k, broadcast, sent)
             server.finish_round()

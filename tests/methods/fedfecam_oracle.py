@@ -30,11 +30,9 @@ def prepared(deviations, freedom, knobs):
     S = deviations.T @ deviations / max(freedom, 1)
     if freedom < 1 or not S.any():
         return np.eye(deviations.shape[1])
-    if knobs["covariance"] == "diagonal":
-        S = np.diag(np.diag(S))
     for _ in range(knobs["shrinkings"]):
         S = shrink(S, knobs["a1"], knobs["a2"])
-    return correlation(S) if knobs["correlation"] else S
+    return correlation(S)
 
 
 def distances(Z, labels, queries, knobs):

@@ -25,21 +25,11 @@ def sequential(parts, rank):
     return merged
 
 
-def tree(parts, rank):
-    """The left subtree is the largest full one."""
-    if len(parts) == 1:
-        return parts[0]
-    left = 1
-    while 2 * left < len(parts):
-        left *= 2
-    return merge([tree(parts[:left], rank), tree(parts[left:], rank)], rank)
-
-
 def joint(parts, rank):
     return merge(parts, rank) if len(parts) > 1 else parts[0]
 
 
-SPATIAL = {"sequential": sequential, "tree": tree, "joint": joint}
+SPATIAL = {"sequential": sequential, "joint": joint}
 
 
 def fedran(tasks, P, rank, ridge, order="sequential"):
@@ -86,19 +76,13 @@ def relative_tail(tasks, P, rank, order="sequential"):
                 passed[name] += 1
         return merge([part for part, _ in parts], limit), members
 
-    def in_tree(parts):
-        left = 1
-        while 2 * left < len(parts):
-            left *= 2
-        return parts[0] if len(parts) == 1 else combine([in_tree(parts[:left]), in_tree(parts[left:])], rank)
-
     def in_turn(parts):
         merged = parts[0]
         for part in parts[1:]:
             merged = combine([merged, part], rank)
         return merged
 
-    spatial = {"sequential": in_turn, "tree": in_tree, "joint": lambda parts: combine(parts, rank)}[order]
+    spatial = {"sequential": in_turn, "joint": lambda parts: combine(parts, rank)}[order]
     state = None
     for t, clients in enumerate(tasks):
         parts = []

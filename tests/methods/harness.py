@@ -97,9 +97,9 @@ def on_wire(upload: Message, method: Method, context: Context) -> Message:
     return encoded(upload, context.wire, Uploads.of(method, context))
 
 
-def over_the_wire(upload: Message, context: Context) -> Message:
+def over_the_wire(upload: Message, method: Method, context: Context) -> Message:
     """What the server computes with."""
-    return decoded(encoded(upload, context.wire), context.dtype, context.device)
+    return decoded(on_wire(upload, method, context), context.dtype, context.device)
 
 
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:

@@ -10,18 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.methods.closed_form.afcl import AFCL, AFCLServer
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from tests.methods import afcl_oracle, afl_oracle, stsa_oracle
 from tests.methods.harness import (
-    CPU,
     context_of,
     dealt,
     draw_tasks,
     learn,
     learn_task,
+    over_the_wire,
     random_tasks,
     relative_error,
     shard_of,
@@ -151,7 +150,7 @@ def test_an_upload_may_be_late_within_its_task():
         server.absorb(k, turn(client, shards[k], broadcast))
     broadcast = server.broadcast(task, 1)
     for k in (2, 0, 1):
-        server.absorb(k, decoded(encoded(turn(client, shards[k], broadcast), context.wire), context.dtype, CPU))
+        server.absorb(k, over_the_wire(turn(client, shards[k], broadcast), method, context))
     server.finish_task()
     assert relative_error(server.model()["W"], stsa_oracle.centralised(tasks, None, 0.3)[0]) < 1e-9
 

@@ -8,12 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.solve import relative_rounding
-from fcl_bench.methods.closed_form.algebra.upload_sizes import centred_sketch_values
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
-from fcl_bench.methods.closed_form.ridge_server import Estimate
+from fcl_bench.methods.closed_form.ridge import Estimate
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance
 from tests.methods import centred_sketch_oracle as oracle
@@ -23,6 +21,7 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
+    on_wire,
     projection_of,
     random_tasks,
     relative_error,
@@ -32,38 +31,36 @@ from tests.methods.harness import (
 )
 
 
-@pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("rank", [0, 1, 4, 15])
 @pytest.mark.parametrize("M", [None, 20, 300])
 @pytest.mark.parametrize("seed", range(4))
-def test_scores_agree_with_the_oracle(seed, M, rank, centre):
+def test_scores_agree_with_the_oracle(seed, M, rank):
     """The server works in factors where M is 300, and with the whole matrix where it is 8 or 20."""
     tasks, ridge = random_tasks(seed, 9), float(10.0 ** (seed - 1))
     rank = min(rank, 8 if M is None else M)
-    server, classifiers = learn(CentredSketch(M=M, rank=rank, ridge=ridge, centre=centre), context_of(8, seed), tasks)
-    expected = oracle.centred_sketch(tasks, projection_of(server), rank, ridge, centre)
+    server, classifiers = learn(CentredSketch(M=M, rank=rank, ridge=ridge), context_of(8, seed), tasks)
+    expected = oracle.centred_sketch(tasks, projection_of(server), rank, ridge)
     for ours, theirs in zip(classifiers, expected, strict=True):
         assert relative_error(ours, theirs) < 1e-8
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), rank=st.integers(0, 25), centre=st.booleans())
-def test_the_trace_is_kept_at_every_rank(seed, rank, centre):
+@given(seed=st.integers(0, 10**6), rank=st.integers(0, 25))
+def test_the_trace_is_kept_at_every_rank(seed, rank):
     tasks = random_tasks(seed, 9)
-    server, _ = learn(CentredSketch(M=25, rank=rank, centre=centre), context_of(8), tasks)
+    server, _ = learn(CentredSketch(M=25, rank=rank), context_of(8), tasks)
     assert isinstance(server, CentredSketchServer)
     P = projection_of(server)
     H = np.concatenate([np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
     assert float(server.gram().trace()) == pytest.approx(np.square(H).sum(), rel=1e-10)
 
 
-@pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("rank", [40, 90])
 @pytest.mark.parametrize("ridge", [1e-3, 1.0])
-def test_a_rank_that_covers_every_client_gives_stsa(rank, centre, ridge):
+def test_a_rank_that_covers_every_client_gives_stsa(rank, ridge):
     """r at least n_kt, and beyond it: nothing is dropped."""
     tasks = draw_tasks(np.random.default_rng(0), 8, [3, 2], [[40, 1, 12], [25, 0, 30]])
-    server, ours = learn(CentredSketch(M=90, rank=rank, ridge=ridge, centre=centre), context_of(8), tasks)
+    server, ours = learn(CentredSketch(M=90, rank=rank, ridge=ridge), context_of(8), tasks)
     _, exact = learn(STSA(M=90, gamma=ridge), context_of(8), tasks)
     H = np.maximum(np.random.default_rng(9).standard_normal((40, 8)) @ projection_of(server), 0)
     for W, theirs in zip(ours, exact, strict=True):
@@ -100,10 +97,9 @@ def test_the_sum_is_kept_as_whichever_is_smaller():
         assert sum(tensor.numel() for tensor in total.state_dict().values()) <= 50 * 50
 
 
-@pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize(("rank", "samples"), [(0, 30), (6, 30), (6, 3), (6, 1)])
-def test_the_upload_has_the_documented_size(rank, samples, centre):
-    method, context = CentredSketch(M=40, rank=rank, centre=centre), context_of(8, wire="float32")
+def test_the_upload_has_the_documented_size(rank, samples):
+    method, context = CentredSketch(M=40, rank=rank), context_of(8, wire="float32")
     Z = np.random.default_rng(4).standard_normal((samples, 8))
     tasks = [[(Z, np.arange(samples) % 5)]]
     [task] = stream_of(tasks)
@@ -112,8 +108,8 @@ def test_the_upload_has_the_documented_size(rank, samples, centre):
     message = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), server.broadcast(task, 0))
     classes = len(task.new_columns)
     # Centring takes a dimension for each class held; directions of zero length are left out.
-    directions = min(rank, samples - min(classes, samples) if centre else samples)
-    assert encoded(message, context.wire).nbytes == 4 * centred_sketch_values(40, directions, classes, centre)
+    r = min(rank, samples - min(classes, samples))
+    assert on_wire(message, method, context).nbytes == 4 * (40 * r + r + 40 * classes + classes + 1)
 
 
 def test_impossible_ranks_are_refused():

@@ -14,7 +14,8 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
 from fcl_bench.methods.gradient.ccvr import Gaussian
-from fcl_bench.protocol.combining import added_up, as_one
+from fcl_bench.protocol.combining import as_declared, as_one
+from fcl_bench.protocol.fields import SUM, Field, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of, draw_tasks, shard_of, stream_of, turn
@@ -22,6 +23,8 @@ from tests.methods.training_harness import feature_tasks, federation_of
 from tests.small_methods import NAMES, made, short_run, trains
 from tests.small_runs import run_in
 
+#: Adds up two fields.
+SUMMED = as_declared(Uploads({"statistics": {"*": Field((), combine=SUM)}}), "samples")
 M = 12
 CONTEXT = context_of(6)
 #: Samples of five clients; the last has few.
@@ -46,32 +49,27 @@ def grams(held):
 
 
 def test_what_adds_up_is_summed_field_by_field_with_its_samples_and_clients():
-    a = Message({"G": torch.ones(2, 2), "n": torch.tensor([1, 2])}, samples=3, summed=["G", "n"], symmetric=["G"])
-    b = Message({"G": 2 * torch.eye(2), "n": torch.tensor([5, 0])}, samples=4, summed=["G", "n"], symmetric=["G"])
-    found = added_up([a, dataclasses.replace(b, clients=3)])
+    a = Message({"G": torch.ones(2, 2), "n": torch.tensor([1, 2])}, samples=3)
+    b = Message({"G": 2 * torch.eye(2), "n": torch.tensor([5, 0])}, samples=4)
+    found = SUMMED([a, dataclasses.replace(b, clients=3)])
     assert found["G"].tolist() == [[3, 1], [1, 3]]
     assert found["n"].tolist() == [6, 2]
-    assert (found.samples, found.clients, found.symmetric) == (7, 4, frozenset({"G"}))
+    assert (found.samples, found.clients) == (7, 4)
     assert a["G"].tolist() == [[1, 1], [1, 1]]  # not in place
     assert found.nbytes == b.nbytes + 8
     # Of samples that one of them does not tell, nobody knows how many there are together.
     assert as_one([a, dataclasses.replace(b, samples=None)], {}).samples is None
-    with pytest.raises(TypeError, match="a field of the stage statistics does not add up: n"):
-        added_up([dataclasses.replace(a, summed=["G"]), b])
 
 
 def test_a_field_that_an_upload_leaves_out_counts_as_zero():
-    a = Message({"n": torch.tensor([1, 0]), "G.0": torch.eye(2)}, summed=["n", "G.0"], symmetric=["G.0"])
-    b = Message({"n": torch.tensor([2, 3]), "G.1": torch.ones(2, 2)}, summed=["n", "G.1"], symmetric=["G.1"])
-    for found in (added_up([a, b]), added_up([b, a])):
+    a = Message({"n": torch.tensor([1, 0]), "G.0": torch.eye(2)})
+    b = Message({"n": torch.tensor([2, 3]), "G.1": torch.ones(2, 2)})
+    for found in (SUMMED([a, b]), SUMMED([b, a])):
         assert {name: value.tolist() for name, value in found.items()} == {
             "n": [3, 3],
             "G.0": [[1, 0], [0, 1]],
             "G.1": [[1, 1], [1, 1]],
         }
-        assert (found.symmetric, found.summed) == ({"G.0", "G.1"}, {"n", "G.0", "G.1"})
-    with pytest.raises(TypeError, match=r"does not add up: G\.1"):
-        added_up([a, dataclasses.replace(b, summed=["n"])])
 
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
@@ -153,47 +151,43 @@ def test_fedran_with_all_directions_loses_nothing_in_a_node():
     assert whole[MERGES][0] <= 1e-9 * np.linalg.norm(grams(held), 2)
 
 
-def sketched(upload, centre=True):
+def sketched(upload):
     """The estimate of a Gram matrix that an upload of the centred sketch stands for, in NumPy."""
     V, sigma, tau = (upload[name].numpy() for name in ("V", "sigma", "tau"))
     G = (V * np.clip(sigma**2 - tau, 0, None)) @ V.T + tau * np.eye(len(V))
-    if centre:
-        n, S = upload["n"].numpy(), upload["S"].numpy()
-        G += (S[:, n > 0] / n[n > 0]) @ S[:, n > 0].T
-    return G
+    n, S = upload["n"].numpy(), upload["S"].numpy()
+    return G + (S[:, n > 0] / n[n > 0]) @ S[:, n > 0].T
 
 
-@pytest.mark.parametrize("centre", [True, False])
 @pytest.mark.parametrize("rank", [0, 2, 5, M])
-def test_the_sketchs_nodes_are_off_by_no_more_than_they_say(rank, centre):
-    method = CentredSketch(M=M, rank=rank, centre=centre)
+def test_the_sketchs_nodes_are_off_by_no_more_than_they_say(rank):
+    method = CentredSketch(M=M, rank=rank)
     uploads, held = uploads_of(method)
     combine = method.combination(CONTEXT)
     apart, said = [], []
     for whole in (combine(uploads), nested(combine, uploads)):
-        exact = sum(sketched(upload, centre) for upload in uploads)
-        apart.append(np.linalg.norm(sketched(whole, centre) - exact, 2))
+        exact = sum(sketched(upload) for upload in uploads)
+        apart.append(np.linalg.norm(sketched(whole) - exact, 2))
         said.append(float(whole[MERGES]))
         assert apart[-1] <= said[-1] + 1e-9 * np.linalg.norm(exact, 2)
         # What is dropped is spread, not lost.
-        assert np.trace(sketched(whole, centre)) == pytest.approx(np.trace(exact), rel=1e-10)
+        assert np.trace(sketched(whole)) == pytest.approx(np.trace(exact), rel=1e-10)
         np.testing.assert_allclose(whole["S"], sum(upload["S"].numpy() for upload in uploads), rtol=1e-12)
         assert whole["V"].shape[1] <= rank
     if rank == M:
-        np.testing.assert_allclose(sketched(whole, centre), grams(held), atol=1e-8 * np.abs(grams(held)).max())
-    elif rank or centre:  # else there is nothing to lose
+        np.testing.assert_allclose(sketched(whole), grams(held), atol=1e-8 * np.abs(grams(held)).max())
+    else:
         assert min(apart) > 1e-3
         # One level is the best that can be kept: eigenvalues of what is to be sketched, by NumPy.
         level = said[0]
-        assert level == pytest.approx(oracle_error(uploads, rank, centre), rel=1e-8)
+        assert level == pytest.approx(oracle_error(uploads, rank), rel=1e-8)
 
 
-def oracle_error(uploads, rank, centre):
+def oracle_error(uploads, rank):
     tau = sum(float(upload["tau"]) for upload in uploads)
-    rest = sum(sketched(upload, centre) for upload in uploads) - tau * np.eye(M)
-    if centre:
-        n, S = sum(u["n"].numpy() for u in uploads), sum(u["S"].numpy() for u in uploads)
-        rest -= (S / n) @ S.T
+    rest = sum(sketched(upload) for upload in uploads) - tau * np.eye(M)
+    n, S = sum(u["n"].numpy() for u in uploads), sum(u["S"].numpy() for u in uploads)
+    rest -= (S / n) @ S.T
     values = np.linalg.eigvalsh(rest)[::-1]
     level = values[rank:].sum() / (M - rank)
     return max(values[rank] - level, level)
@@ -242,7 +236,7 @@ REFUSED = [name for name in NAMES if made(name).combination(CONTEXT) is None]
 
 def test_methods_whose_uploads_are_not_combined_are_refused_in_one_line_before_anything_is_written(tmp_path):
     assert {"stsa_e", "afcl", "fedprotip", "centralised_ridge"} <= set(REFUSED)
-    for name in ("stsa_e", "scaffold"):
+    for name in ("stsa_e", "afcl"):
         with pytest.raises(UserError, match=f"transport=tree: method={name} .*cannot be combined.*") as found:
             run_in(tmp_path / name, *short_run(name), "data=digits", "transport=tree")
         assert "transport=in_process, or method=stsa, " in str(found.value)
@@ -265,5 +259,5 @@ def test_every_method_that_combines_runs_over_the_tree(name, tmp_path):
     assert [level["nodes"] for level in tree["transport"]["levels"]] == [3, 2]
     assert flat["communication"] == tree["communication"]
     assert abs(flat["metrics"]["A_T"] - tree["metrics"]["A_T"]) <= 10
-    if made(name).adds_up:
+    if all(own.combine == SUM for schema in made(name).uploads(CONTEXT).values() for own in schema.values()):
         assert flat["metrics"] == tree["metrics"]

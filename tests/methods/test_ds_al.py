@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.ds_al import DSAL, DSALServer
 from fcl_bench.methods.closed_form.stsa import STSA
@@ -25,10 +24,7 @@ from tests.methods.harness import (
     learn_task,
     projection_of,
     relative_error,
-    shard_of,
     stream_of,
-    take_in,
-    turn,
 )
 from tests.methods.training_harness import feature_tasks, federation_of
 from tests.small_runs import interrupted_in, run_in
@@ -211,18 +207,6 @@ def test_trouble_of_the_second_system_is_told_as_such(caplog):
     assert told.startswith("ds_al, compensation stream: the system is")
     assert server.report()["trouble"] is None
     assert server.report()["compensation"]["trouble"] in told
-
-
-def test_an_upload_of_the_other_round_is_refused():
-    method, context = DSAL(M=8), context_of(6)
-    tasks = draw_tasks(np.random.default_rng(1), 6, [3], [[30]])
-    [task] = stream_of(tasks)
-    server, client_data = method.server(context), shard_of(0, 0, *tasks[0][0])
-    server.start_task(task)
-    upload = turn(method.client(context), client_data, server.broadcast(task, 0))
-    take_in(server, 0, encoded(upload, context.wire), task)
-    with pytest.raises(UserError, match="T is missing"):
-        take_in(server, 0, encoded(upload, context.wire), task, round_=1)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.methods.closed_form import fedfecam
 from fcl_bench.methods.closed_form.algebra.mahalanobis import correlations, shrunk, whitening
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
 from fcl_bench.typed import typed_instance
@@ -25,6 +25,7 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
+    on_wire,
     random_tasks,
     shard_of,
     stream_of,
@@ -32,19 +33,23 @@ from tests.methods.harness import (
 )
 from tests.methods.test_recurring_classes import blurred_tasks
 
-#: In float64, so that what differs from the oracle is the formula.
-EXACT = {"memory": "float64"}
 VARIANTS = {
     "class": {},
-    "class, not scaled": {"correlation": False},
     "class, shrunk once": {"a1": 0.3, "a2": 0.2, "shrinkings": 1},
     "class, plain features": {"tukey": 1.0},
     "class, power .3": {"tukey": 0.3},
     "shared": {"covariance": "shared"},
-    "shared, not scaled, plain features": {"covariance": "shared", "correlation": False, "tukey": 1.0},
-    "diagonal": {"covariance": "diagonal", "correlation": False},
+    "shared, plain features": {"covariance": "shared", "tukey": 1.0},
 }
 variants = pytest.mark.parametrize("knobs", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def exact():
+    """Covariances in float64, so that what differs from the oracle is the formula."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fedfecam, "KEPT", torch.float64)
+        yield
 
 
 def positive(tasks: Tasks) -> Tasks:
@@ -72,13 +77,13 @@ def error(server, D: np.ndarray, Q: np.ndarray) -> float:
 
 
 def knobs_of(method: FedFeCAM) -> dict:
-    return {name: getattr(method, name) for name in ("covariance", "tukey", "a1", "a2", "shrinkings", "correlation")}
+    return {name: getattr(method, name) for name in ("covariance", "tukey", "a1", "a2", "shrinkings")}
 
 
 @variants
 @pytest.mark.parametrize("seed", range(5))
 def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
-    tasks, Q, method = positive(random_tasks(seed, 12)), queries(), FedFeCAM(**EXACT, **knobs)
+    tasks, Q, method = positive(random_tasks(seed, 12)), queries(), FedFeCAM(**knobs)
     context = context_of(8)
     server = method.server(context)
     for t, task in enumerate(stream_of(tasks)):
@@ -91,12 +96,12 @@ def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 100),
     beta=st.sampled_from([0.05, 0.5, 100]),
-    covariance=st.sampled_from(["class", "shared", "diagonal"]),
+    covariance=st.sampled_from(["class", "shared"]),
 )
 def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, clients, beta, covariance):
     rng = np.random.default_rng(seed)
     tasks, Q = positive(draw_tasks(rng, 5, [3, 2], [[60], [50]])), queries(5)
-    method = FedFeCAM(covariance=covariance, correlation=covariance != "diagonal", **EXACT)
+    method = FedFeCAM(covariance=covariance)
     server, _ = learn(method, context_of(5), dealt(rng, tasks, clients, beta))
     assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
 
@@ -104,14 +109,14 @@ def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, client
 @variants
 def test_classes_that_come_back_add_to_their_sums(knobs):
     tasks, Z, labels = blurred_tasks(np.random.default_rng(4))
-    Q, method = queries(), FedFeCAM(**EXACT, **knobs)
+    Q, method = queries(), FedFeCAM(**knobs)
     server, _ = learn(method, context_of(8), positive(tasks))
     assert error(server, oracle.distances(np.abs(Z), labels, Q, knobs_of(method)), Q) < 1e-8
 
 
 def test_random_features_are_what_it_works_on():
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[40, 30], [50, 9]])
-    method = FedFeCAM(M=20, **EXACT)
+    method = FedFeCAM(M=20)
     server, _ = learn(method, context_of(6), tasks)
     P = server.model()["projection"].numpy()
     Z, labels = pooled(tasks)
@@ -136,7 +141,7 @@ def test_distances_in_two_features_by_hand():
     """Class 0: (4, 0), (0, 4) and (4, 4); h = z^.5. Means of z (8/3, 8/3), of h (4/3, 4/3): m/|m| = (1, 1)/sqrt 2."""
     Z = np.array([[4.0, 0], [0, 4], [4, 4], [1, 0], [0, 9]])
     labels = np.array([0, 0, 0, 1, 2])
-    server, _ = learn(FedFeCAM(shrinkings=0, **EXACT), context_of(2), [[(Z, labels)]])
+    server, _ = learn(FedFeCAM(shrinkings=0), context_of(2), [[(Z, labels)]])
     # Sigma = 4/3 [[1, -1/2], [-1/2, 1]], its correlation -1/2, the inverse 4/3 [[1, 1/2], [1/2, 1]].
     r = 1 - 0.5**0.5, -(0.5**0.5)
     first = 4 / 3 * (r[0] ** 2 + r[1] ** 2 + r[0] * r[1])
@@ -148,12 +153,10 @@ def test_distances_in_two_features_by_hand():
 @pytest.mark.parametrize("scale", [1e-3, 100.0])
 def test_the_scale_of_features_does_not_matter(knobs, scale):
     tasks, Q = positive(draw_tasks(np.random.default_rng(2), 8, [3, 2], [[40, 30], [50, 9]])), queries()
-    method = FedFeCAM(**EXACT, **knobs)
+    method = FedFeCAM(**knobs)
     plain, _ = learn(method, context_of(8), tasks)
     scaled, _ = learn(method, context_of(8), [[(scale * Z, labels) for Z, labels in clients] for clients in tasks])
-    # Only what is not scaled to correlations grows: by the square of h's scale, for all classes alike.
-    factor = 1 if method.correlation else scale ** (2 * method.tukey)
-    np.testing.assert_allclose(factor * scores(scaled, scale * Q), scores(plain, Q), rtol=1e-9)
+    np.testing.assert_allclose(scores(scaled, scale * Q), scores(plain, Q), rtol=1e-9)
 
 
 @pytest.mark.parametrize("rank", [1, 4, 9, 10])
@@ -172,7 +175,6 @@ def test_whitening_by_cholesky_and_by_eigenvalues_is_the_pseudo_inverse(rank):
 def test_whitening_leaves_out_what_is_noise_or_negative():
     S = torch.diag(torch.tensor([4.0, 1.0, 1e-9], dtype=torch.float64))
     assert (whitening(S).rank, whitening(S, noise=1e-6).rank) == (3, 2)
-    assert whitening(torch.diag(S), noise=1e-6).factor.tolist() == [0.5, 1, 0]
     indefinite = whitening(torch.diag(torch.tensor([4.0, -1.0], dtype=torch.float64)))
     assert (indefinite.rank, indefinite.indefinite) == (1, True)
     assert (indefinite.factor @ indefinite.factor.T).tolist() == [[0.25, 0], [0, 0]]
@@ -185,26 +187,13 @@ def test_triangles_are_packed_and_come_back():
     assert torch.equal(triangular(packed(S)), S.triu())
 
 
-def test_the_diagonal_variant_is_the_elementwise_formula():
-    tasks, Q = positive(draw_tasks(np.random.default_rng(3), 6, [3], [[50, 40]])), queries(6)
-    method = FedFeCAM(covariance="diagonal", correlation=False, a1=0.5, shrinkings=1)
-    server, _ = learn(method, context_of(6), tasks)
-    Z, labels = pooled(tasks)
-    h, u = np.sqrt(Z), oracle.unit(np.sqrt(Q))
-    for c in range(3):
-        variances = h[labels == c].var(axis=0, ddof=1)
-        variances = variances + 0.5 * variances.mean()
-        r = u - oracle.unit(np.sqrt(Z[labels == c].mean(axis=0)))
-        np.testing.assert_allclose(scores(server, Q)[:, c], -(r**2 / variances).sum(axis=1), rtol=1e-10)
-
-
 def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vectors():
     tasks, Q = positive(draw_tasks(np.random.default_rng(5), 6, [3, 2], [[50, 40], [30, 60]])), queries(6)
-    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0, correlation=False), context_of(6), tasks)
+    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0), context_of(6), tasks)
     Z, labels = pooled(tasks)
     h = np.sqrt(Z)
     means = np.stack([h[labels == c].mean(axis=0) for c in range(5)])
-    S = (h - means[labels]).T @ (h - means[labels]) / (len(h) - 5)
+    S = oracle.correlation((h - means[labels]).T @ (h - means[labels]))
     expected = oracle.lda_scores(Z, labels, Q, S, 0.5)
     ours = scores(server, Q) / 2
     # The same but for a number per sample, u'S^-1 u / 2, which favours no class.
@@ -212,7 +201,8 @@ def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vecto
     np.testing.assert_allclose(differences - differences[:, :1], 0, atol=1e-10)
 
 
-def test_float32_memory_changes_little():
+def test_float32_memory_changes_little(monkeypatch):
+    monkeypatch.setattr(fedfecam, "KEPT", torch.float32)
     tasks, Q = positive(draw_tasks(np.random.default_rng(6), 8, [3, 2], [[50, 40], [30, 60]])), queries()
     context = context_of(8, wire="float32")
     coarse, _ = learn(FedFeCAM(), context, tasks)
@@ -221,34 +211,16 @@ def test_float32_memory_changes_little():
     assert 0 < error(coarse, D, Q) < 1e-5
 
 
-def test_the_first_task_by_plain_means_and_the_next_by_distances():
-    tasks, Q = positive(draw_tasks(np.random.default_rng(7), 8, [3, 2], [[50, 40], [30, 60]])), queries()
-    method, context = FedFeCAM(first_task="euclidean", **EXACT), context_of(8)
-    server = method.server(context)
-    first, second = stream_of(tasks)
-    learn_task(method, context, server, first, tasks[0])
-    Z, labels = pooled(tasks[:1])
-    means = np.stack([Z[labels == c].mean(axis=0) for c in range(3)])
-    nearest = ((Q[:, None] - means) ** 2).sum(axis=2).argmin(axis=1)
-    assert (scores(server, Q).argmax(axis=1) == nearest).all()
-    model = server.model()
-    np.testing.assert_allclose(Q @ model["W"].numpy() + model["bias"].numpy(), scores(server, Q), rtol=1e-12)
-    learn_task(method, context, server, second, tasks[1])
-    assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
-
-
 @variants
 def test_the_saved_model_predicts(knobs):
-    tasks, Q, method = positive(random_tasks(3, 12)), queries(), FedFeCAM(**EXACT, **knobs)
+    tasks, Q, method = positive(random_tasks(3, 12)), queries(), FedFeCAM(**knobs)
     server, _ = learn(method, context_of(8), tasks)
     model = {name: tensor.numpy() for name, tensor in server.model().items()}
     u, C = oracle.unit(Q**method.tukey), len(model["n"])
     for c in range(C):
         packed_factor = model["whitening"][0 if method.covariance == "shared" else c]
-        T = np.diag(packed_factor)
-        if method.covariance != "diagonal":
-            T = np.zeros((8, 8))
-            T[np.triu_indices(8)] = packed_factor
+        T = np.zeros((8, 8))
+        T[np.triu_indices(8)] = packed_factor
         D = (((u - model["W"][:, c]) @ T) ** 2).sum(axis=1)
         np.testing.assert_allclose(scores(server, Q)[:, c], -D, rtol=1e-8, atol=1e-10)
 
@@ -265,16 +237,15 @@ def test_an_upload_has_the_size_of_its_formula(knobs, wire):
     upload = turn(method.client(context), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
     matrices = [held := 2, held] if method.tukey != 1 else [held := 2]
     covariances = 1 if method.covariance == "shared" else held
-    entries = 8 if method.covariance == "diagonal" else 36
     size = {"float64": 8, "float32": 4, "float16": 2}[wire]
     scales = 4 * (sum(matrices) + covariances) if wire == "float16" else 0
-    assert encoded(upload, context.wire).nbytes == size * (8 * sum(matrices) + covariances * entries) + 4 * 4 + scales
+    assert on_wire(upload, method, context).nbytes == size * (8 * sum(matrices) + covariances * 36) + 4 * 4 + scales
 
 
 @variants
 def test_a_resumed_run_is_an_uninterrupted_one(knobs):
     tasks, _, _ = blurred_tasks(np.random.default_rng(8))
-    tasks, method, context = positive(tasks), FedFeCAM(first_task="euclidean", **knobs), context_of(8)
+    tasks, method, context = positive(tasks), FedFeCAM(**knobs), context_of(8)
     whole, resumed = method.server(context), None
     for t, task in enumerate(stream_of(tasks)):
         learn_task(method, context, whole, task, tasks[t])
@@ -292,7 +263,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(knobs):
 
 def test_without_shrinkage_few_samples_are_told_and_scored_by_the_pseudo_inverse(caplog):
     tasks, Q = positive(draw_tasks(np.random.default_rng(9), 12, [2], [[8, 9]])), queries(12)
-    method = FedFeCAM(shrinkings=0, **EXACT)
+    method = FedFeCAM(shrinkings=0)
     with caplog.at_level(logging.WARNING):
         server, _ = learn(method, context_of(12), tasks)
     [told] = [record.message for record in caplog.records]
@@ -327,11 +298,8 @@ def test_dead_constant_and_huge_features_give_finite_scores(knobs, wire, scale):
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"scale_scores": True}, r"method\.scale_scores=true has no meaning here.*\(method\.scale_scores=false\)"),
-        ({"covariance": "diagonal"}, r"method\.covariance=diagonal with method\.correlation=true.*correlation=false\)"),
         ({"tukey": 0}, r"method\.tukey=0\.0 is out of range \(above 0, at most 1 \(none\)\)"),
-        ({"covariance": "full"}, r"method\.covariance=full is not known \(choices: class, diagonal, shared\)"),
-        ({"memory": "float16"}, r"method\.memory=float16 is not known .*float32, float64"),
+        ({"covariance": "full"}, r"method\.covariance=full is not known \(choices: class, shared\)"),
     ],
 )
 def test_impossible_knobs_are_told(knobs, told):

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sklearn.covariance import oas as sklearn_oas
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from fcl_bench.engine.codec import encoded
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.algebra.discriminant import oas_share, within_scatter
@@ -26,6 +25,7 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
+    on_wire,
     projection_of,
     relative_error,
     shard_of,
@@ -38,8 +38,8 @@ CENTRES = ("none", "later_tasks", "all_tasks")
 KNOBS = [
     {},
     {"shrinkage": "oas"},
-    {"shrinkage": 0.3, "target": "mean", "divide": "N"},
-    {"shrinkage": 1e-3, "prior": "counts", "divide": "N"},
+    {"shrinkage": 0.3},
+    {"shrinkage": 1e-3, "prior": "counts"},
     {"shrinkage": 1.0},
 ]
 
@@ -98,7 +98,7 @@ def test_one_client_with_all_the_data_is_as_good_as_many():
     pooled = draw_tasks(rng, 6, [3, 2], [[80], [70]])
     for shrinkage in (0.0, "oas"):
         [one, many] = [
-            learn(FedLDA(M=20, shrinkage=shrinkage, target="mean"), context_of(6), tasks)[0].model()
+            learn(FedLDA(M=20, shrinkage=shrinkage), context_of(6), tasks)[0].model()
             for tasks in (pooled, dealt(rng, pooled, 25, 0.1))
         ]
         assert relative_error(many["W"], one["W"].numpy()) < 1e-8
@@ -120,8 +120,8 @@ def test_without_shrinkage_the_scale_of_the_features_does_not_count():
     for factor in (1e-3, 1e4):
         scaled = scores_of(FedLDA(shrinkage=0.0), factor * Z, labels, factor * X)
         assert np.abs(scaled - at_one).max() < 1e-9 * np.abs(at_one).max()
-        mean = [scores_of(FedLDA(shrinkage=0.2, target="mean"), f * Z, labels, f * X) for f in (1.0, factor)]
-        assert np.abs(mean[1] - mean[0]).max() < 1e-9 * np.abs(mean[0]).max()
+        oas = [scores_of(FedLDA(shrinkage="oas"), f * Z, labels, f * X) for f in (1.0, factor)]
+        assert np.abs(oas[1] - oas[0]).max() < 1e-9 * np.abs(oas[0]).max()
         unit = [scores_of(FedLDA(shrinkage=0.2), f * Z, labels, f * X) for f in (1.0, factor)]
         assert np.abs(unit[1] - unit[0]).max() > 1e-2 * np.abs(unit[0]).max()
 
@@ -165,7 +165,7 @@ def test_a_rotation_of_the_features_changes_nothing(shrinkage):
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1, 0.9])
 @pytest.mark.parametrize("prior", ["uniform", "counts"])
 def test_scikit_learn_finds_the_same(shrinkage, prior):
-    """Its covariance is divided by N, and shrunk towards the mean variance."""
+    """Its covariance is divided by N, and shrunk towards the mean variance: another share, other lengths of weights."""
     (Z, labels), (X, _) = blobs(5, samples=120), blobs(6)
     priors = np.full(3, 1 / 3) if prior == "uniform" else None
     theirs = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=shrinkage, priors=priors)
@@ -174,10 +174,15 @@ def test_scikit_learn_finds_the_same(shrinkage, prior):
         keep = np.concatenate([np.flatnonzero(labels == c)[:12] for c in range(3)])
         Z, labels = Z[keep], labels[keep]
     theirs.fit(Z, labels)
-    ours = scores_of(FedLDA(shrinkage=shrinkage, target="mean", divide="N", prior=prior), Z, labels, X)
-    expected = X @ theirs.coef_.T + theirs.intercept_
+    N, S = len(Z), oracle.scatter_of(Z, labels)
+    odds = shrinkage / (1 - shrinkage) * np.trace(S) / 6 / (N - 3)
+    share = odds / (1 + odds)
+    length = (N - 3) / N * (1 - shrinkage) / (1 - share)
+    log_prior = np.log(theirs.priors_)
+    ours = scores_of(FedLDA(shrinkage=share, prior=prior), Z, labels, X)
+    expected = length * (X @ theirs.coef_.T + theirs.intercept_ - log_prior) + log_prior
     assert np.abs(ours - expected).max() < 1e-8 * np.abs(expected).max()
-    assert (ours.argmax(axis=1) == theirs.predict(X)).all()
+    assert prior == "counts" or (ours.argmax(axis=1) == theirs.predict(X)).all()
 
 
 def test_oas_by_hand_and_beside_scikit_learn():
@@ -257,7 +262,7 @@ def test_what_centring_costs_and_when():
         if centre == "all_tasks":
             upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(first, 0))
             assert upload.stage == "offset"
-            assert encoded(upload, context.wire).nbytes == 4 * 20 + 4
+            assert on_wire(upload, method, context).nbytes == 4 * 20 + 4
         learn_task(method, context, server, first, tasks[0])
         later = server.broadcast(second, 0)
         assert later.nbytes - plain == (0 if centre == "none" else 8 * 20) - 4
@@ -274,7 +279,7 @@ def test_upload_bytes_are_stsas_and_the_counts(gram):
     sizes = []
     for method in (FedLDA(M=20), STSA(M=20)):
         upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
-        sizes.append(encoded(upload, context.wire).nbytes)
+        sizes.append(on_wire(upload, method, context).nbytes)
     assert sizes[0] == 4 * ({"full": 400, "packed": 210}[gram] + 20 * 4) + 4 * 4
     assert sizes[0] == sizes[1] + 4 * 4
 
@@ -334,9 +339,6 @@ def test_a_server_that_was_saved_goes_on_bit_for_bit(centre):
     [
         ({"shrinkage": 1.5}, "method.shrinkage=1.5 is out of range (0 to 1)"),
         ({"shrinkage": "ledoit"}, "method.shrinkage=ledoit is not known"),
-        ({"target": "one"}, "method.target=one is not known"),
-        ({"divide": "C"}, "method.divide=C is not known"),
-        ({"scale_scores": True}, "method.scale_scores=true makes no sense for fedlda"),
     ],
 )
 def test_knobs_that_can_not_be(knobs, told):

@@ -8,11 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.codec import encoded
-from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
     context_of,
@@ -20,6 +17,7 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
+    on_wire,
     over_the_wire,
     projection_of,
     relative_error,
@@ -107,24 +105,5 @@ def test_upload_bytes(wire):
     upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
     f = {"float64": 8, "float32": 4}.get(wire, 2)
     scales = 4 * 4 if f == 2 else 0
-    assert encoded(upload, context.wire).nbytes == f * 20 * 4 + 4 * 4 + scales
-    assert over_the_wire(upload, context)["n"].tolist() == upload["n"].tolist()
-
-
-def test_scaled_scores_are_refused():
-    with pytest.raises(UserError, match="method.scale_scores=true makes no sense for fedncm"):
-        typed_instance(FedNCM, {"scale_scores": True}, "method")
-
-
-def test_scaled_scores_would_depend_on_the_origin_and_let_the_farther_mean_win():
-    """Why they are refused: the nearest mean is the same wherever the origin is; with scales it is not."""
-    Z, labels = np.array([[1.0, 0], [3, 0], [8.0, 0], [12, 0]]), np.array([0, 0, 1, 1])
-    point, winners, scaled = np.array([[9.0, 0]]), [], []
-    for shift in (0.0, -40.0):
-        server, _ = learn(FedNCM(similarity="euclid"), context_of(2), [[(Z + shift, labels)]])
-        scores = scores_of(server, point + shift)
-        own = (server.own_scores() + server.n * server.bias).clamp_min(1e-9).rsqrt().numpy()
-        winners.append(scores.argmax())
-        scaled.append((scores * own).argmax())
-    assert winners == [1, 1]
-    assert scaled == [0, 1]
+    assert on_wire(upload, method, context).nbytes == f * 20 * 4 + 4 * 4 + scales
+    assert over_the_wire(upload, method, context)["n"].tolist() == upload["n"].tolist()

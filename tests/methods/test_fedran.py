@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fcl_bench.engine.codec import encoded
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from tests.methods import fedran_oracle as oracle
-from tests.methods.harness import context_of, draw_tasks, learn, shard_of, turn
+from tests.methods.harness import context_of, draw_tasks, learn, on_wire, shard_of, turn
 
 
 def random_case(number):
@@ -34,8 +32,8 @@ def random_case(number):
     if clients > 2:
         sizes[0, 1], sizes[-1, 2] = 0, 1
     data = draw_tasks(rng, inputs, [int(c) for c in rng.integers(1, 5, tasks)], sizes.tolist(), rng.choice([0.0, 1.5]))
-    ridge = float(10.0 ** rng.integers(-3, 3))
-    return FedRAN(M=M, rank=rank, ridge=ridge, merge=list(oracle.SPATIAL)[number % 3]), context_of(inputs, number), data
+    ridge, merge = float(10.0 ** rng.integers(-3, 3)), list(oracle.SPATIAL)[number // 4 % 2]
+    return FedRAN(M=M, rank=rank, ridge=ridge, merge=merge), context_of(inputs, number), data
 
 
 @pytest.mark.parametrize("number", range(36))
@@ -151,7 +149,7 @@ def test_the_message_has_the_size_of_equation_11(wire, samples):
     task = Task(0, range(5), 5)
     server.start_task(task)
     client_data = shard_of(0, 0, Z, labels)
-    message = encoded(turn(method.client(context), client_data, server.broadcast(task, 0)), context.wire)
+    message = on_wire(turn(method.client(context), client_data, server.broadcast(task, 0)), method, context)
     assert message.nbytes == upload_bytes(40, min(12, samples), 5, context.wire)
     if wire in ("float32", "float64"):
         rank, width = min(12, samples), 4 if wire == "float32" else 8
@@ -194,7 +192,8 @@ def test_no_upload_is_larger_than_the_budget(wire, columns, ridge, room):
     [[(Z, labels)]] = draw_tasks(np.random.default_rng(0), 8, [3], [[30]])
     server, client = method.server(context), method.client(context)
     server.start_task(Task(0, range(3), 3))
-    upload = encoded(turn(client, shard_of(0, 0, Z, labels), server.broadcast(Task(0, range(3), 3), 0)), context.wire)
+    upload = turn(client, shard_of(0, 0, Z, labels), server.broadcast(Task(0, range(3), 3), 0))
+    upload = on_wire(upload, method, context)
     beside = 8 * (ridge == "gcv") + 16 * (columns == "held")
     rank = 4 if beside <= room else 3
     assert len(upload["sigma"]) == method.feasible_rank(context, 3) == rank
@@ -356,6 +355,6 @@ def test_a_warning_comes_at_ten_times_the_noise(times):
     server = FedRAN(M=None, rank=4, ridge=1e-30).server(context)
     noise = torch.finfo(torch.float32).eps
     server.B, server.ridge = torch.eye(4), 1e-30
-    server.sketch = Spectrum(torch.eye(4), torch.tensor([1.0, 0.5, 0.1, (times * noise) ** 0.5]))
+    server.V, server.sigma = torch.eye(4), torch.tensor([1.0, 0.5, 0.1, (times * noise) ** 0.5])
     trouble = server.solution().trouble
     assert trouble.startswith("the system is ill-conditioned") == (times < 10)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.single_sample_leakage import Leakage, revealed
+from fcl_bench.engine.single_sample_leakage import Groups, Leakage, revealed
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -26,6 +26,7 @@ from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.methods.transformers.regmean import RegMean
+from fcl_bench.protocol.fields import MOMENTS, SUMS
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.randomness import generator
@@ -74,8 +75,7 @@ class Recorder(Middleware):
         return message
 
     def receive(self, message: Message, client: int) -> Message:
-        assert not message.sums_of
-        assert not message.moments_of
+        assert not message.groups
         self.uploads.append((client, message, self.broadcast))
         return message
 
@@ -135,15 +135,15 @@ TOLD: dict[str, tuple[Field, ...]] = {
 
 
 def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Counts, in runs from here on, the groups of one sample in what clients' messages say that they are sums of."""
+    """Counts, in runs from here on, the groups of one sample in what is declared of clients' messages."""
     found = {"one_sample_sums": 0, "one_sample_moments": 0}
 
-    def counting(upload: Message, samples: int) -> Leakage:
-        for key, fields in (("one_sample_sums", upload.sums_of), ("one_sample_moments", upload.moments_of)):
-            for which in fields.values():
+    def counting(given: Groups, samples: int) -> Leakage:
+        for key, kind in (("one_sample_sums", SUMS), ("one_sample_moments", MOMENTS)):
+            for which in given[kind].values():
                 groups = [0] * samples if which is None else [group for group in which.tolist() if group >= 0]
                 found[key] += sum(count == 1 for count in Counter(groups).values())
-        return revealed(upload, samples)
+        return revealed(given, samples)
 
     monkeypatch.setattr("fcl_bench.engine.node.revealed", counting)
     return found
@@ -218,7 +218,6 @@ KNOBS = {
     "an offset": (FedLDA(M=8, centre="all_tasks"), (*TOLD["fedlda"], sums("client", "total", stage="offset"))),
     "Tukey's power 1": (FedFeCAM(tukey=1), (sums("class", "S"), moments("class", "Q"))),
     "one covariance": (FedFeCAM(covariance="shared"), (sums("class", "S", "T"), moments("client", "Q"))),
-    "sketches of features": (CentredSketch(M=8, rank=3, centre=False), (sums("class", "S"), moments("client", "V"))),
     "Gaussian remainders": (
         CentredSketch(M=8, rank=3, remainder="gaussian", input_rank=3),
         (sums("class", "S", "S_z"),),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fcl_bench.linalg.triangle import symmetric
-from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.protocol.message import Message
@@ -39,7 +38,6 @@ ATTACKED = {
     **{name: small(name) for name in ("fedlda", "fedfecam", "stsa_e")},
     "folds": RanPAC(M=8, ridge="folds", folds=3),
     "power 1": FedFeCAM(M=8, tukey=1),
-    "sketches": CentredSketch(M=8, rank=3, centre=False),
 }
 
 

@@ -41,7 +41,7 @@ def sent(method: STSA | STSAE, Z: np.ndarray) -> tuple[Message, np.ndarray]:
     upload = turn(method.client(context), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
     random_features = server.random_features.projection
     assert random_features is not None
-    return over_the_wire(upload, context), random_features.numpy()
+    return over_the_wire(upload, method, context), random_features.numpy()
 
 
 def worst(found: np.ndarray, true: np.ndarray) -> float:

@@ -11,7 +11,6 @@ from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.algebra.upload_sizes import fedran_values, stsa_e_values
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
@@ -22,6 +21,16 @@ from tests.methods.harness import context_of
 from tests.small_runs import settings_for
 
 FEDRAN_TABLE_4 = {100: 134.27, 200: 140.52, 50: 35.13}
+
+
+def fedran_values(M: int, rank: int, classes: int) -> int:
+    """V, sigma and B (Eq. 11)."""
+    return M * rank + rank + M * classes
+
+
+def stsa_e_values(M: int, classes: int, dummy_clients: int) -> int:
+    """Class sums and counts of every dummy client."""
+    return (M + 1) * classes * dummy_clients
 
 
 def printed(value: float, as_printed: str) -> bool:

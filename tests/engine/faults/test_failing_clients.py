@@ -87,7 +87,7 @@ ADDITIVE = {
     "fedncm": FedNCM(),
     "fedlda": FedLDA(),
     "fedklda": FedKLDA(M=10, bandwidth=1.0),
-    "fedfecam": FedFeCAM(M=10, memory="float64"),
+    "fedfecam": FedFeCAM(M=10),
     "ranpac": RanPAC(M=10, ridge="held_out"),
 }
 #: Of all tasks but the last, whose late uploads never arrive; the last task has no fault.

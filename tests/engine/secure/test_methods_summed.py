@@ -63,7 +63,6 @@ CLOSED = {
     "fedklda": FedKLDA(M=8, ensemble=2),
     "fedfecam": FedFeCAM(),
     "fedfecam shared": FedFeCAM(covariance="shared", tukey=1.0),
-    "fedfecam diagonal": FedFeCAM(covariance="diagonal", correlation=False),
     "regmean ridge": RegMean(local="ridge", on="features"),
 }
 ON_FEATURES = {

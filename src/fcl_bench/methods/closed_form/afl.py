@@ -170,7 +170,8 @@ class AFL(RidgeMethod):
         if self.sends_sums(context):
             B = real("M", "c", least=least, of="C", combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS)
             return {"statistics": {"C": C, "B": B}}
-        return {"statistics": {"C": C, "W": real("M", "c", columns=CLASSES, leaks=SUMS)}}
+        W = real("M", "c", columns=CLASSES, leaks=SUMS, otherwise="method.aggregation=sum")
+        return {"statistics": {"C": C, "W": W}}
 
     @property
     def penalty(self) -> float | str:

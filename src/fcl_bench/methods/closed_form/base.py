@@ -61,6 +61,17 @@ class ClosedFormMethod(Method):
         """M, the width of H."""
         return context.inputs if self.M is None else self.M
 
+    @property
+    def maps(self) -> int:
+        """How many independent maps lie side by side in H."""
+        return 1
+
+    def features(self, context: Context, seed: int, bandwidth: float = 1.0) -> RandomFeatures:
+        """The map of the knobs, drawn from a seed; the bandwidth is that of cosines."""
+        outputs = None if self.M is None else self.dimension(context)
+        like, activation, clip = (context.dtype, context.device), self.activation, clip_of(context)
+        return RandomFeatures(seed, context.inputs, outputs, *like, activation, bandwidth, self.maps, clip)
+
     def sizes(self, context: Context) -> Mapping[str, int]:
         return {**super().sizes(context), "M": self.dimension(context)}
 
@@ -100,7 +111,8 @@ class ClosedFormClient(Client):
         self.context = context
         self.notices = Notices(log)
         self.dimension = method.dimension(context)
-        self._features: tuple[int, RandomFeatures] | None = None
+        #: The map of the last broadcast, and the seed and bandwidth that it was drawn by.
+        self._features: tuple[tuple[int, float], RandomFeatures] | None = None
 
     def features(self, client_data: ClientData, broadcast: Message) -> torch.Tensor:
         """H (n, M) of the shard's labelled samples."""
@@ -117,18 +129,15 @@ class ClosedFormClient(Client):
     def random_features(self, broadcast: Message) -> RandomFeatures:
         """The map that the server asks for."""
         if "projection" in broadcast:
-            projection = broadcast["projection"].to(self.context.device, self.context.dtype)
-            return RandomFeatures.given(projection, self.method.activation, clip=clip_of(self.context))
-        seed = int(broadcast["seed"])
-        if self._features is None or self._features[0] != seed:
-            self._features = seed, random_features_of(self.method, self.context, seed)
+            like = self.context.device, self.context.dtype
+            projection = broadcast["projection"].to(*like)
+            phases = broadcast["phases"].to(*like) if "phases" in broadcast else None
+            clip = clip_of(self.context)
+            return RandomFeatures.given(projection, self.method.activation, phases, self.method.maps, clip)
+        drawn_by = int(broadcast["seed"]), float(broadcast.get("bandwidth", 1.0))
+        if self._features is None or self._features[0] != drawn_by:
+            self._features = drawn_by, self.method.features(self.context, *drawn_by)
         return self._features[1]
-
-
-def random_features_of(method: ClosedFormMethod, context: Context, seed: int) -> RandomFeatures:
-    """The map that a method's knobs ask for, drawn from a seed."""
-    like, clip = (context.dtype, context.device), clip_of(context)
-    return RandomFeatures(seed, context.inputs, method.M, *like, method.activation, clip=clip)
 
 
 def clip_of(context: Context) -> float | None:
@@ -139,11 +148,6 @@ def clip_of(context: Context) -> float | None:
 def projection_seed(context: Context) -> int:
     """What the server broadcasts in place of the projection."""
     return derived_seed(context.seed, "projection")
-
-
-def shared_features(method: ClosedFormMethod, context: Context) -> RandomFeatures:
-    """The random features of this run, as the server has them."""
-    return random_features_of(method, context, projection_seed(context))
 
 
 def positions(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
@@ -181,7 +185,7 @@ class ClosedFormServer(Server):
         self.columns = torch.zeros(0, dtype=torch.int64)
         #: The task's columns of B, as a view of it.
         self._own: torch.Tensor | None = None
-        self.random_features = shared_features(method, context)
+        self.random_features = method.features(context, projection_seed(context))
         #: H of test batches that come back after every task, by their number.
         self._kept: dict[int, torch.Tensor] = {}
         self._room = KEPT_FEATURES

@@ -17,7 +17,7 @@ from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, noise_level, substitute
-from fcl_bench.methods.closed_form.base import positions, shared_features
+from fcl_bench.methods.closed_form.base import positions, projection_seed
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.method import Server
@@ -66,7 +66,7 @@ class GramAudit(Audit):
     def __init__(self, method: FedRAN | CentredSketch, context: Context) -> None:
         M = method.dimension(context)
         self._method, self._context = method, context
-        self._features = shared_features(method, context)
+        self._features = method.features(context, projection_seed(context))
         self._G = torch.zeros(M, M, dtype=torch.float64, device=context.device)
         self._notices = Notices(log)
         self.local_error = 0.0

@@ -7,6 +7,7 @@ centralised one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -30,27 +31,17 @@ from fcl_bench.protocol.task import Task
 COMPENSATION = "compensation"
 
 
-class Linear(RandomFeatures):
-    """Z P itself: the features of both streams are functions of it."""
-
-    @classmethod
-    def of(cls, features: RandomFeatures) -> Linear:
-        """Return the linear map with the same projection."""
-        linear = cls.__new__(cls)
-        linear.outputs, linear.activation, linear.maps = features.outputs, features.activation, features.maps
-        linear.projection, linear.phases, linear.clip = features.projection, features.phases, features.clip
-        return linear
-
-    def map(self, z: torch.Tensor) -> torch.Tensor:
-        return self.linear(z)
-
-    def main(self, linear: torch.Tensor) -> torch.Tensor:
-        """H (n, M) of the main stream."""
-        return linear if self.projection is None or self.activation == "none" else linear.relu()
+def linear(features: RandomFeatures) -> RandomFeatures:
+    """The map to Z P itself: the features of both streams are functions of it."""
+    made = copy.copy(features)
+    made.activation = "none"
+    return made
 
 
 class DSALClient(STSAClient):
     """Round 0: STSA's statistics. Round 1: those of the residual."""
+
+    method: DSAL
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """G = H'H, C = H'Y; then G = K'K (M, M) and T = K'(Y - H W) (M, c_t) for K = tanh(Z P).
@@ -59,15 +50,15 @@ class DSALClient(STSAClient):
         """
         if broadcast.stage != COMPENSATION:
             return super().update(client_data, broadcast, state)
-        features = Linear.of(self.random_features(broadcast))
+        features = linear(self.random_features(broadcast))
         columns, W = broadcast["columns"], broadcast["W"].to(client_data.inputs)
         labels = one_hot(client_data, columns).split(features.rows)
         T = client_data.inputs.new_zeros(len(columns), self.dimension)
 
         def summed() -> Iterator[torch.Tensor]:
-            for linear, Y in zip(features.blocks(client_data.inputs), labels, strict=True):
-                residual = Y - product(W.T, features.main(linear).T).T
-                K = linear.tanh()
+            for ZP, Y in zip(features.blocks(client_data.inputs), labels, strict=True):
+                residual = Y - product(W.T, self.method.main(ZP).T).T
+                K = ZP.tanh()
                 T.addmm_(residual.T, K)
                 yield K
 
@@ -87,13 +78,12 @@ class DSALServer(STSAServer):
 
     method: DSAL
     state: ClassVar[Sequence[str]] = ("compensation", "T")
-    random_features: Linear
     #: The second round of a task uses all sums of its first round.
     absorbs_late = False
 
     def __init__(self, method: DSAL, context: Context) -> None:
         super().__init__(method, context)
-        self.random_features = Linear.of(self.random_features)
+        self.random_features = linear(self.random_features)
         self.compensation = Estimate(self.dimension, context.dtype, context.device)
         self.T = self.W_c = self.zeros(self.dimension, 0)
         self._second = Solution(self.W_c, 1.0)
@@ -138,7 +128,7 @@ class DSALServer(STSAServer):
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
         """Scores (n, C) of both streams, from the Z P (n, M) that is stored in place of H."""
-        main = super().scores(self.random_features.main(H))
+        main = super().scores(self.method.main(H))
         return main.add_(product(self.classifier_c().T, H.tanh().T).T, alpha=self.method.kappa)
 
     def model(self) -> dict[str, torch.Tensor]:
@@ -177,6 +167,10 @@ class DSAL(STSA):
     gamma: float | str = ridge_knob(0.1, least=0)
     gamma_c: float = knob(0.1, least=0)
     kappa: float = knob(0.6, least=0)
+
+    def main(self, ZP: torch.Tensor) -> torch.Tensor:
+        """H (n, M) of the main stream, from Z P."""
+        return ZP if self.M is None or self.activation == "none" else ZP.relu()
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         # tanh is at most 1.

@@ -34,6 +34,9 @@ from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, 
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
+#: The type in which the server keeps a covariance of each class.
+KEPT = torch.float32
+
 
 class FedFeCAMClient(ClosedFormClient):
     """Sums and second moments of the classes that the client holds."""
@@ -247,7 +250,7 @@ class FedFeCAM(DiscriminantMethod):
 
     def kept_dtype(self, context: Context) -> torch.dtype:
         """The type in which the server keeps second moments and what it makes of them."""
-        return context.dtype if self.shared else torch.float32
+        return context.dtype if self.shared else KEPT
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         side, combine = ("c", SUM) if context.sums else ("held", EACH)

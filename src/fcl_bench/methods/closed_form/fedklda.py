@@ -18,7 +18,7 @@ from fcl_bench.errors import require_memory
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
-from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, RandomFeatures, mean_squared_distance
+from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, mean_squared_distance
 from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -37,10 +37,6 @@ class FedKLDAClient(FedLDAClient):
 
     method: FedKLDA
 
-    def __init__(self, method: FedKLDA, context: Context) -> None:
-        super().__init__(method, context)
-        self._drawn: tuple[int, float, RandomFeatures] | None = None
-
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """FedLDA's upload; in the stage that asks for the bandwidth, sum z (d), sum |z|^2 (1) and the number of z."""
         if broadcast.stage != BANDWIDTH:
@@ -49,16 +45,6 @@ class FedKLDAClient(FedLDAClient):
         samples = torch.tensor([len(z)], dtype=torch.int32)
         upload = {"total": z.sum(dim=0), "squares": z.square().sum().reshape(1), "samples": samples}
         return Message(upload), state
-
-    def random_features(self, broadcast: Message) -> RandomFeatures:
-        if "projection" in broadcast:
-            parts = (broadcast[name].to(self.context.device, self.context.dtype) for name in ("projection", "phases"))
-            projection, phases = parts
-            return RandomFeatures.given(projection, self.method.activation, phases, self.method.maps)
-        seed, bandwidth = int(broadcast["seed"]), float(broadcast["bandwidth"])
-        if self._drawn is None or self._drawn[:2] != (seed, bandwidth):
-            self._drawn = seed, bandwidth, self.method.features(self.context, seed, bandwidth)
-        return self._drawn[2]
 
 
 class FedKLDAServer(FedLDAServer):
@@ -200,13 +186,6 @@ class FedKLDA(FedLDA):
     @property
     def maps(self) -> int:
         return self.ensemble
-
-    def features(self, context: Context, seed: int, bandwidth: float) -> RandomFeatures:
-        """All maps, side by side."""
-        like = context.dtype, context.device
-        return RandomFeatures(
-            seed, context.inputs, self.dimension(context), *like, self.activation, bandwidth, self.maps
-        )
 
     def dimension(self, context: Context) -> int:
         """E M, the width of H."""

@@ -268,8 +268,3 @@ class FedLDA(DiscriminantMethod):
     def largest_feature(self) -> float | None:
         """The largest absolute value that an entry of H can have; None: it is not known."""
         return None
-
-    @property
-    def maps(self) -> int:
-        """How many maps lie side by side in H."""
-        return 1

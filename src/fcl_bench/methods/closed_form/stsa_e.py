@@ -21,7 +21,7 @@ from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import CLASSES, SUMS, Schema, counts, real
+from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
@@ -185,7 +185,9 @@ class STSAE(RidgeMethod):
         return self.gamma
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
-        C = real("M", "K_D c", least=self.least_feature, columns=CLASSES, leaks=SUMS, zero_without="n")
+        shape, least = ("M", "K_D c"), self.least_feature
+        exact = "method=stsa, whose Gram matrix it estimates"
+        C = Field(shape, least=least, columns=CLASSES, leaks=SUMS, zero_without="n", otherwise=exact)
         return {"statistics": {"C": C, "n": counts(self.dummy_clients, "c")}}
 
     def paper_values(self, context: Context, classes: int) -> int:
