@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, seri
 from fcl_bench.errors import UserError
 from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.worker import Site, Turn, Worker, save_name
+from fcl_bench.protocol.fields import numbers
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from tests.engine.counting import CONTEXT, CountingServer
@@ -28,12 +31,16 @@ class Turns(Client):
 
 class Remembering(Method):
     name = "remembering"
+    log: ClassVar[list] = []
+
+    def uploads(self, context):
+        return {"statistics": {"count": numbers()}}
 
     def client(self, context):
         return Turns()
 
     def server(self, context):
-        return CountingServer([])
+        return CountingServer(self, context)
 
 
 @pytest.fixture
