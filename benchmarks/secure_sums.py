@@ -17,8 +17,11 @@ import torch
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
+from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
 
+#: What clients send: sums.
+UPLOADS = Uploads({"statistics": {"*": real(combine=SUM)}})
 #: Clients, random features, neighbours (None: all), share of the clients that drop out.
 CASES = [(10, 512, None, 0.0), (10, 2048, None, 0.0), (10, 2048, None, 0.3), (100, 512, None, 0.0)]
 CASES += [(100, 2048, None, 0.0), (100, 2048, None, 0.1), (100, 2048, 20, 0.1)]
@@ -28,7 +31,7 @@ CLASSES = 10
 
 def measured(clients: int, M: int, neighbours: int | None, missing: float) -> dict[str, float]:
     """CPU seconds: of one client for its keys and shares, and for its upload; of the server for the sum."""
-    parties = Parties(SecureSums(neighbours=neighbours, threshold=0.5), seeded(0))
+    parties = Parties(SecureSums(neighbours=neighbours, threshold=0.5), seeded(0), UPLOADS)
     everyone = range(clients)
 
     def asked(client: int, stage: str, tensors) -> Message:

@@ -189,8 +189,9 @@ def test_clients_that_fail_do_the_same_beside_others():
 
 def test_secure_sums_add_up_the_same():
     def summing(size):
-        def reached(*parts):
-            inner = InProcess.of(*parts, middleware=[Parties(SecureSums(), seeded(0), False)], parallel=size)
+        def reached(method, context, *parts):
+            masks = [Parties(SecureSums(), seeded(0), Uploads.of(method, context))]
+            inner = InProcess.of(method, context, *parts, middleware=masks, parallel=size)
             return SummingTransport(inner, SecureSums(), 0)
 
         return reached

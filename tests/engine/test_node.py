@@ -114,9 +114,9 @@ def test_who_went_before_does_not_matter_and_an_upload_stays_as_it_is():
 def test_the_upload_says_which_turn_it_is_of():
     made, _ = federation()
     node = made.transport._node
-    reply = node.turn(2, Message({"round": torch.tensor(1)}, "a stage of its own", task=1, round=7))
+    reply = node.turn(2, Message({"round": torch.tensor(1)}, "statistics", task=1, round=7))
     upload = reply.upload
-    assert (upload.stage, upload.task, upload.round) == ("a stage of its own", 1, 7)
+    assert (upload.stage, upload.task, upload.round) == ("statistics", 1, 7)
     assert (reply.client, reply.guesses, reply.stored) == (2, None, {})
     assert reply.seconds > 0
 

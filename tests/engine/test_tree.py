@@ -118,8 +118,8 @@ def test_what_adds_up_is_the_flat_runs_to_rounding_and_every_row_of_a_client_is_
 def test_with_as_much_fan_in_as_clients_there_is_no_node_and_the_bits_are_the_flat_runs(method):
     flat, tree = run_of(method, wire="float32"), run_of(method, 11, wire="float32")
     assert same(flat.server.state_dict(), tree.server.state_dict())
-    assert tree.tree.report()["levels"] == []
-    assert len(list(tree.tree.cells()[1])) == 0
+    assert tree.exchange.report()["levels"] == []
+    assert len(tree.exchange.tables()["nodes.csv"][1]) == 0
 
 
 def test_the_tree_is_at_work_in_the_tests_above():
@@ -169,7 +169,7 @@ def test_messages_and_bytes_of_every_level_are_those_on_paper(fan_in):
 
 
 def named(tree):
-    header, rows = tree.tree.cells()
+    header, rows = tree.exchange.tables()["nodes.csv"]
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
@@ -320,7 +320,7 @@ def test_a_run_over_the_tree_resumes_within_a_task_with_the_rows_of_its_nodes():
         assert same(whole.server.state_dict(), resumed.server.state_dict())
         plain = [{key: row[key] for key in row if "seconds" not in key} for row in named(whole)]
         assert plain == [{key: row[key] for key in row if "seconds" not in key} for row in named(resumed)]
-        assert resumed.tree.report()["path_seconds"] > saved[0]["tree"]["path_seconds"]
+        assert resumed.exchange.report()["path_seconds"] > saved[0]["tree"]["path_seconds"]
 
 
 def saved_copy(run):

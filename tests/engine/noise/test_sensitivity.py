@@ -28,7 +28,10 @@ from tests.small_methods import ALIASES, NAMES, architecture, class_of
 
 #: What is declared, all of it: adding to this list is a claim about a method's uploads that this file has to try.
 STATISTICS = {"acil", "fed3r", "fedlda", "fedncm", "gacl", "ranpac", "stsa"}
-UPDATES = {"fedavg", "fedprox", "fedntd", "moon"}
+UPDATES = {
+    *("coda_prompt", "cprompt", "dualprompt", "fedavg", "feddyn", "fedicarl", "fedlwf"),
+    *("fedntd", "fedprox", "l2p", "mfcl", "moon", "target"),
+}
 METHODS = [STSA(M=None), STSA(M=12), RanPAC(M=None), AFL(upload="sums"), FedNCM(), FedLDA(), FedLDA(M=12)]
 CLIP, TASK = 0.7, Task(0, range(3), 3, (0, 1, 2))
 

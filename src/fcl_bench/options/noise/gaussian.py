@@ -158,7 +158,8 @@ class Gaussian:
 
     def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee:
         """Return the guarantee of a run's uploads, from how many of them each client has sent."""
-        multiplier = self._multiplier(1) if context.release is not None else self._of_updates(method, tasks)
+        samples = bool(Uploads.of(method, context).one_sample())
+        multiplier = self._multiplier(1) if samples else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
         for task, _, clients in ledger.senders(late=not context.sums):
