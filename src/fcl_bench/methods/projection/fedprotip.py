@@ -36,7 +36,7 @@ from fcl_bench.methods.projection.task_identity import (
     route_by_batches,
 )
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import MOMENTS, SUM, SUMS, Field, Schema, numbers, orthonormal, real
+from fcl_bench.protocol.fields import MOMENTS, SUMS, Field, Schema, numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -49,6 +49,8 @@ REFERENCES = "references"
 WHOLE = "layer"
 #: Prefix of the name under which the server tells clients how many directions to add to the final layer's.
 HEAD_RANK = "head_rank"
+#: What works with secure sums.
+_INSTEAD = "method=fot, which takes as many directions of a sum as hold a share of it"
 #: A new direction of an upload is noise if it is shorter than this many roundings of the wire's type.
 _ROUNDINGS = 8
 
@@ -311,7 +313,10 @@ class FedProTIP(ProjectedMethod):
 
     @property
     def basis(self) -> Field:
-        return orthonormal("d_l", "r", leaks=MOMENTS) if self.sketch is None else real(combine=SUM, leaks=MOMENTS)
+        if self.sketch is None:
+            return orthonormal("d_l", "r", leaks=MOMENTS, otherwise=_INSTEAD)
+        # Sketches add up, but the rounding of masked numbers would count as directions.
+        return real(leaks=MOMENTS, otherwise=_INSTEAD)
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         stages = super().uploads(context)

@@ -135,20 +135,17 @@ def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) 
     """Count the votes block by block; the references are already scaled to the length that the similarities need."""
     voters = known.any(dim=1)
     references, known = references[voters], known[voters]
-    size = max(1, _BLOCK // max(1, references.numel()))
-    return torch.cat([_route(block, references, known) for block in omega.split(size)])
-
-
-def _route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-    tasks = known.shape[1]
-    # A matrix product is not used: its rounding depends on the column, and equal references must stay equal.
-    similarity = (_unit(omega)[:, None, None, :] * references).sum(dim=3)
-    votes = similarity.masked_fill(~known, -torch.inf).argmax(dim=2)
-    counts = torch.nn.functional.one_hot(votes, tasks).sum(dim=1)
-    total = (similarity * known).sum(dim=1)
-    # The most votes; among those tied, the largest sum; argmax takes the first of what is still equal.
-    leading = counts == counts.amax(dim=1, keepdim=True)
-    return total.masked_fill(~leading, -torch.inf).argmax(dim=1)
+    found = []
+    for block in omega.split(max(1, _BLOCK // max(1, references.numel()))):
+        # A matrix product is not used: its rounding depends on the column, and equal references must stay equal.
+        similarity = (_unit(block)[:, None, None, :] * references).sum(dim=3)
+        votes = similarity.masked_fill(~known, -torch.inf).argmax(dim=2)
+        counts = torch.nn.functional.one_hot(votes, known.shape[1]).sum(dim=1)
+        total = (similarity * known).sum(dim=1)
+        # The most votes; among those tied, the largest sum; argmax takes the first of what is still equal.
+        leading = counts == counts.amax(dim=1, keepdim=True)
+        found.append(total.masked_fill(~leading, -torch.inf).argmax(dim=1))
+    return torch.cat(found)
 
 
 def _unit(vectors: torch.Tensor) -> torch.Tensor:

@@ -64,9 +64,11 @@ class FeatureContrast(Contrast):
         super().__init__(heads, method, network)
         prompts, tasks = self.prompts, self.prompts.tasks
         # The models differ in their last group alone, so nothing else of them has to be stored.
-        known = {layer: prompts.of(layer).detached() for layer in prompts.layers}
-        earlier = {layer: prompts.of(layer, tasks - 1).detached() for layer in prompts.layers} if tasks > 1 else None
-        self._models = [known] if earlier is None else [known, earlier]
+        self._models = [
+            {layer: prompts.of(layer, count).detached() for layer in prompts.layers}
+            for count in (tasks, tasks - 1)
+            if count
+        ]
 
     def contrast(self, network: Network, inputs: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         own = features.to(torch.promote_types(features.dtype, torch.float32))

@@ -50,7 +50,7 @@ from fcl_bench.training.trainer import forward_batch
 #: The stage after a task's rounds, in which Grams under its last model travel.
 GRAMS = "grams"
 #: The beginning of the names of the layers' Gram matrices, and of those of the inputs of factors B, in an upload.
-_LAYERS, _FACTORS = f"{GRAM}body.", "gram_of_factor."
+_LAYERS, _FACTORS = f"{GRAM}body.", f"{GRAM}factor."
 
 
 class LoRMClient(GradientClient):

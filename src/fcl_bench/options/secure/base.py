@@ -82,7 +82,7 @@ class SecureSums:
             raise UserError("secure=sums with clients=1: the sum over one client is its upload", "clients=2 or more")
         if found := Uploads.of(method, context).needed_each():
             stage, name, otherwise = found
-            what = "models" if name == "*" else name
+            what = "upload" if name == "*" else name
             raise UserError(
                 f"secure=sums: the server of method={method.name} needs each client's {what} by itself ({stage})",
                 f"secure=none, or {otherwise or 'a method whose uploads add up, such as method=stsa'}",
