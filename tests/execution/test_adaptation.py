@@ -291,7 +291,7 @@ def test_a_run_interrupted_after_its_first_stage_does_not_train_again_without_a_
     def stops(self, task):
         if task.index == 1:
             raise KeyboardInterrupt
-        learn(self, task)
+        return learn(self, task)
 
     choice = (*STSA, "cache.enabled=false")
     with monkeypatch.context() as patch:

@@ -253,7 +253,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(finished, tmp_path, m
     assert not (folder / "run.json").exists()
     learnt = []
     learn = engine.Federation._learn
-    monkeypatch.setattr(engine.Federation, "_learn", lambda self, task: (learnt.append(task.index), learn(self, task)))
+    monkeypatch.setattr(engine.Federation, "_learn", lambda self, task: learnt.append(task.index) or learn(self, task))
     resumed = run_in(tmp_path, *SMALL)
     assert learnt == list(range(tasks, 4))
     assert same_result(resumed, finished)
