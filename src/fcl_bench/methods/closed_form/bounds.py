@@ -91,15 +91,10 @@ class GramAudit(Audit):
         return {}
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:
-        """One row of bounds.csv: bounds and true errors after a task; null for values that are not finite.
+        """One row of bounds.csv (docs/methods/fedran.md): bounds and true errors after a task; null if not finite.
 
-        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included.
-
-        `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
-        norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
-        (Corollary 1), where `score_error` is the largest left-hand side. `certified` is the share of test samples
-        (percent) whose margin makes the corollary promise the same class, `agree` the share that really get the same
-        class. `weight_bound_sharper` and `certified_sharper` use `inverse_gap`. FedRAN's row also has Corollary 2.
+        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included. W* = (G + lambda I)^-1 B, and
+        `sharper` is by `inverse_gap`. A test sample is certified if its margin makes Corollary 1 promise the same class.
         """
         server = cast("FedRANServer | CentredSketchServer", server)
         gram_bound, weight_bound, sharper = self.bounds(server)

@@ -11,11 +11,6 @@ from fcl_bench.linalg.solve import Solution, solve_symmetric
 _SLACK = 4
 
 
-def class_means(S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
-    """(M, C) the means of the class sums S (M, C) over n (C,) samples; 0 for a class without any."""
-    return S / n.clamp_min(1).to(S)
-
-
 def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
     """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
 
