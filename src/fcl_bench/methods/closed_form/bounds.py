@@ -91,7 +91,7 @@ class GramAudit(Audit):
         return {}
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:
-        """One row of bounds.csv (docs/methods/fedran.md): bounds and true errors after a task; null if not finite.
+        """One row of bounds.csv: bounds and true errors after a task, null where not finite (docs/methods/fedran.md).
 
         The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included. W* = (G + lambda I)^-1 B, and
         `sharper` is by `inverse_gap`. A test sample is certified if its margin makes Corollary 1 promise the same class.
