@@ -138,7 +138,7 @@ BAD_INPUT = [
     ("out={}/file", "cannot be written"),
     ("out={}/file/below", "cannot be written"),
     ("method.rank=0", "method.rank=0 is out of range"),
-    ("method.rank=4096", "method.rank=4096 is more than the 2048 random features"),
+    ("method.rank=4096", "method.rank=4096 is more than the 2048 features"),
     ("method.M=0", "method.M=0 is out of range"),
     ("method.M=null", "method.rank=512 is more than the 64 features"),
     ("method.M=2048.5", "method.M=2048.5 has the wrong type (an integer or null)"),

@@ -91,10 +91,10 @@ class GramAudit(Audit):
         return {}
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:
-        """One row of bounds.csv: bounds and true errors after a task, null where not finite (docs/methods/fedran.md).
+        """One row of bounds.csv, whose columns docs/methods/fedran.md explains; null for values that are not finite.
 
         The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included. W* = (G + lambda I)^-1 B, and
-        `sharper` is by `inverse_gap`. A test sample is certified if its margin makes Corollary 1 promise the same class.
+        `sharper` is by `inverse_gap`. Samples are certified whose margin makes Corollary 1 promise the same class.
         """
         server = cast("FedRANServer | CentredSketchServer", server)
         gram_bound, weight_bound, sharper = self.bounds(server)

@@ -24,7 +24,7 @@ from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
 from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
-from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.bounds import CentredSketchAudit, GaussianRemainderAudit
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.audit import Audit
@@ -48,8 +48,7 @@ class CentredSketchClient(ClosedFormClient):
         S = class_sums(H, which, len(columns))
         A = deviations(H, which, S)
         V, sigma = leading(A, self.method.rank)
-        n = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        upload = {"V": V, "sigma": sigma, "S": S, "n": n}
+        upload = {"V": V, "sigma": sigma, "S": S, "n": counted(client_data, columns)}
         if self.method.remainder == "isotropic":
             return Message({**upload, "tau": A.new_tensor([noise_level(A, sigma)])}), state
         upload["E"] = A.square().sum().reshape(1)

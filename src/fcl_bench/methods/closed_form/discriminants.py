@@ -10,15 +10,10 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-
-
-def counted(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
-    """n (c,) int32: how many of the shard's samples are of each of `columns`."""
-    return torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)
 
 
 class DiscriminantServer(ClosedFormServer):

@@ -23,8 +23,8 @@ from fcl_bench.methods.closed_form.algebra.discriminant import (
     solve_discriminant,
     within_scatter,
 )
-from fcl_bench.methods.closed_form.base import ClosedFormClient
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import (
     CLASSES,
