@@ -144,7 +144,7 @@ BAD_INPUT = [
     ("method.M=2048.5", "method.M=2048.5 has the wrong type (an integer or null)"),
     ("method.ridge=0", "method.ridge=0.0 is out of range"),
     ("method.ridge=-1", "method.ridge=-1.0 is out of range"),
-    ("method.merge=parallel", "method.merge=parallel is not known (choices: joint, sequential, tree"),
+    ("method.merge=parallel", "method.merge=parallel is not known (choices: joint, sequential"),
     ("method.budget_bytes=0", "method.budget_bytes=0 does not hold one direction and 2 class sums (at least 24580"),
     ("method.budget_bytes=-1", "at least 24580 with M=2048 and wire.dtype=float32"),
     ("method.budget_bytes=24579", "at least 24580"),
