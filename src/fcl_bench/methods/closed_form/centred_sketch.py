@@ -25,7 +25,7 @@ from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objecti
 from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
-from fcl_bench.methods.closed_form.bounds import CentredSketchAudit, GaussianRemainderAudit
+from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
@@ -278,8 +278,7 @@ class CentredSketch(RidgeMethod):
         )
 
     def audits(self, context: Context) -> Mapping[str, Audit]:
-        kind = CentredSketchAudit if self.remainder == "isotropic" else GaussianRemainderAudit
-        return {"bounds": kind(self, context)} if self.bounds else {}
+        return {"bounds": CentredSketchAudit(self, context)} if self.bounds else {}
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         def sums(side: str, least: float | None) -> Field:
