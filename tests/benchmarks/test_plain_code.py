@@ -12,8 +12,9 @@ from suite import made, peers
 from suite.bench_methods import METHODS, learned, plain_task
 from suite.bench_stsa_e_server import joined, one_task
 
-from fcl_bench.linalg.spectral import merge, summarise
+from fcl_bench.linalg.spectral import summarise
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.closed_form.algebra.merging import merge
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.protocol.context import Context

@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, gather_columns, project_out
+from fcl_bench.methods.projection.subspace import Projection, append_basis, core_basis, project_out
+from fcl_bench.training.layer_inputs import gather_columns
 from tests.linalg.subspace_cases import (
     DTYPES,
     NOISE,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.linalg.subspace import core_basis
+from fcl_bench.methods.projection.subspace import core_basis
 from tests.linalg.subspace_cases import (
     DTYPES,
     NOISE,

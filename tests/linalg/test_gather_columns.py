@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fcl_bench.linalg.subspace import gather_columns
+from fcl_bench.training.layer_inputs import gather_columns
 from tests.linalg.subspace_cases import (
     array,
     seeds,

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fcl_bench.linalg import spectral
-from fcl_bench.linalg.spectral import Spectrum, merge, summarise
+from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra import merging
-from fcl_bench.methods.closed_form.algebra.merging import Losses, Merger, Part
+from fcl_bench.methods.closed_form.algebra.merging import Losses, Merger, Part, merge
 
 
 def sketch(seed: int, rank: int, M: int = 60, smallest: float = 1e-2) -> Spectrum:
@@ -121,8 +121,9 @@ def test_known_blocks_change_rounding_only(exact, rank):
 
 def test_known_blocks_are_not_computed(monkeypatch):
     computed: list[tuple[int, ...]] = []
-    gram = spectral._gram
-    monkeypatch.setattr(spectral, "_gram", lambda A: (computed.append(tuple(A.shape)), gram(A))[1])
+    gram = spectral.upper_gram
+    for module in (spectral, merging):
+        monkeypatch.setattr(module, "upper_gram", lambda A: (computed.append(tuple(A.shape)), gram(A))[1])
     parts = [sketch(seed, 8) for seed in range(3)]
     for exact, expected in (
         ((True, True, True), []),

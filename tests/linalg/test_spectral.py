@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.linalg.spectral import Spectrum, merge, summarise
-from fcl_bench.methods.closed_form.algebra.merging import Merger
+from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.methods.closed_form.algebra.merging import Merger, merge
 
 
 def gram_of(spectrum: Spectrum) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.linalg.subspace import append_basis, core_basis
+from fcl_bench.methods.projection.subspace import append_basis, core_basis
 from fcl_bench.methods.projection.task_identity import relevance, route
 from tests.methods import fedprotip_oracle as oracle
 

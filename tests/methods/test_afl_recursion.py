@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.closed_form.afl import AFL
-from fcl_bench.methods.closed_form.algebra.pairwise_law import PairwiseLaw, inverse
+from fcl_bench.methods.closed_form.afl import AFL, PairwiseLaw, inverse
 from tests.methods import afl_oracle, stsa_oracle
 from tests.methods.harness import (
     CPU,

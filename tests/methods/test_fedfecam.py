@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
 from fcl_bench.methods.closed_form import fedfecam
-from fcl_bench.methods.closed_form.algebra.mahalanobis import correlations, shrunk, whitening
-from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
+from fcl_bench.methods.closed_form.fedfecam import FedFeCAM, correlations, shrunk, whitening
 from fcl_bench.typed import typed_instance
 from tests.methods import fedfecam_oracle as oracle
 from tests.methods.harness import (

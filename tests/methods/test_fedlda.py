@@ -14,8 +14,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
-from fcl_bench.methods.closed_form.algebra.discriminant import oas_share, within_scatter
-from fcl_bench.methods.closed_form.fedlda import FedLDA
+from fcl_bench.methods.closed_form.fedlda import FedLDA, oas_share, within_scatter
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle

@@ -16,11 +16,11 @@ from fcl_bench.backbones.trainable import frozen_names
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.linalg.subspace import Projection
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected import ProjectedObjective, basis_name
+from fcl_bench.methods.projection.subspace import Projection
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.network import Heads, Network

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.subspace import all_rows
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT, share_of_rest
 from fcl_bench.methods.projection.projected import basis_name
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
+from fcl_bench.training.layer_inputs import all_rows
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (
     HEADS,

@@ -143,7 +143,7 @@ def mean_errors(beta: float, draws: int) -> dict[str, float]:
     counts = rng.multinomial(60, rng.dirichlet(np.full(groups, beta)))
     owner = np.repeat(np.arange(groups), counts)
     totals = {"paper": np.zeros((M, M)), "unbiased": np.zeros((M, M)), "exact": np.zeros((M, M))}
-    from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
+    from fcl_bench.methods.closed_form.stsa_e import ClassScatter
 
     for _ in range(draws):
         X = mean + rng.standard_normal((len(owner), M)) @ scale.T

@@ -1,4 +1,4 @@
-"""Eigenvectors of a symmetric matrix, and its nearest positive semidefinite matrix."""
+"""Eigenvectors of a symmetric matrix."""
 
 from __future__ import annotations
 
@@ -72,9 +72,3 @@ def _turned_back(G: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tenso
     if failed:
         raise torch.linalg.LinAlgError(f"LAPACK's dormqr refused argument {-failed}")
     return torch.from_numpy(values[n - count :]), torch.from_numpy(chosen)
-
-
-def nearest_semidefinite(S: torch.Tensor) -> torch.Tensor:
-    """The positive semidefinite matrix nearest to a symmetric S (n, n), in float64: negative eigenvalues become 0."""
-    values, V = torch.linalg.eigh(S.to(torch.float64))
-    return (V * values.clamp_min(0)) @ V.T

@@ -1,4 +1,4 @@
-"""Low-rank summaries of Gram matrices: truncation of H, and the merge of summaries."""
+"""Low-rank summaries of Gram matrices."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def summarise(H: torch.Tensor, rank: int) -> tuple[Spectrum, float]:
     Returns:
         the summary, and the spectral norm of the dropped part: sigma_{r+1}^2 (0 if nothing is dropped).
     """
-    return _truncated(H, rank, partial(_gram, H.T if len(H) < H.shape[1] else H))
+    return truncated(H, rank, partial(upper_gram, H.T if len(H) < H.shape[1] else H))
 
 
-def _truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> tuple[Spectrum, float]:
+def truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> tuple[Spectrum, float]:
     """`summarise`, given a function for the upper triangle of the smaller of HH' and H'H in float64."""
     n, M = H.shape
     keep = min(rank, n, M)
@@ -68,51 +68,6 @@ def _truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> 
     return Spectrum(found.V.to(H.dtype), found.sigma.to(H.dtype)), residual
 
 
-def merge(summaries: Sequence[Spectrum], rank: int, exact: Sequence[bool] = ()) -> tuple[Spectrum, float]:
-    """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
-
-    With A = [V_1 diag(s_1), V_2 diag(s_2), ...], the sum is AA': V and sigma are A's leading left singular vectors and
-    singular values. The paper computes them by a QR of A and an SVD of R; here they come from the smaller Gram matrix
-    of A, as in `summarise`, at about half the cost. No matrix is larger than A (M, sum of the ranks); an empty sketch
-    leaves the other unchanged.
-
-    Args:
-        exact: which of the sketches `summarise` or `merge` left in float64: their own blocks of A'A are diag(s^2) to
-            its rounding and are not computed. Empty: none. A sketch that came over a rounding wire is not exact.
-
-    Returns:
-        the merged sketch, and the first dropped eigenvalue of AA' (0 where nothing is dropped).
-    """
-    exact = exact or [False] * len(summaries)
-    known = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and is_exact]
-    others = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and not is_exact]
-    held = known + others or list(summaries[:1])
-    if len(held) == 1 and len(held[0].sigma) <= rank:
-        return held[0], 0.0
-    ranks = [len(sigma) for _, sigma in held]
-    rows = held[0].V.new_empty(sum(ranks), len(held[0].V))
-    for (V, sigma), own in zip(held, rows.split(ranks), strict=True):
-        torch.mul(V.T, sigma.unsqueeze(1), out=own)
-    if not known or len(rows) >= rows.shape[1] or rows.dtype != torch.float64:
-        return summarise(rows, rank)
-    return _truncated(rows, rank, partial(_gram_beside, rows, [sigma for _, sigma in known]))
-
-
-def _gram_beside(rows: torch.Tensor, known: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The upper triangle of RR' (n, n) for R (n, M) whose first rows are orthogonal in groups, of these lengths."""
-    G = rows.new_zeros(len(rows), len(rows))
-    begin = 0
-    for lengths in known:
-        end = begin + len(lengths)
-        G[begin:end, begin:end].diagonal().copy_(lengths.square())
-        if end < len(rows):
-            G[begin:end, end:] = product(rows[begin:end], rows[end:].T)
-        begin = end
-    if begin < len(rows):
-        G[begin:, begin:] = _gram(rows[begin:].T)
-    return G
-
-
 def _orthonormalised(A: torch.Tensor) -> Spectrum:
     """The sketch of AA' by QR and SVD without zero directions: orthonormal for every condition number of A (M, r)."""
     Q, R = torch.linalg.qr(A)
@@ -123,10 +78,12 @@ def _orthonormalised(A: torch.Tensor) -> Spectrum:
 
 def _largest_eigenvalue(H: torch.Tensor) -> float:
     """||H||^2 in the spectral norm; 0 for an empty H."""
-    return float(torch.linalg.eigvalsh(_gram(H.T if len(H) < H.shape[1] else H), UPLO="U")[-1]) if H.numel() else 0.0
+    return (
+        float(torch.linalg.eigvalsh(upper_gram(H.T if len(H) < H.shape[1] else H), UPLO="U")[-1]) if H.numel() else 0.0
+    )
 
 
-def _gram(A: torch.Tensor) -> torch.Tensor:
+def upper_gram(A: torch.Tensor) -> torch.Tensor:
     """The upper triangle of A'A, always in float64, since it has the square of A's condition number."""
     G = torch.zeros(A.shape[1], A.shape[1], dtype=torch.float64, device=A.device)
     return add_grams(G, _blocks(A), whole=False)

@@ -10,7 +10,6 @@ import torch
 
 from fcl_bench.environment import exact_kernels
 from fcl_bench.linalg.gram import add_gram, gram
-from fcl_bench.linalg.subspace import all_rows, gather_columns
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import Trainer, forward_batch
 
@@ -169,3 +168,53 @@ class _Tap:
 def _gather_tokens(tokens: torch.Tensor, sample: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
     """(d, m) of tokens (b, places, d), as `gather_columns` for a layer that sees them one by one."""
     return tokens[sample.to(tokens.device), place.to(tokens.device)].T
+
+
+def gather_columns(
+    inputs: torch.Tensor, layer: torch.nn.Conv2d, sample: torch.Tensor, place: torch.Tensor
+) -> torch.Tensor:
+    """Chosen columns of the unfolded inputs of a convolution, without unfolding the others.
+
+    Args:
+        inputs: (b, C, H, W), what the layer gets.
+        layer: an ungrouped convolution with zero padding.
+        sample: (m,) which image.
+        place: (m,) which position of the layer's output, row by row.
+
+    Returns:
+        (d, m), d = C kh kw in the order of `weight.flatten(1)`.
+    """
+    (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+    ph, pw = _padding(layer)
+    padded = torch.nn.functional.pad(inputs, (pw, pw, ph, ph))
+    width = (padded.shape[3] - dw * (kw - 1) - 1) // sw + 1
+    place = place.to(inputs.device)
+    rows = (place // width * sh).view(-1, 1, 1) + dh * torch.arange(kh, device=inputs.device).view(1, -1, 1)
+    columns = (place % width * sw).view(-1, 1, 1) + dw * torch.arange(kw, device=inputs.device).view(1, 1, -1)
+    patches = padded[sample.to(inputs.device).view(-1, 1, 1), :, rows, columns]  # (m, kh, kw, C)
+    return patches.permute(3, 1, 2, 0).reshape(inputs.shape[1] * kh * kw, len(place))
+
+
+def all_rows(inputs: torch.Tensor, layer: torch.nn.Module) -> torch.Tensor:
+    """All input vectors (m, d) of a layer's weight rows: unfolded patches for a convolution, else along the last axis.
+
+    Args:
+        inputs: what the layer gets: (b, C, H, W), or (..., d).
+        layer: an ungrouped convolution with zero padding, or a linear layer.
+    """
+    if not isinstance(layer, torch.nn.Conv2d):
+        return inputs.reshape(-1, inputs.shape[-1])
+    kernel, stride = (layer.kernel_size[0], layer.kernel_size[1]), (layer.stride[0], layer.stride[1])
+    dilation = (layer.dilation[0], layer.dilation[1])
+    patches = torch.nn.functional.unfold(inputs, kernel, dilation, _padding(layer), stride)
+    return patches.transpose(1, 2).flatten(0, 1)
+
+
+def _padding(layer: torch.nn.Conv2d) -> tuple[int, int]:
+    """The number of zeros above and beside the inputs."""
+    if not isinstance(layer.padding, str):
+        return layer.padding[0], layer.padding[1]
+    if layer.padding == "valid":
+        return 0, 0
+    above, beside = (d * (k - 1) // 2 for d, k in zip(layer.dilation, layer.kernel_size, strict=True))  # odd kernels
+    return above, beside

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.closed_form.base import positions
+from fcl_bench.methods.closed_form.base import counted
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import SUM, Schema, counts
@@ -42,7 +42,7 @@ class AIRClient(STSAClient):
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """With weights n (c_t), then G and C weighted by pi; with logits all three at once."""
         columns = broadcast["columns"]
-        sizes = {"n": torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)}
+        sizes = {"n": counted(client_data, columns)}
         if broadcast.stage == COUNTS:
             return Message(sizes), state
         upload, state = super().update(client_data, broadcast, state)

@@ -155,6 +155,11 @@ def positions(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     return torch.searchsorted(columns.to(client_data.labels.device, torch.int64), client_data.labels)
 
 
+def counted(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
+    """n (c,) int32: how many of the shard's samples are of each of `columns`."""
+    return torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)
+
+
 def one_hot(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
     """Y (n, c), one row per label of the shard, with a 1 at its position in `columns`."""
     return (client_data.labels.unsqueeze(1) == columns.to(client_data.labels.device)).to(client_data.inputs.dtype)

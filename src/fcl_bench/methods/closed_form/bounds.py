@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
-from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.linalg.spectral import summarise
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, noise_level, substitute
 from fcl_bench.methods.closed_form.base import positions, projection_seed
 from fcl_bench.protocol.audit import Audit, FullData
@@ -91,15 +91,10 @@ class GramAudit(Audit):
         return {}
 
     def report(self, task: Task, server: Server, everything: FullData) -> None:
-        """One row of bounds.csv: bounds and true errors after a task; null for values that are not finite.
+        """One row of bounds.csv, whose columns docs/methods/fedran.md explains; null for values that are not finite.
 
-        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included.
-
-        `gram_error` <= `gram_bound` (Theorem 1, spectral norm), `weight_error` <= `weight_bound` (Theorem 2, Frobenius
-        norm, against W* = (G + lambda I)^-1 B), and for every test sample ||s* - s|| / ||h|| <= `weight_bound`
-        (Corollary 1), where `score_error` is the largest left-hand side. `certified` is the share of test samples
-        (percent) whose margin makes the corollary promise the same class, `agree` the share that really get the same
-        class. `weight_bound_sharper` and `certified_sharper` use `inverse_gap`. FedRAN's row also has Corollary 2.
+        The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included. W* = (G + lambda I)^-1 B, and
+        `sharper` is by `inverse_gap`. Samples are certified whose margin makes Corollary 1 promise the same class.
         """
         server = cast("FedRANServer | CentredSketchServer", server)
         gram_bound, weight_bound, sharper = self.bounds(server)
@@ -220,50 +215,39 @@ class FedRANAudit(GramAudit):
 
 
 class CentredSketchAudit(GramAudit):
-    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau)."""
+    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau).
+
+    With the Gaussian remainder it is max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's. The
+    rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at least
+    `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
+    """
 
     _method: CentredSketch
 
-    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
-        A, (_, sigma), residual = self.sketched(H, client_data, task)
-        tau = noise_level(A, sigma)
-        return max(residual - tau, tau)
+    def __init__(self, method: CentredSketch, context: Context) -> None:
+        super().__init__(method, context)
+        #: With the Gaussian remainder, the sketches of the task at hand, and sigma_{r+1}^2 of each.
+        self._sketches: list[tuple[Sketch, float]] = []
 
-    def sketched(self, H: torch.Tensor, client_data: ClientData, task: Task) -> tuple[torch.Tensor, Spectrum, float]:
-        """The matrix that the client sketches, its sketch, and sigma_{r+1}^2."""
+    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
         which = positions(client_data, torch.tensor(task.columns))
         A = deviations(H, which, class_sums(H, which, len(task.columns)))
-        return A, *summarise(A, self._method.rank)
+        (V, sigma), residual = summarise(A, self._method.rank)
+        if self._method.remainder == "isotropic":
+            tau = noise_level(A, sigma)
+            return max(residual - tau, tau)
+        dropped = float(A.square().sum() - sigma.square().sum())
+        self._sketches.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
+        return 0.0
 
     def bounds(self, server: Server) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
+        for sketch, residual in self._sketches:
+            largest, level = substitute(sketch, cast("GaussianRemainderServer", server).Q, self._method.mix)
+            self.local_error += max(residual - level, largest)
+        self._sketches = []
         server = cast("CentredSketchServer", server)
         size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
         error = self.local_error + server.merge_error
         weights = error / ridge / (ridge + server.delta)
         return Bounds(error, weights * size, min(weights, inverse_gap(error, ridge)) * size)
-
-
-class GaussianRemainderAudit(CentredSketchAudit):
-    """Every upload's error is at most max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's.
-
-    The rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at
-    least `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
-    """
-
-    def __init__(self, method: CentredSketch, context: Context) -> None:
-        super().__init__(method, context)
-        self._uploads: list[tuple[Sketch, float]] = []
-
-    def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
-        A, (V, sigma), residual = self.sketched(H, client_data, task)
-        dropped = float(A.square().sum() - sigma.square().sum())
-        self._uploads.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
-        return 0.0
-
-    def bounds(self, server: Server) -> Bounds:
-        for sketch, residual in self._uploads:
-            largest, level = substitute(sketch, cast("GaussianRemainderServer", server).Q, self._method.mix)
-            self.local_error += max(residual - level, largest)
-        self._uploads = []
-        return super().bounds(server)

@@ -1,4 +1,4 @@
-"""Joint: ridge regression on everyone's features in one place, the ceiling of the closed-form methods.
+"""Centralised ridge: ridge regression on everyone's features in one place, the ceiling of the closed-form methods.
 
 This is no federated method: clients send their samples' features and labels, which the others avoid. It is the
 reference for comparisons, under the same random features, split and accounting.
@@ -21,7 +21,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 
 
-class JointClient(ClosedFormClient):
+class CentralisedRidgeClient(ClosedFormClient):
     """Sends its samples' features and labels."""
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -31,7 +31,7 @@ class JointClient(ClosedFormClient):
         return Message(upload, groups={"Z": each}), state
 
 
-class JointServer(RidgeServer):
+class CentralisedRidgeServer(RidgeServer):
     """W = (H'H + lambda I)^-1 H'Y over all samples so far (FedRAN Eq. 4)."""
 
     method: CentralisedRidge
@@ -66,8 +66,8 @@ class CentralisedRidge(RidgeMethod):
     """
 
     name: ClassVar[str] = "centralised_ridge"
-    client_half = JointClient
-    server_half = JointServer
+    client_half = CentralisedRidgeClient
+    server_half = CentralisedRidgeServer
     counts_samples = True
 
     ridge: float | str = ridge_knob(1e-3, least=0)

@@ -24,15 +24,15 @@ from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
 from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
-from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
-from fcl_bench.methods.closed_form.bounds import CentredSketchAudit, GaussianRemainderAudit
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
+from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, SUM, SUMS, Field, Schema, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Client, Server
+from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 
 
@@ -42,36 +42,22 @@ class CentredSketchClient(ClosedFormClient):
     method: CentredSketch
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """V (M, r), sigma (r), tau (1), S (M, c_t) and the counts n (c_t)."""
+        """V (M, r), sigma (r), S (M, c_t), the counts n (c_t), and tau (1), or E = ||A||_F^2 (1) and `_of_inputs`."""
         H, columns = self.features(client_data, broadcast), broadcast["columns"]
         which = positions(client_data, columns)
-        sums = class_sums(H, which, len(columns))
-        A = deviations(H, which, sums)
+        S = class_sums(H, which, len(columns))
+        A = deviations(H, which, S)
         V, sigma = leading(A, self.method.rank)
-        n = torch.bincount(which, minlength=len(columns)).to(torch.int32)
-        upload = {"V": V, "sigma": sigma, **self.rest(A, sigma), "S": sums, "n": n}
-        return Message({**upload, **self.of_inputs(client_data, which, len(columns))}), state
-
-    def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The fields about the directions that the sketch drops."""
-        return {"tau": torch.tensor([noise_level(A, sigma)], dtype=A.dtype)}
-
-    def of_inputs(self, client_data: ClientData, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
-        """The fields about the backbone's features."""
-        return {}
-
-
-class GaussianRemainderClient(CentredSketchClient):
-    """Also sends E = ||A||_F^2, and class sums and a sketch of the backbone's features if these are not H itself."""
-
-    def rest(self, A: torch.Tensor, sigma: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"E": A.square().sum().reshape(1)}
-
-    def of_inputs(self, client_data: ClientData, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
-        """S_z (d, c_t), U (d, k), omega (k), and tau_z (1), or the diagonal D_z (d, 1) of what is sketched there."""
+        upload = {"V": V, "sigma": sigma, "S": S, "n": counted(client_data, columns)}
+        if self.method.remainder == "isotropic":
+            return Message({**upload, "tau": A.new_tensor([noise_level(A, sigma)])}), state
+        upload["E"] = A.square().sum().reshape(1)
         if self.method.M is None:
-            return {}
-        Z = client_data.inputs
+            return Message(upload), state
+        return Message({**upload, **self._of_inputs(client_data.inputs, which, len(columns))}), state
+
+    def _of_inputs(self, Z: torch.Tensor, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
+        """S_z (d, c_t), U (d, k), omega (k), and tau_z (1), or the diagonal D_z (d, 1) of what is sketched there."""
         sums = class_sums(Z, which, classes)
         A = deviations(Z, which, sums)
         U, omega = leading(A, self.method.input_rank)
@@ -79,7 +65,7 @@ class GaussianRemainderClient(CentredSketchClient):
         if self.method.input_remainder == "diagonal":
             # A matrix, which a 16-bit wire sends in 16 bits.
             return {**fields, "D_z": A.square().sum(dim=0).unsqueeze(1)}
-        return {**fields, "tau_z": torch.tensor([noise_level(A, omega)], dtype=A.dtype)}
+        return {**fields, "tau_z": A.new_tensor([noise_level(A, omega)])}
 
 
 def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torch.Tensor, float]:
@@ -292,8 +278,7 @@ class CentredSketch(RidgeMethod):
         )
 
     def audits(self, context: Context) -> Mapping[str, Audit]:
-        kind = CentredSketchAudit if self.remainder == "isotropic" else GaussianRemainderAudit
-        return {"bounds": kind(self, context)} if self.bounds else {}
+        return {"bounds": CentredSketchAudit(self, context)} if self.bounds else {}
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         def sums(side: str, least: float | None) -> Field:
@@ -331,9 +316,6 @@ class CentredSketch(RidgeMethod):
             return as_one(uploads, {"V": V, "sigma": sigma, "tau": tau, **sums, MERGES: tau.new_tensor([error])})
 
         return combined if self.remainder == "isotropic" else None
-
-    def client(self, context: Context) -> Client:
-        return (CentredSketchClient if self.remainder == "isotropic" else GaussianRemainderClient)(self, context)
 
     def server(self, context: Context) -> Server:
         return (CentredSketchServer if self.remainder == "isotropic" else GaussianRemainderServer)(self, context)

@@ -10,16 +10,10 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.closed_form.algebra.discriminant import class_means
-from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer, positions
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-
-
-def counted(client_data: ClientData, columns: torch.Tensor) -> torch.Tensor:
-    """n (c,) int32: how many of the shard's samples are of each of `columns`."""
-    return torch.bincount(positions(client_data, columns), minlength=len(columns)).to(torch.int32)
 
 
 class DiscriminantServer(ClosedFormServer):
@@ -48,7 +42,7 @@ class DiscriminantServer(ClosedFormServer):
 
     def means(self) -> torch.Tensor:
         """(M, C) mu_c, 0 for a class without a sample."""
-        return class_means(self.B, self.n)
+        return self.B / self.n.clamp_min(1).to(self.B)
 
     def intercept(self) -> torch.Tensor:
         """b (..., C). For a class without a sample it is the lowest number there is, so that the class never wins."""

@@ -15,16 +15,9 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums, add_gram
-from fcl_bench.linalg.solve import Solution, relative_rounding
-from fcl_bench.methods.closed_form.algebra.discriminant import (
-    contradiction,
-    noise_of,
-    oas_share,
-    solve_discriminant,
-    within_scatter,
-)
-from fcl_bench.methods.closed_form.base import ClosedFormClient
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
+from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import (
     CLASSES,
@@ -45,6 +38,69 @@ from fcl_bench.protocol.task import Task
 
 #: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.
 OFFSET, STATISTICS = "offset", "statistics"
+#: A negative eigenvalue larger than this many relative roundings of the sums is not a rounding error.
+_SLACK = 4
+
+
+def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
+
+    The right-hand side cancels if the class means are far larger than the spread: in double precision half of the
+    digits are lost if they are 10^4 times larger. The result is the same for H minus any common offset.
+    """
+    scatter = G.to(torch.float64, copy=True)
+    held = n > 0
+    return add_gram(scatter, (S[:, held].to(scatter) / n[held].to(scatter).sqrt()).T, -1)
+
+
+def contradiction(scatter: torch.Tensor, noise: float) -> str:
+    """An error text if a scatter matrix (M, M) has an eigenvalue below zero by more than its `noise_of`; else ""."""
+    if noise == 0:
+        return ""
+    shifted = scatter.clone()
+    shifted.diagonal().add_(_SLACK * noise)
+    if not bool(torch.linalg.cholesky_ex(shifted)[1]):
+        return ""
+    smallest = float(torch.linalg.eigvalsh(scatter)[0])
+    return (
+        f"the within-class scatter is indefinite: smallest eigenvalue {smallest:.3g}, where rounding explains"
+        f" {-_SLACK * noise:.3g}; the G, S and n that came contradict each other"
+    )
+
+
+def oas_share(trace: float, squared: float, size: int, samples: int) -> float:
+    """The share of the identity in the oracle-approximating shrinkage estimator (Chen et al. 2010, Eq. 23), at most 1.
+
+    From tr Sigma and tr Sigma^2 of the covariance (M, M) of N samples.
+    """
+    spread = squared - trace**2 / size
+    numerator = (1 - 2 / size) * squared + trace**2
+    denominator = (samples + 1 - 2 / size) * spread
+    return 1.0 if numerator >= denominator else numerator / denominator
+
+
+def solve_discriminant(Sigma: torch.Tensor, means: torch.Tensor, share: float, level: float, noise: float) -> Solution:
+    """W = ((1 - share) Sigma + share level I)^-1 means (M, C), for a Sigma (M, M) that is off by `noise`.
+
+    Sigma is overwritten.
+    """
+    Sigma.mul_(1 - share)
+    shift = share * level
+    # The solver takes errors relative to its entries, which are far smaller than the entries that were rounded.
+    size = max(float(torch.linalg.matrix_norm(Sigma)), shift)
+    rounding = min((1 - share) * noise / size, 1.0) if size else 0.0
+    return solve_symmetric(Sigma, means, rounding, shift)
+
+
+def noise_of(G: torch.Tensor, rounding: float, before: float = 0.0) -> float:
+    """The absolute error, in the Frobenius norm, of a matrix that is a difference of terms of the size of G (M, M).
+
+    Args:
+        rounding: relative error of the entries of G; see `linalg.solve.relative_rounding`.
+        before: the norm of a matrix, rounded alike, that G was made of by a difference; 0: there is none.
+    """
+    size = before + float(torch.linalg.matrix_norm(G.to(torch.float64)))
+    return (rounding + len(G) * torch.finfo(torch.float64).eps) * size
 
 
 class FedLDAClient(ClosedFormClient):

@@ -15,8 +15,8 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.base import ClosedFormClient
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer, counted
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
+from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, COLUMN, COUNT, SUM, Field, Schema, counts
 from fcl_bench.protocol.message import Message

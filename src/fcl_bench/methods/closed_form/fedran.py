@@ -254,14 +254,6 @@ class FedRAN(RidgeMethod):
     tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
     bounds: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.M is not None and self.rank is not None and self.rank > self.M:
-            raise UserError(
-                f"method.rank={self.rank} is more than the {self.M} random features",
-                f"1 to {self.M}, or a larger method.M",
-            )
-
     @property
     def penalty(self) -> float | str:
         return self.ridge
@@ -273,8 +265,8 @@ class FedRAN(RidgeMethod):
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
         M = self.dimension(context)
-        if self.M is None and self.rank is not None and self.rank > M:
-            raise UserError(f"method.rank={self.rank} is more than the {M} features (method.M=null)", f"1 to {M}")
+        if self.rank is not None and self.rank > M:
+            raise UserError(f"method.rank={self.rank} is more than the {M} features", f"1 to {M}, or a larger method.M")
         if self.budget_bytes is not None:
             most = max(classes_per_task)
             if self.feasible_rank(context, most) < 1:

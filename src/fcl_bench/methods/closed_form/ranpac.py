@@ -2,10 +2,8 @@
 
 RanPAC is STSA with a ridge that each task chooses anew. Generalised cross-validation needs what STSA's clients send
 anyway. To choose on held-out samples, clients send the sums of every fold of their samples apart, and the server
-computes the squared error on the held-out ones from these sums alone. The result is the centralised one, whatever the
-partition.
-
-Samples are assigned to folds by their values alone, so that folds do not depend on the partition or the order.
+computes the squared error on the held-out ones from these sums alone. Samples are assigned to folds by their values
+alone, so the result is the centralised one, whatever the partition.
 """
 
 from __future__ import annotations
@@ -41,13 +39,8 @@ def hash_factors(rng: np.random.Generator, inputs: int) -> torch.Tensor:
 def fold_numbers(samples: torch.Tensor, factors: torch.Tensor, count: int) -> torch.Tensor:
     """(n,) int64, the fold of each sample, from 0: a multilinear hash of its values.
 
-    The values are rounded to float32, and their bits are read as integers x_j; the fold is the upper half of
-    sum_j a_j x_j modulo 2^64, modulo the number of folds. Equal samples get the same fold.
-
-    Args:
-        samples: (n, d) features.
-        factors: (d,) a_j, the result of `hash_factors`.
-        count: the number of folds.
+    The values of `samples` (n, d) are rounded to float32, and their bits are read as integers x_j; the fold is the
+    upper half of sum_j a_j x_j modulo 2^64, for the a_j of `hash_factors`, modulo the number of folds.
     """
     bits = (samples.float() + 0.0).contiguous().view(torch.int32)  # + 0.0, since zero has two signs
     hashes = (bits * factors.to(bits.device)).sum(dim=1)
@@ -59,13 +52,7 @@ _ROUNDING = 2.0**-44
 
 
 class Sums(NamedTuple):
-    """The sums of a set of samples H (n, M) with one-hot labels Y (n, C).
-
-    Attributes:
-        G: (M, M) H'H.
-        S: (M, C) H'Y.
-        samples: n, which is also the sum of the squared labels.
-    """
+    """G = H'H (M, M), S = H'Y (M, C) and n of a set of samples H (n, M) with one-hot labels Y (n, C)."""
 
     G: torch.Tensor
     S: torch.Tensor

@@ -16,7 +16,6 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.spectral import Spectrum
-from fcl_bench.linalg.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.methods.projection.projected import (
     BASES,
     PART,
@@ -26,6 +25,7 @@ from fcl_bench.methods.projection.projected import (
     bases_in,
     basis_name,
 )
+from fcl_bench.methods.projection.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
 from fcl_bench.methods.projection.task_identity import (
     HeadRank,
     Tip,

@@ -13,7 +13,6 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
-from fcl_bench.linalg.subspace import core_basis
 from fcl_bench.methods.projection.projected import (
     BASES,
     MASSES,
@@ -22,6 +21,7 @@ from fcl_bench.methods.projection.projected import (
     ProjectedServer,
     bases_in,
 )
+from fcl_bench.methods.projection.subspace import core_basis
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import MOMENTS, SUM, Field, Schema, real
 from fcl_bench.protocol.message import Message

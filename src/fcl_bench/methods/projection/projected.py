@@ -16,10 +16,10 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, augmented
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.subspace import Projection, project_out
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.projection.subspace import Projection, project_out
 from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State

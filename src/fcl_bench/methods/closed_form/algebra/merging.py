@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from fcl_bench.linalg.spectral import Spectrum, merge
+from fcl_bench.linalg.product import product
+from fcl_bench.linalg.spectral import Spectrum, summarise, truncated, upper_gram
 from fcl_bench.protocol.message import Message
 
 #: The field that a node of a tree adds to a summary that it merged.
@@ -79,6 +81,51 @@ class Losses:
 
 def _trace(summary: Spectrum) -> float:
     return float(summary.sigma.square().sum())
+
+
+def merge(summaries: Sequence[Spectrum], rank: int, exact: Sequence[bool] = ()) -> tuple[Spectrum, float]:
+    """Merge sketches into the best rank-r sketch of their sum (FedRAN Eq. 16-19), without forming it.
+
+    With A = [V_1 diag(s_1), V_2 diag(s_2), ...], the sum is AA': V and sigma are A's leading left singular vectors and
+    singular values. The paper computes them by a QR of A and an SVD of R; here they come from the smaller Gram matrix
+    of A, as in `summarise`, at about half the cost. No matrix is larger than A (M, sum of the ranks); an empty sketch
+    leaves the other unchanged.
+
+    Args:
+        exact: which of the sketches `summarise` or `merge` left in float64: their own blocks of A'A are diag(s^2) to
+            its rounding and are not computed. Empty: none. A sketch that came over a rounding wire is not exact.
+
+    Returns:
+        the merged sketch, and the first dropped eigenvalue of AA' (0 where nothing is dropped).
+    """
+    exact = exact or [False] * len(summaries)
+    known = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and is_exact]
+    others = [own for own, is_exact in zip(summaries, exact, strict=True) if len(own.sigma) and not is_exact]
+    held = known + others or list(summaries[:1])
+    if len(held) == 1 and len(held[0].sigma) <= rank:
+        return held[0], 0.0
+    ranks = [len(sigma) for _, sigma in held]
+    rows = held[0].V.new_empty(sum(ranks), len(held[0].V))
+    for (V, sigma), own in zip(held, rows.split(ranks), strict=True):
+        torch.mul(V.T, sigma.unsqueeze(1), out=own)
+    if not known or len(rows) >= rows.shape[1] or rows.dtype != torch.float64:
+        return summarise(rows, rank)
+    return truncated(rows, rank, partial(_gram_beside, rows, [sigma for _, sigma in known]))
+
+
+def _gram_beside(rows: torch.Tensor, known: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The upper triangle of RR' (n, n) for R (n, M) whose first rows are orthogonal in groups, of these lengths."""
+    G = rows.new_zeros(len(rows), len(rows))
+    begin = 0
+    for lengths in known:
+        end = begin + len(lengths)
+        G[begin:end, begin:end].diagonal().copy_(lengths.square())
+        if end < len(rows):
+            G[begin:end, end:] = product(rows[begin:end], rows[end:].T)
+        begin = end
+    if begin < len(rows):
+        G[begin:, begin:] = upper_gram(rows[begin:].T)
+    return G
 
 
 class Merger:
