@@ -21,6 +21,7 @@ from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded
 from fcl_bench.options.secure.transport import SummingTransport
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.training import batched_heads
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
