@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 
-def own_method(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str, knobs: str) -> str:
+def own_method(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str, knobs: str, shared: str = ""
+) -> str:
     """Write module and YAML below `folder`, so that `--config-dir FOLDER/conf method=mine` finds them.
 
     Args:
         source: the code of the module; its name differs from folder to folder, since modules stay imported.
         kind: the method's class in it.
         knobs: the YAML's keys.
+        shared: the file that has further ones, "_gradient"; "": none.
 
     Returns:
         the class's path, as `_target_` has it.
@@ -23,5 +26,6 @@ def own_method(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind:
     monkeypatch.syspath_prepend(str(folder))
     (folder / "conf" / "method").mkdir(parents=True)
     path = f"{module}.{kind}"
-    (folder / "conf" / "method" / "mine.yaml").write_text(f"# Mine\n_target_: {path}\n{knobs}")
+    defaults = f"defaults: [{shared}, _self_]\n" if shared else ""
+    (folder / "conf" / "method" / "mine.yaml").write_text(f"# Mine\n{defaults}_target_: {path}\n{knobs}")
     return path

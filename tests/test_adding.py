@@ -14,13 +14,16 @@ from tests.own_methods import own_method
 PAGE = (REPOSITORY / "docs" / "how-to" / "adding.md").read_text()
 #: Runs of indented lines, blank ones among them.
 BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?:^ {4}.*\n(?:[ \t]*\n)*)+", PAGE, flags=re.M)]
-FEDAVG = (REPOSITORY / "conf" / "method" / "fedavg.yaml").read_text()
 TRAINING = ("backbone=tiny", "backbone.width=4", "method.training.rounds=2", "method.training.epochs=1")
 
 
 def block_with(text: str) -> str:
     [found] = [block for block in BLOCKS if text in block]
     return found
+
+
+#: What the YAML of each method of the page takes over.
+SHARED = {"my_method": "", "memory": "_gradient"}
 
 
 @pytest.mark.parametrize(
@@ -30,14 +33,16 @@ def block_with(text: str) -> str:
         (
             "memory",
             "class MemoryClient(",
-            FEDAVG.partition("_target_")[2].partition("\n")[2] + "kept: 20\n",
+            "kept: 20\n",
             TRAINING,
         ),
     ],
 )
 def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tmp_path, monkeypatch, command):
     source = block_with(code)
-    own_method(tmp_path, monkeypatch, source, re.findall(r"^class (\w+)\(", source, flags=re.M)[-1], knobs)
+    own_method(
+        tmp_path, monkeypatch, source, re.findall(r"^class (\w+)\(", source, flags=re.M)[-1], knobs, SHARED[name]
+    )
     found = {
         "my_method": ("--config-dir", str(tmp_path / "conf")),
         "memory": (f"hydra.searchpath=[file://{tmp_path / 'conf'}]",),

@@ -10,7 +10,7 @@ from fcl_bench.engine.node import require_unchanged, versions
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.method import Client, Server
 from tests.own_methods import own_method
-from tests.test_adding import FINETUNE, TRAINING, block_with
+from tests.test_adding import TRAINING, block_with
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
@@ -36,9 +36,18 @@ def classifies(returned: str) -> tuple[str, str]:
 
 #: What stands in the page, what an author wrote in its place -> what the one line must hold.
 CLOSED_FORM_SLIPS = {
-    "no state": (("**of), state", "**of)"), "MyClient.update returned a Message (the upload and the new state: return"),
-    "state is None": (("**of), state", "**of), None"), "MyClient.update: the state is None (a mapping of names to"),
-    "number kept": (("**of), state", "**of), {'seen': 3}"), "the state has seen, which is an int (a tensor, such as"),
+    "no state": (
+        ("samples=samples), state", "samples=samples)"),
+        "MyClient.update returned a Message (the upload and the new state: return",
+    ),
+    "state is None": (
+        ("samples=samples), state", "samples=samples), None"),
+        "MyClient.update: the state is None (a mapping of names to",
+    ),
+    "number kept": (
+        ("samples=samples), state", "samples=samples), {'seen': 3}"),
+        "the state has seen, which is an int (a tensor, such as",
+    ),
     "array sent": (
         (UPLOAD, '"C": sums.numpy()}'),
         "the message has C, which is an array (16, 5) of float64 (a tensor",
@@ -47,12 +56,22 @@ CLOSED_FORM_SLIPS = {
         (UPLOAD, '"C": sums / 0 * 0}'),
         "client 0, task 0, round 0 (statistics): the upload's C is not finite (",
     ),
-    "fewer groups": (('{"C": which}', '{"C": which[1:]}'), "MyClient.update: sums_of: C is a Tensor"),
+    "fewer groups": (
+        ("samples=samples)", "samples=samples, groups={'C': which[1:]})"),
+        "MyClient.update: groups: C is a Tensor",
+    ),
+    "not declared": (
+        (UPLOAD, '"S": sums}'),
+        "MyClient.update sent S, which `uploads` of the method does not declare (",
+    ),
     "no message down": (
         server_has("broadcast", ", task, round_", "{}"),
         "MyServer.broadcast returned a dict (a Message",
     ),
-    "shape alone": (('real(self.dimension, len(task.columns), of="G")', "(16, 5)"), "MyServer.expects: C is a tuple ("),
+    "shape alone": (
+        ('{"G": G, "C": C}', '{"G": G, "C": "M c"}'),
+        "MyMethod.uploads: C of the stage statistics is a str (a field, such as",
+    ),
     "unknown client": (
         server_has("participants", ", *_", "[0, 77]"),
         "participants named the clients 0, 77 (some of 0",
@@ -83,7 +102,7 @@ CLOSED_FORM_SLIPS = {
         "int64 -1 to -1 after task 0 (None, or int64",
     ),
     "number saved": (
-        server_has("statistics", "", "{'seen': 3}"),
+        server_has("state_dict", "", "{'seen': 3}"),
         "seen, which a method gave to be saved, is of the type",
     ),
 }
@@ -116,14 +135,14 @@ def test_a_slip_in_a_method_that_trains_is_one_line(slip, told, tmp_path, monkey
     code = TRAINED
     if "Odd" in slip[1]:
         code = code.replace("client_half = MemoryClient", "client_half = MemoryClient\n    server_half = Odd")
-    knobs = FINETUNE.partition("_target_")[2].partition("\n")[2] + "kept: 20\n"
-    refused(code, "Memory", knobs, slip, told, tmp_path, monkeypatch, command, *TRAINING)
+    refused(code, "Memory", "kept: 20\n", slip, told, tmp_path, monkeypatch, command, *TRAINING)
 
 
 def refused(code, kind, knobs, slip, told, tmp_path, monkeypatch, command, *overrides):
     right, wrong = slip
     assert code.count(right) == 1
-    own_method(tmp_path, monkeypatch, code.replace(right, wrong), kind, knobs)
+    shared = "_gradient" if kind == "Memory" else ""
+    own_method(tmp_path, monkeypatch, code.replace(right, wrong), kind, knobs, shared)
     conf, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"
     status, _, err = command(*conf, "method=mine", "tasks=2", "clients=2", f"out={out}", *overrides)
     assert status == 2
@@ -158,5 +177,5 @@ def test_a_state_that_is_only_read_is_unchanged():
     require_unchanged(ModelHolder(), 0, state, None)
     state["model.w"].add_(1)
     require_unchanged(ModelHolder(), 0, state, None)  # it came from elsewhere
-    with pytest.raises(UserError, match=r"Half: model\.w of the state of client 4 was changed"):
+    with pytest.raises(UserError, match=r"ModelHolder: model\.w of the state of client 4 was changed"):
         require_unchanged(ModelHolder(), 4, state, before)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -217,8 +218,16 @@ class Uploads:
 
     @classmethod
     def of(cls, method: Method, context: Context) -> Uploads:
-        """The uploads of a method in a run."""
-        return cls(method.uploads(context))
+        """The uploads of a method in a run. Raises a `UserError` where something else than a field is declared."""
+        declared = method.uploads(context)
+        for stage, schema in declared.items():
+            for name, own in schema.items():
+                if not isinstance(own, Field):
+                    raise UserError(
+                        f"{type(method).__name__}.uploads: {name} of the stage {stage} is {kind_of(own)}",
+                        'a field, such as gram_matrix("M")',
+                    )
+        return cls(declared)
 
     def field(self, stage: str, name: str) -> Field | None:
         """What is declared of one tensor of an upload; None: nothing."""

@@ -214,7 +214,7 @@ def test_masks_are_part_of_a_runs_identity(tmp_path):
         (["clients=1"], "secure=sums with clients=1"),
         (["on_bad_upload=drop"], "on_bad_upload=drop with secure=sums"),
         (["wire.columns=held"], "wire.columns=held with secure=sums"),
-        (["method=fedran"], "secure=sums: the server of method=fedran needs each upload by itself"),
+        (["method=fedran"], "secure=sums: the server of method=fedran needs each client's V by itself"),
         (["secure.bits=48"], "secure.bits=48 is no width"),
         (["secure.bits=32", "secure.fraction_bits=31"], "secure.fraction_bits=31 leaves no room"),
         (["secure.neighbours=3"], "secure.neighbours=3 is odd"),

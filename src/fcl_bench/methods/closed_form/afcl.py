@@ -120,6 +120,8 @@ class AFCLServer(RidgeServer):
         return None if round_ == 0 else "statistics"
 
     def objection(self, upload: Message) -> str:
+        if upload.stage == REGISTRATION:
+            return "" if len(upload["classes"]) else "it names no class"
         if "W_known" in upload:
             columns, known, unknown = len(upload["columns"]), upload["W_known"].shape[1], upload["W_unknown"].shape[1]
             if columns != known + unknown:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -182,6 +182,12 @@ class FediCaRLServer(ExemplarServer):
         self.counts = self.counts.new_zeros(task.columns_seen)
         # Clients that keep random samples need no model.
         return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
+
+    def schema(self, task: Task, stage: str) -> Schema:
+        found = super().schema(task, stage)
+        if "classes" not in found:
+            return found
+        return {**found, "classes": replace(found["classes"], below=len(self.counts))}
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         if "sums" in upload:
