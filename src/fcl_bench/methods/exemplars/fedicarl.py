@@ -38,7 +38,7 @@ from fcl_bench.methods.exemplars.memory import (
     with_memory,
 )
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
-from fcl_bench.protocol.fields import EACH, SUMS, Schema, counts, numbers, real
+from fcl_bench.protocol.fields import SUMS, Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -284,11 +284,10 @@ class FediCaRL(ExemplarMethod):
         return not self.published and (self.choose == "herding" or self.classify == "nme")
 
     def uploads(self, context: Context) -> dict[str, Schema]:
-        alone = {"combine": EACH, "otherwise": "method.classify=softmax"}
         means = {
-            "classes": numbers("classes", form="distinct", **alone),
-            "counts": counts("classes", speaks_for="run", **alone),
-            "sums": real("classes", "d", leaks=SUMS, **alone),
+            "classes": numbers("classes", form="distinct", otherwise="method.classify=softmax"),
+            "counts": counts("classes", speaks_for="run"),
+            "sums": real("classes", "d", leaks=SUMS),
         }
         chosen = {EXEMPLARS: means if self.classify == "nme" else {}} if self.memory else {}
         return {**super().uploads(context), **chosen}

@@ -23,7 +23,7 @@ and both are cut to [0.5, 5]. If the client has learnt no class yet, every weigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -334,9 +334,8 @@ class LGA(GLFC):
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         n = counts("c", combine=SUM)
-        of_classes = {"combine": SUM, "columns": CLASSES, "zero_without": "counts"}
-        total = real("d", "c", leaks=SUMS, **of_classes)
-        squares = real("d", "c", least=0, leaks=MOMENTS, **of_classes)
+        total = real("d", "c", combine=SUM, columns=CLASSES, zero_without="counts", leaks=SUMS)
+        squares = replace(total, least=0, leaks=MOMENTS)
         stages = super().uploads(context)
         return {**stages, RADIUS: dict(zip(_SUMS, (n, total, squares), strict=True))} if self.reconstructs else stages
 
