@@ -103,10 +103,6 @@ HEAD = "heads.1.weight"
 #: (method, problem and tasks, stage and its round, what is done to the upload, what is said, what was expected).
 MADE = {
     "missing": (STSA(M=8), features(), STATISTICS, 0, without("C"), "C is missing", "the fields G, C"),
-    "unknown": (
-        *(AFL(), features(), STATISTICS, 0, put("note", lambda _: torch.zeros(1))),
-        *("note is no field of this upload", "the fields C, W"),
-    ),
     "shape": (STSA(M=8), features(), STATISTICS, 0, put("C", lambda C: C[:, :2]), "C has the shape (8, 2)", "(8, 3)"),
     "two lengths by one name": (
         *(FedRAN(M=8, rank=3), features(), STATISTICS, 0, put("sigma", lambda sigma: sigma[:2])),
@@ -141,20 +137,20 @@ MADE = {
         lambda upload: upload.with_tensors(
             {**upload, "V": torch.eye(8)[:, :5].double(), "sigma": torch.ones(5).double()}
         ),
-        *("sigma has 5 directions, and at most 3 were asked for", "fields that agree"),
+        *("V has 5 columns", "at most 3"),
     ),
     "sums of no sample, centred sketch": (
         *(CentredSketch(M=8, rank=2), features(), STATISTICS, 0, put("n", one_entry(0))),
-        *("1 class sums are not zero, and n says that there is no sample", "fields that agree"),
+        *("S has 1 columns of no sample that are not zero", "zeros where n says"),
     ),
     "input sums of no sample": (
         *(CentredSketch(M=8, rank=2, remainder="gaussian", input_rank=2), features(), STATISTICS, 0),
         lambda upload: upload.with_tensors({**upload, **{name: torch.zeros_like(upload[name]) for name in ("S", "n")}}),
-        *("3 class sums are not zero, and n says that there is no sample", "fields that agree"),
+        *("S_z has 3 columns of no sample that are not zero", "zeros where n says"),
     ),
     "sums of no sample, STSA-E": (
         *(STSAE(M=8, dummy_clients=2), features(), STATISTICS, 0, put("n", torch.zeros_like)),
-        *("6 class sums are not zero, and n says that there is no sample", "fields that agree"),
+        *("C has 6 columns of no sample that are not zero", "zeros where n says"),
     ),
     "another task's labels": (
         *(CentralisedRidge(M=8), features(), STATISTICS, 0, put("labels", one_entry(6))),
