@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
@@ -28,7 +29,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 #: The stage in which clients say how many samples they have.
 SIZES = "sizes"

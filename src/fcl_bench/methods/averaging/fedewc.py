@@ -21,6 +21,7 @@ import torch
 
 from fcl_bench.config import knob, text
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -34,7 +35,6 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 

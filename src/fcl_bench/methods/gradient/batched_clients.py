@@ -9,13 +9,13 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import all_finite
+from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.training.knobs import SGD, client_optimiser
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import SGD, client_optimiser
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.client import GradientClient

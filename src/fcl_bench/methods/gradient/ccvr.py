@@ -20,8 +20,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
+from fcl_bench.training.knobs import SGD
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.optimisers import SGD
 
 
 @dataclass

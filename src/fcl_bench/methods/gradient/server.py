@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.tensors import Flat, add_weighted
+from fcl_bench.linalg.tensors import Flat, add_weighted, average
 from fcl_bench.methods.gradient.ccvr import ReplayHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
@@ -21,7 +21,6 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads
-from fcl_bench.training.optimisers import average
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod

@@ -11,7 +11,7 @@ import torch
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.averaging.feddyn import Dynamic
 from fcl_bench.methods.averaging.fedprox import Proximal
-from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads as GrowingHeads
 from fcl_bench.training.network import Network, feature_start
