@@ -101,6 +101,7 @@ class FedDynServer(ClientSumServer):
     """
 
     method: FedDyn
+    counted = (MODEL, SIZES)
     state = ("sizes",)
 
     def __init__(self, method: FedDyn, context: Context) -> None:
@@ -116,11 +117,6 @@ class FedDynServer(ClientSumServer):
         samples, clients = self.sizes
         mean = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
         return super().extra_broadcast() | mean
-
-    def objection(self, upload: Message) -> str:
-        if self.stage != SIZES:
-            return super().objection(upload)
-        return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + upload.clients)

@@ -110,6 +110,7 @@ class FedEWCServer(GradientServer):
     """
 
     method: FedEWC
+    counted = (MODEL, FISHER)
     state = ("fisher", "anchor")
 
     def __init__(self, method: FedEWC, context: Context) -> None:
@@ -134,11 +135,6 @@ class FedEWCServer(GradientServer):
             return super().matching(name)
         own = dict(self.network.named_parameters())
         return {name: own[name] for name in self.method.measured(self.network)}
-
-    def objection(self, upload: Message) -> str:
-        if self.stage != FISHER:
-            return super().objection(upload)
-        return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         for name, squares in upload.items():
