@@ -12,16 +12,14 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return powers / powers.sum(axis=1, keepdims=True)
 
 
-def fisher_sum(X: np.ndarray, labels: np.ndarray, A: np.ndarray, competing: np.ndarray, kind: str) -> np.ndarray:
+def fisher_sum(X: np.ndarray, labels: np.ndarray, A: np.ndarray, competing: np.ndarray) -> np.ndarray:
     """sum_x (d log p(y|x) / dA)^2 of the classes' weights A (C, d + 1), one sample after the other."""
     total = np.zeros_like(A)
     for x, label in zip(X, labels, strict=True):
         p = np.zeros(len(A))
         p[competing] = softmax((A[competing] @ x)[None])[0]
-        for y in range(len(A)):
-            weight = p[y] if kind == "exact" else float(y == label)
-            gradient = np.outer((np.arange(len(A)) == y) - p, x) * np.isin(np.arange(len(A)), competing)[:, None]
-            total += weight * gradient**2
+        gradient = np.outer((np.arange(len(A)) == label) - p, x) * np.isin(np.arange(len(A)), competing)[:, None]
+        total += gradient**2
     return total
 
 
@@ -31,7 +29,7 @@ class Classical:
 
     Attributes:
         lr, momentum, decay, rounds, epochs: of training; `over`: "seen" or "task".
-        ewc: lambda; with gamma, kind and most, the bound of F.
+        ewc: lambda; with gamma and most, the bound of F.
         lwf: lambda; with T.
     """
 
@@ -43,7 +41,6 @@ class Classical:
     over: str = "seen"
     ewc: float = 0.0
     gamma: float = 1.0
-    kind: str = "empirical"
     most: float = np.inf
     lwf: float = 0.0
     T: float = 2.0
@@ -64,7 +61,7 @@ class Classical:
                 models = [(len(y), self.train(X, y, competing, old, F)) for X, y in data]
                 self.A = sum(n * model for n, model in models) / sum(n for n, _ in models)
             if self.ewc:
-                new = sum(fisher_sum(X, y, self.A, competing, self.kind) for X, y in data)
+                new = sum(fisher_sum(X, y, self.A, competing) for X, y in data)
                 self.F = new / sum(len(y) for _, y in data)
                 if task:
                     self.F[: len(F)] += self.gamma * F

@@ -17,8 +17,8 @@ from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, Binary
 from fcl_bench.protocol.context import TestBatch
-from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.network import Heads
+from fcl_bench.training.objective import Distilled
 from tests.methods.fedicarl_harness import (
     CLASSES,
     CLIENTS,

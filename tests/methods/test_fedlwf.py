@@ -11,8 +11,8 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedlwf import FedLwF
-from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.network import Heads
+from fcl_bench.training.objective import Distilled
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import (
     INPUTS,

@@ -14,7 +14,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import summarise, used_runs, varying_setting
-from fcl_bench.training.optimisers import add_weight_decay
+from fcl_bench.training.knobs import add_weight_decay
 from fcl_bench.typed import typed_instance
 from tests.methods import fedprotip_oracle as oracle
 from tests.methods.fedprotip_harness import (

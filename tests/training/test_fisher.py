@@ -18,7 +18,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.averaging import fisher
-from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
+from fcl_bench.methods.averaging.fisher import summed_squares
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.trainer import rows
 from tests.methods.classical_oracle import fisher_sum
@@ -26,18 +26,8 @@ from tests.methods.plain_training import resnet_context
 from tests.methods.training_harness import tiny_context
 
 
-def sums(network, names, samples, labels, kind="empirical", competing=None, standardise=rows, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return summed_squares(
-        network,
-        names,
-        samples,
-        labels,
-        competing=competing,
-        kind=kind,
-        generator=generator,
-        standardise=standardise,
-    )
+def sums(network, names, samples, labels, competing=None, standardise=rows):
+    return summed_squares(network, names, samples, labels, competing=competing, standardise=standardise)
 
 
 def trained(network: Network) -> list[str]:
@@ -57,35 +47,30 @@ def one_way(monkeypatch, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", ["outer products", "general"])
-@pytest.mark.parametrize("kind", LABELS)
-def test_a_logistic_unit_by_hand(way, kind, monkeypatch):
-    """p = sigma(w x); one sample's square is (y - p)^2 x^2, in expectation over y from p: p (1 - p) x^2."""
+def test_a_logistic_unit_by_hand(way, monkeypatch):
+    """p = sigma(w x); one sample's square is (y - p)^2 x^2."""
     one_way(monkeypatch, way)
     network = linear(1, [2])
     network.load({"heads.0.weight": torch.tensor([[0.0], [0.7]])})
     x, y = np.array([1.5, -0.4, 3.0]), np.array([1, 1, 0])
     p = 1 / (1 + np.exp(-0.7 * x))
-    found = sums(network, ["heads.0.weight"], torch.from_numpy(x[:, None]), torch.from_numpy(y), kind)
-    if kind == "sampled":
-        drawn = torch.rand(3, generator=torch.Generator().manual_seed(0), dtype=torch.float64).numpy() >= 1 - p
-        y = drawn.astype(int)
-    expected = (p * (1 - p) if kind == "exact" else (y - p) ** 2) * x**2
+    found = sums(network, ["heads.0.weight"], torch.from_numpy(x[:, None]), torch.from_numpy(y))
+    expected = (y - p) ** 2 * x**2
     np.testing.assert_allclose(found["heads.0.weight"].numpy(), [[expected.sum()]] * 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("way", ["outer products", "general"])
-@pytest.mark.parametrize("kind", ["empirical", "exact"])
 @pytest.mark.parametrize("competing", [None, [1, 2, 4]])
-def test_heads_are_as_written_down(way, kind, competing, monkeypatch):
+def test_heads_are_as_written_down(way, competing, monkeypatch):
     one_way(monkeypatch, way)
     network, rng = linear(6, [3, 0, 2]), np.random.default_rng(0)
     Z, chosen = rng.standard_normal((70, 6)), np.arange(5) if competing is None else np.array(competing)
     labels = chosen[rng.integers(0, len(chosen), 70)]
     A = np.hstack([network.logits(torch.eye(6)).detach().numpy().T, np.zeros((5, 1))])
-    expected = fisher_sum(np.hstack([Z, np.ones((70, 1))]), labels, A, chosen, kind)
+    expected = fisher_sum(np.hstack([Z, np.ones((70, 1))]), labels, A, chosen)
     place = torch.from_numpy(np.searchsorted(chosen, labels))
     logits = None if competing is None else torch.tensor(competing)
-    found = sums(network, trained(network), torch.from_numpy(Z), place, kind, logits)
+    found = sums(network, trained(network), torch.from_numpy(Z), place, logits)
     assert list(found) == trained(network)
     weights = torch.cat([found[f"heads.{h}.weight"] for h in range(3)]).numpy()
     biases = torch.cat([found[f"heads.{h}.bias"] for h in range(3)]).numpy()
@@ -103,8 +88,7 @@ class Body(nn.Module):
         return self.norm(self.linear(x)).relu()
 
 
-@pytest.mark.parametrize("kind", ["empirical", "exact"])
-def test_a_body_with_batch_norm_is_back_propagated_by_hand(kind):
+def test_a_body_with_batch_norm_is_back_propagated_by_hand():
     """Running statistics serve, whatever the batch; gradients by the chain rule in NumPy, sample by sample."""
     rng = np.random.default_rng(1)
     V, scale, mean = rng.standard_normal((5, 4)), rng.uniform(0.5, 2, 5), rng.standard_normal(5)
@@ -119,15 +103,13 @@ def test_a_body_with_batch_norm_is_back_propagated_by_hand(kind):
         normed = (V @ x - mean) / np.sqrt(variance + 1e-5)
         z = np.maximum(scale * normed, 0)
         p = np.exp(A @ z) / np.exp(A @ z).sum()
-        for y in range(3):
-            weight = p[y] if kind == "exact" else float(y == label)
-            g = (np.arange(3) == y) - p
-            inner = (A.T @ g) * (z > 0)
-            expected["heads.0.weight"] += weight * np.outer(g, z) ** 2
-            expected["body.norm.weight"] += weight * (inner * normed) ** 2
-            expected["body.linear.weight"] += weight * np.outer(inner * scale / np.sqrt(variance + 1e-5), x) ** 2
+        g = (np.arange(3) == label) - p
+        inner = (A.T @ g) * (z > 0)
+        expected["heads.0.weight"] += np.outer(g, z) ** 2
+        expected["body.norm.weight"] += (inner * normed) ** 2
+        expected["body.linear.weight"] += np.outer(inner * scale / np.sqrt(variance + 1e-5), x) ** 2
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    found = sums(network, list(expected), torch.from_numpy(X), torch.from_numpy(labels), kind)
+    found = sums(network, list(expected), torch.from_numpy(X), torch.from_numpy(labels))
     for name, value in expected.items():
         np.testing.assert_allclose(found[name].numpy(), value, rtol=1e-3, atol=1e-5, err_msg=name)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
@@ -176,40 +158,12 @@ def context_with_images(count: int):
     return network, images, torch.from_numpy(rng.integers(0, 4, count)), Standardise(8, (0.5,) * 3, (0.25,) * 3)
 
 
-def test_exact_is_the_expectation_of_sampled():
-    """Exactly: each class's squares, weighted by its probability. And the mean over many draws comes near."""
-    network, images, labels, standardise = context_with_images(4)
-    names = trained(network)
-    exact = sums(network, names, images, labels, "exact", standardise=standardise)
-    by_class = {name: torch.zeros_like(value) for name, value in exact.items()}
-    network.eval()
-    p = network(standardise(images)).softmax(dim=1).double()
-    for row, image in enumerate(images.split(1)):
-        for y in range(4):
-            own = sums(network, names, image, torch.tensor([y]), standardise=standardise)
-            for name in names:
-                by_class[name] += p[row, y] * own[name]
-    for name in names:
-        torch.testing.assert_close(exact[name], by_class[name].detach(), rtol=1e-4, atol=1e-7)
-    draws = 4000
-    head = linear(3, [4])
-    Z = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    many = Z.repeat(draws, 1)
-    nothing = torch.zeros(len(many), dtype=torch.int64)
-    drawn = sums(head, ["heads.0.weight"], many, nothing, "sampled")["heads.0.weight"] / draws
-    expected = sums(head, ["heads.0.weight"], Z, nothing[:5], "exact")["heads.0.weight"]
-    torch.testing.assert_close(drawn, expected, rtol=0.1, atol=0)
-    once = sums(head, ["heads.0.weight"], Z, nothing[:5], "sampled")["heads.0.weight"]
-    assert not torch.allclose(once, expected, rtol=0.1)
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_the_size_of_the_batches_does_not_matter(kind, monkeypatch):
+def test_the_size_of_the_batches_does_not_matter(monkeypatch):
     network, images, labels, standardise = context_with_images(9)
     found = []
     for most in (1, 4, 100):
         monkeypatch.setitem(fisher.HELD_SAMPLES, "cpu", most)
-        found.append(sums(network, trained(network), images, labels, kind, standardise=standardise))
+        found.append(sums(network, trained(network), images, labels, standardise=standardise))
     for other in found[1:]:
         for name, value in found[0].items():
             torch.testing.assert_close(other[name], value, rtol=1e-4, atol=1e-8)

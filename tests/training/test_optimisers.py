@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Samples
+from fcl_bench.linalg.tensors import average
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import SGD, Training, client_optimiser
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import SGD, average, client_optimiser
 from fcl_bench.training.trainer import Trainer, rows
 
 CPU = torch.device("cpu")

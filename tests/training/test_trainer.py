@@ -13,10 +13,10 @@ import torch
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.images.batches import Augment, Samples, Standardise, epoch_batches
 from fcl_bench.errors import UserError
-from fcl_bench.training.knobs import Training
+from fcl_bench.linalg.tensors import average
+from fcl_bench.training.knobs import Training, add_weight_decay
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import add_weight_decay, average
 from fcl_bench.training.trainer import Trainer
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import CPU, image_tasks, tiny_context

@@ -1,4 +1,4 @@
-"""Many tensors at once: in one buffer, so that one operation looks at all of them; and whether all are finite."""
+"""Many named tensors at once: in one buffer, their sums and means, and whether all are finite."""
 
 from __future__ import annotations
 
@@ -93,6 +93,16 @@ def add_weighted(
         return {name: value.double() * weight for name, value in tensors.items()}
     torch._foreach_add_(list(sums.values()), [tensors[name].double() for name in sums], alpha=weight)
     return sums
+
+
+def average(sums: Mapping[str, torch.Tensor], total: float) -> dict[str, torch.Tensor]:
+    """The weighted mean in float32 of a sum of models that was kept in float64."""
+    return {name: (value / total).float() for name, value in sums.items()}
+
+
+def with_prefix(state: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The tensors whose names begin with `prefix`, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 
 def pieces(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:

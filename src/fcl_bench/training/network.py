@@ -5,6 +5,7 @@ Classes may come back in later tasks: `Heads` says which classes each head score
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,10 +17,19 @@ import torch
 from fcl_bench.backbones.compiled import compile_body
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.layers import linear_to_fill
+from fcl_bench.randomness import seeded
 
 #: Every layer that normalises by statistics of the batch, and keeps running ones.
 _NORMS = torch.nn.modules.batchnorm._BatchNorm
+
+
+def linear_to_fill(inputs: int, outputs: int) -> torch.nn.Linear:
+    """A linear layer with any weights, on the CPU; no draw of theirs comes from everyone's generator."""
+    # `skip_init` would draw nothing, and import half of torch's compiler for that, which takes a second.
+    with warnings.catch_warnings(), seeded(0):
+        # A task without a new class has a head without a row, which torch finds worth a warning.
+        warnings.filterwarnings("ignore", message="Initializing zero-element tensors")
+        return torch.nn.Linear(inputs, outputs)
 
 
 def feature_start(inputs: int) -> Trainable:

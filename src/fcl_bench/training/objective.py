@@ -83,7 +83,7 @@ class Objective:
         ]
 
     def proximal_term(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
-        """strength (w - centre) and clipping, if `modify_gradients` adds just that: for `batched_heads`.
+        """strength (w - centre) and clipping, if `modify_gradients` adds just that: for clients that train in batches.
 
         A class that overrides `modify_gradients` in another way leaves this out, and its clients are not batched.
 
@@ -95,6 +95,31 @@ class Objective:
 
     def finish(self, network: Network) -> None:
         """After the last step of a round."""
+
+
+class Distilled(Objective):
+    """Distillation (Li and Hoiem, 2016): cross-entropy + strength KD,
+    KD = -mean_x sum_c softmax(q'_c / T) log softmax(q_c / T), q' the teacher's logits.
+
+    Args:
+        heads, over, rest: see `Objective`.
+        teacher: scores the old classes; its logits are the first ones of the model that learns.
+        strength: lambda, of the distillation.
+        temperature: T.
+    """
+
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, teacher: Network, strength: float, temperature: float
+    ) -> None:
+        super().__init__(heads, over, rest)
+        self._teacher, self._strength, self._temperature = teacher, strength, temperature
+
+    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+        loss, T = super().score_loss(scores, labels, inputs), self._temperature
+        with torch.no_grad():
+            wanted = (self._teacher(inputs) / T).softmax(dim=1)
+        distillation = torch.nn.functional.cross_entropy(scores[:, : wanted.shape[1]] / T, wanted)
+        return loss + self._strength * distillation
 
 
 def _cross_entropy_gradient(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -12,12 +12,10 @@ from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite
 from fcl_bench.randomness import seeded
-from fcl_bench.training.knobs import Training, diverged
-from fcl_bench.training.linear_heads import LinearHeads
+from fcl_bench.training.knobs import Optimiser, Training, add_weight_decay, client_optimiser, diverged
+from fcl_bench.training.linear_heads import LinearHeads, repeats_one_batch, train_repeatedly
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import Optimiser, add_weight_decay, client_optimiser
-from fcl_bench.training.repeated_batch import repeats_one_batch, train_repeatedly
 
 #: From standardised samples (b, ...), and what else is known of each, to features (b, d).
 Features = Callable[..., torch.Tensor]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
 from fcl_bench.methods.transformers.prompts import PrefixAttention, PromptedViT, Prompts
-from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
 from tests.methods.training_harness import tiny_context
 
 

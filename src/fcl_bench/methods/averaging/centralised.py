@@ -28,7 +28,7 @@ from fcl_bench.training.objective import Objective
 SAMPLES = "samples"
 
 
-class JointTrainingClient(Client):
+class CentralisedClient(Client):
     """Gives away its samples."""
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -39,7 +39,7 @@ class JointTrainingClient(Client):
         ), state
 
 
-class JointTrainingServer(GradientServer):
+class CentralisedServer(GradientServer):
     """Plain SGD over all samples so far."""
 
     method: Centralised
@@ -111,7 +111,7 @@ class Centralised(GradientMethod):
     name: ClassVar[str] = "centralised"
     compiles: ClassVar[bool] = True
     aggregation: ClassVar[str] = EACH
-    server_half = JointTrainingServer
+    server_half = CentralisedServer
     resumes_within_tasks: ClassVar[bool] = False
 
     restart: bool = True
@@ -142,4 +142,4 @@ class Centralised(GradientMethod):
         return [SAMPLES]
 
     def client(self, context: Context) -> Client:
-        return JointTrainingClient()
+        return CentralisedClient()

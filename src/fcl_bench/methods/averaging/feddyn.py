@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
@@ -26,9 +27,8 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import EACH, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.training.network import Heads, Network
+from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 #: The stage in which clients say how many samples they have.
 SIZES = "sizes"
@@ -42,24 +42,6 @@ def drift_prefix(since: int) -> str:
 def mean_name(task: int) -> str:
     """The name of the clients' mean number of samples of a task."""
     return f"mean_samples.{task}"
-
-
-class Dynamic(Proximal):
-    """A proximal term, then clipping of the whole gradient to a norm of `max_norm`; None: no clipping."""
-
-    def __init__(
-        self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float, max_norm: float | None
-    ) -> None:
-        super().__init__(heads, over, rest, centre, strength)
-        self._max_norm = max_norm
-
-    def modify_gradients(self, network: Network) -> None:
-        super().modify_gradients(network)
-        if self._max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
-
-    def proximal_term(self) -> tuple[Weights, float, float | None]:
-        return self._centre, self._strength, self._max_norm
 
 
 class FedDynClient(GradientClient):
@@ -78,7 +60,7 @@ class FedDynClient(GradientClient):
         if self.method.scaled:
             alpha *= float(broadcast[mean_name(client_data.task)]) / len(client_data.labels)
         heads = Heads.from_message(broadcast)
-        return Dynamic(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
+        return Proximal(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         drift = self._drift(client_data, state)
@@ -101,6 +83,7 @@ class FedDynServer(ClientSumServer):
     """
 
     method: FedDyn
+    counted = (MODEL, SIZES)
     state = ("sizes",)
 
     def __init__(self, method: FedDyn, context: Context) -> None:
@@ -116,11 +99,6 @@ class FedDynServer(ClientSumServer):
         samples, clients = self.sizes
         mean = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
         return super().extra_broadcast() | mean
-
-    def objection(self, upload: Message) -> str:
-        if self.stage != SIZES:
-            return super().objection(upload)
-        return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + upload.clients)

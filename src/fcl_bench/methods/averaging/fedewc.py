@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from fcl_bench.config import knob, text
-from fcl_bench.errors import UserError
-from fcl_bench.methods.averaging.fisher import LABELS, summed_squares
+from fcl_bench.config import knob
+from fcl_bench.linalg.tensors import with_prefix
+from fcl_bench.methods.averaging.fisher import summed_squares
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
@@ -30,11 +30,9 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import MOMENTS, SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 
@@ -90,26 +88,17 @@ class FedEWCClient(GradientClient):
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """S_k of each parameter, and the number of samples."""
-        seed = derived_seed(self.context.seed, "fisher", client_data.task, client_data.client)
-        generator = torch.Generator().manual_seed(seed)
-        inputs, labels, most = client_data.inputs, client_data.labels, self.method.fisher_samples
-        which = torch.zeros(len(labels), dtype=torch.int64)
-        if most is not None and len(labels) > most:
-            chosen = torch.randperm(len(labels), generator=generator)[:most].sort().values.to(labels.device)
-            inputs, labels = inputs[chosen], labels[chosen]
-            which = which.sub(1).index_fill(0, chosen.cpu(), 0)
+        labels = client_data.labels
         competing, position = Heads.from_message(broadcast).competition(self.method.loss_over)
         squares = summed_squares(
             self.network,
             self.method.measured(self.network),
-            inputs,
+            client_data.inputs,
             labels if position is None else position.to(labels.device)[labels],
             competing=competing,
-            kind=self.method.fisher,
-            generator=generator,
             standardise=self.trainer.standardise,
         )
-        return Message(squares, samples=len(labels), groups=dict.fromkeys(squares, which)), state
+        return Message(squares, samples=len(labels)), state
 
 
 class FedEWCServer(GradientServer):
@@ -121,6 +110,7 @@ class FedEWCServer(GradientServer):
     """
 
     method: FedEWC
+    counted = (MODEL, FISHER)
     state = ("fisher", "anchor")
 
     def __init__(self, method: FedEWC, context: Context) -> None:
@@ -145,11 +135,6 @@ class FedEWCServer(GradientServer):
             return super().matching(name)
         own = dict(self.network.named_parameters())
         return {name: own[name] for name in self.method.measured(self.network)}
-
-    def objection(self, upload: Message) -> str:
-        if self.stage != FISHER:
-            return super().objection(upload)
-        return "it does not say how many samples it is of" if upload.samples is None else ""
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         for name, squares in upload.items():
@@ -201,9 +186,6 @@ class FedEWC(GradientMethod):
     Args:
         strength: lambda, of the penalty; 0: fedavg.
         gamma: share of F that stays when a task's is added.
-        fisher: whose log probability is differentiated: empirical (the sample's own class), sampled (one drawn from the
-            model's prediction), exact (the expectation over the prediction, one pass per class).
-        fisher_samples: most samples of a client that F_t is made of; None: all.
         fisher_max: no entry of F is larger; None: no bound.
         variant: working (as above), published (what the public code computes: the penalty never reaches the model that
             trains, so it is fedavg with loss_over=task and uniform weights).
@@ -215,29 +197,15 @@ class FedEWC(GradientMethod):
 
     strength: float = knob(1000.0, least=0)
     gamma: float = knob(1.0, least=0, most=1)
-    fisher: str = knob("empirical", choices=LABELS)
-    fisher_samples: int | None = knob(None, least=1)
     fisher_max: float | None = knob(1e-4, above=0)
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant != "published":
-            return
-        knobs = ("strength", "gamma", "fisher", "fisher_samples", "fisher_max")
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        wanted = [(f"method.{name}", getattr(self, name), defaults[name]) for name in knobs]
-        wanted.append(("method.loss_over", self.loss_over, "task"))
-        wanted.append(("method.training.weighting", self.training.weighting, "uniform"))
-        for key, value, only in wanted:
-            if value != only:
-                typed = "null" if value is None else text(value)
-                raise UserError(
-                    f"{key}={typed} contradicts method.variant=published, which is fedavg",
-                    "method.loss_over=task method.training.weighting=uniform, and no knob of the penalty"
-                    if key in ("method.loss_over", "method.training.weighting")
-                    else f"{key}={'null' if only is None else text(only)}, or method.variant=working",
-                )
+        if self.variant == "published":
+            unused = ("strength", "gamma", "fisher_max")
+            defaults = {knob.name: knob.default for knob in dataclasses.fields(self) if knob.name in unused}
+            self.require_published(**defaults, loss_over="task", weighting="uniform")
 
     @property
     def penalises(self) -> bool:

@@ -35,11 +35,14 @@ class Proximal(Objective):
         heads, over, rest: as of `Objective`.
         centre: where the weights are pulled to.
         strength: how hard.
+        max_norm: to which the norm of the whole gradient is clipped then; None: no clipping.
     """
 
-    def __init__(self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float) -> None:
+    def __init__(
+        self, heads: Heads, over: str, rest: bool, centre: Weights, strength: float, max_norm: float | None = None
+    ) -> None:
         super().__init__(heads, over, rest)
-        self._centre, self._strength = centre, strength
+        self._centre, self._strength, self._max_norm = centre, strength, max_norm
 
     def modify_gradients(self, network: Network) -> None:
         pulled = [
@@ -50,9 +53,11 @@ class Proximal(Objective):
         gradients, weights, centres = (list(column) for column in zip(*pulled, strict=True))
         torch._foreach_add_(gradients, torch._foreach_sub(weights, centres), alpha=self._strength)
         super().modify_gradients(network)
+        if self._max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), self._max_norm)
 
     def proximal_term(self) -> tuple[Weights, float, float | None]:
-        return self._centre, self._strength, None
+        return self._centre, self._strength, self._max_norm
 
 
 class FedProxClient(GradientClient):

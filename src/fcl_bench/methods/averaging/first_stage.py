@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+
+import torch
+from torch.nn import functional
 
 from fcl_bench.config import counting, knob
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.first_stage import TrainedBody
+from fcl_bench.methods.gradient.first_stage import MethodStage
 from fcl_bench.protocol.context import Context
-from fcl_bench.training.cosine_heads import CosineNetwork
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 
@@ -18,19 +18,32 @@ from fcl_bench.training.network import Network
 HEADS = ("linear", "cosine")
 
 
+class CosineHead(torch.nn.Module):
+    """Features (n, d) to scores (n, c): eta z'w_c / (|z| |w_c|), eta a factor that is learnt and begins at 1.
+
+    Args:
+        weight: (c, d) the class weights w_c.
+    """
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight)
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.scale * functional.linear(functional.normalize(features), functional.normalize(self.weight))
+
+
+class CosineNetwork(Network):
+    """A network whose heads score by angles."""
+
+    def new_head(self, classes: int, seed: int) -> torch.nn.Module:
+        """Weights are uniform in +-1/sqrt(d), as a linear head's."""
+        return CosineHead(super().new_head(classes, seed).state_dict()["weight"])
+
+
 @dataclass
-class _FirstStageFedAvg(FedAvg):
-    """FedAvg, whose knobs the user sets at `adapt.training`."""
-
-    head: str = "linear"
-    training_key: ClassVar[str] = "adapt.training"
-
-    def build_network(self, context: Context) -> Network:
-        return CosineNetwork(self.start(context)) if self.head == "cosine" else super().build_network(context)
-
-
-@dataclass
-class FedAvgAdaptation(TrainedBody):
+class FedAvgAdaptation(MethodStage, FedAvg):
     """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
 
     Args:
@@ -39,9 +52,6 @@ class FedAvgAdaptation(TrainedBody):
         training: as of a gradient method, for the one task.
     """
 
-    name: ClassVar[str] = "fedavg"
-    trains_network: ClassVar[bool] = True
-
     head: str = knob("linear", choices=HEADS)
     training: Training = field(
         default_factory=lambda: Training(
@@ -49,19 +59,8 @@ class FedAvgAdaptation(TrainedBody):
         )
     )
 
-    def __post_init__(self) -> None:
-        self.training.check("adapt.training")
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        """Any network does; rates of their own have to be of its parameters, and a round's models may fill memory."""
-        if self.training.rates or self.training.aggregate != "mean":
-            self.method().check(context, classes_per_task)
-
-    def method(self) -> GradientMethod:
-        return _FirstStageFedAvg(training=self.training, head=self.head)
+    def build_network(self, context: Context) -> Network:
+        return CosineNetwork(self.start(context)) if self.head == "cosine" else super().build_network(context)
 
     def identity(self) -> dict[str, object]:
-        return {"revision": FedAvg.revision, **counting(self)}
-
-    def sends_columns(self) -> bool:
-        return False
+        return {"revision": self.revision, **counting(self)}

@@ -19,6 +19,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
@@ -28,9 +29,9 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
+from fcl_bench.training.knobs import own_rate
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import own_rate, with_prefix
 
 #: Prefix of the names of c in a broadcast, of the change of c_k in an upload and, with a task, of c_k in a state.
 VARIATE = "variate."

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator, KeptAdam, similarity
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
@@ -27,7 +28,6 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 #: Prefixes of the names of G's tensors, and of Adam's in a checkpoint.
 _GENERATOR = "generator."

@@ -18,6 +18,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -29,7 +30,6 @@ from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 

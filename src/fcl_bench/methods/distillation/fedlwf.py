@@ -18,9 +18,8 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.network import Heads
-from fcl_bench.training.objective import Objective
+from fcl_bench.training.objective import Distilled, Objective
 
 
 class FedLwFClient(GradientClient):

@@ -17,16 +17,15 @@ import torch
 
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import knob
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.layers import linear_to_fill
-from fcl_bench.training.network import Heads, Network
+from fcl_bench.training.network import Heads, Network, linear_to_fill
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 log = logging.getLogger(__name__)
 

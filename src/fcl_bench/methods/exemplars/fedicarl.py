@@ -43,9 +43,8 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
-from fcl_bench.training.distillation import Distilled
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.objective import Objective
+from fcl_bench.training.objective import Distilled, Objective
 
 log = logging.getLogger(__name__)
 

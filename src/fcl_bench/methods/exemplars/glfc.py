@@ -34,6 +34,7 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.memory import (
     EXEMPLARS,
     ExemplarMethod,
@@ -59,7 +60,6 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 
 #: Added inside the logarithm of the entropy, as published.
 _EPSILON = 1e-5

@@ -21,6 +21,7 @@ from torch.nn.functional import one_hot
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Augmentation, Standardise
 from fcl_bench.environment import exact_kernels
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.inversion import GradientEncoder, nearest_to_means, perturbed, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, teacher_prefix
@@ -30,7 +31,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.training.optimisers import with_prefix
 
 if TYPE_CHECKING:
     from fcl_bench.methods.exemplars.glfc import GLFC

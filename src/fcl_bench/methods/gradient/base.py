@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
-from fcl_bench.config import knob
+from fcl_bench.config import knob, text
 from fcl_bench.errors import UserError, choices, require_memory
 from fcl_bench.methods.gradient.ccvr import Gaussian, moments_schema
 from fcl_bench.methods.gradient.client import GradientClient
@@ -74,7 +74,7 @@ class GradientMethod(Method):
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
 
-    def require_published(self, **only: str | float) -> None:
+    def require_published(self, **only: object) -> None:
         """Raise a `UserError` for a knob whose value is not that of the public code, which `variant=published` follows.
 
         Args:
@@ -84,7 +84,8 @@ class GradientMethod(Method):
             inside = name == "weighting"
             key = f"{self.training_key}.{name}" if inside else f"method.{name}"
             if (value := getattr(self.training if inside else self, name)) != wanted:
-                raise UserError(f"{key}={value} contradicts method.variant=published", f"{key}={wanted}")
+                typed, fitting = (text(own) or "null" for own in (value, wanted))
+                raise UserError(f"{key}={typed} contradicts method.variant=published", f"{key}={fitting}")
 
     def require_average(self, what: str, otherwise: str = "") -> None:
         """Raise a `UserError` if the server has an optimiser although `what` makes the new model itself.

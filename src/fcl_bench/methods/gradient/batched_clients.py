@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import all_finite
+from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.training.knobs import SGD, client_optimiser
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import SGD, client_optimiser
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.client import GradientClient
 
 #: Tensors of a trained model by their names in the network.
 Trained = dict[str, torch.Tensor]
-
-
-class _Own(NamedTuple):
-    """What one client trains on, how, and in which order."""
-
-    samples: Samples
-    objective: Objective
-    seed: int
 
 
 def train_batched_clients(
@@ -48,29 +40,28 @@ def train_batched_clients(
     if client.method.training.forward_precision(client.context.device.type) == "bfloat16":
         return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
-    network, knobs, rate = client.network, client.method.training, float(broadcast["rate"])
+    network, knobs = client.network, client.method.training
     # On features, too, there may be layers before the heads that train (MOON's projection).
     if type(network.body) is not torch.nn.Identity:
         return "more than linear heads trains"
-    each: list[_Own] = []
+    turns: list[Turn] = []
     for client_data, state in zip(shards, states, strict=True):
-        samples, objective = (
-            client.samples(client_data, broadcast, state),
-            client.objective(client_data, broadcast, state),
-        )
+        samples = client.samples(client_data, broadcast, state)
+        objective = client.objective(client_data, broadcast, state)
         if reason := refused(network, samples, objective):
             return reason
-        each.append(_Own(samples, objective, client.batch_seed(client_data, broadcast)))
-    optimiser = client_optimiser(network, knobs, rate)
+        inputs, seed = client.trainer.standardise(samples.inputs), client.batch_seed(client_data, broadcast)
+        turns.append(Turn(inputs, samples.labels, seed, _proximal(objective, network)))
+    optimiser = client_optimiser(network, knobs, float(broadcast["rate"]))
     if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
         return f"the step of {client.method.training_key} is not SGD with one rate"
-    # A rate of their own that all parameters share counts too.
-    rate = optimiser.param_groups[0]["lr"]
-    with client.trainer.reproducible(each[0].seed):
-        trained = _heads(client, each, rate)
-    if not all_finite(*(value for model in trained for value in model.values())):
+    # A rate of their own that all parameters share counts too. Any client's objective does: they score alike.
+    steps = Steps(objective, knobs, optimiser.param_groups[0]["lr"], _still(network, objective))
+    with client.trainer.reproducible(turns[0].seed):
+        heads = train_heads(Heads(*network.classifier()), turns, steps)
+    if not all_finite(heads.weight, heads.bias):
         raise client.trainer.diverged()
-    return {client_data.client: model for client_data, model in zip(shards, trained, strict=True)}
+    return {client_data.client: _named(heads, k, network) for k, client_data in enumerate(shards)}
 
 
 def refused(network: Network, samples: Samples, objective: Objective) -> str:
@@ -87,24 +78,6 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
     if "proximal_term" not in vars(last) or defined_last(objective, "finish") is not Objective:
         return "the method changes gradients in a way of its own"
     return ""
-
-
-def _heads(client: GradientClient, each: Sequence[_Own], rate: float) -> list[Trained]:
-    """The heads of each client that train, on features."""
-    network = client.network
-    turns = [
-        Turn(
-            client.trainer.standardise(own.samples.inputs),
-            own.samples.labels,
-            own.seed,
-            _proximal(own.objective, network),
-        )
-        for own in each
-    ]
-    objective = each[0].objective
-    steps = Steps(objective, client.method.training, rate, _still(network, objective))
-    heads = train_heads(Heads(*network.classifier()), turns, steps)
-    return [_named(heads, k, network) for k in range(len(turns))]
 
 
 def _proximal(objective: Objective, network: Network) -> ProximalTerm | None:

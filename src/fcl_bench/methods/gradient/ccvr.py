@@ -20,8 +20,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
+from fcl_bench.training.knobs import SGD
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.optimisers import SGD
 
 
 @dataclass
@@ -92,8 +92,6 @@ class Moments:
         return self.mean + (drawn * variances.clamp(min=0).sqrt()) @ directions.T
 
 
-#: Prefixes of the names of the moments and of the retrained head in a checkpoint.
-_MOMENTS, _HEAD = "moments.", "replay_head."
 #: Momentum of the steps on drawn features.
 _MOMENTUM = 0.9
 
@@ -152,10 +150,6 @@ class ReplayHead:
         self.known: dict[int, Moments] = {}
         self.weight: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
-
-    def drop(self) -> None:
-        """Forget the retrained head, since a new task has other heads."""
-        self.weight = self.bias = None
 
     def matching(self, columns: tuple[int, ...]) -> dict[str, torch.Tensor]:
         """What "second.*" stands for in a task of these classes."""
@@ -225,22 +219,20 @@ class ReplayHead:
             )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """`moments.<column>.count`, `.total`, `.second`, and `replay_head.weight`, `.bias`."""
-        state: dict[str, torch.Tensor] = {}
-        for column, known in self.known.items():
-            whole = {"count": torch.tensor(known.count), "total": known.total, "second": known.second}
-            state |= {f"{_MOMENTS}{column}.{kind}": value for kind, value in whole.items()}
-        if self.weight is not None and self.bias is not None:
-            state |= {f"{_HEAD}weight": self.weight, f"{_HEAD}bias": self.bias}
-        return state
+        """`<column>.count`, `.total` and `.second` of each known class, and `weight` and `bias` once there are any."""
+        state = {
+            f"{column}.{kind}": torch.as_tensor(getattr(known, kind))
+            for column, known in self.known.items()
+            for kind in ("count", "total", "second")
+        }
+        head = {"weight": self.weight, "bias": self.bias}
+        return state | {name: value for name, value in head.items() if value is not None}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        columns = [int(name.split(".")[1]) for name in state if name.startswith(_MOMENTS) and name.endswith(".count")]
-        self.known = {}
-        for column in columns:
-            count, total, second = (state[f"{_MOMENTS}{column}.{kind}"] for kind in ("count", "total", "second"))
-            self.known[column] = Moments(int(count), total.to(self._device), second.to(self._device))
-        self.drop()
-        if f"{_HEAD}weight" in state:
-            self.weight, self.bias = (state[_HEAD + kind].to(self._device) for kind in ("weight", "bias"))
+        columns = [int(name.removesuffix(".count")) for name in state if name.endswith(".count")]
+        self.known = {
+            column: Moments(int(state[f"{column}.count"]), state[f"{column}.total"], state[f"{column}.second"])
+            for column in columns
+        }
+        self.weight, self.bias = state.get("weight"), state.get("bias")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fcl_bench.data.images.batches import Samples
-from fcl_bench.linalg.tensors import Flat
+from fcl_bench.linalg.tensors import Flat, with_prefix
 from fcl_bench.methods.gradient.ccvr import moments_message
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, teacher_prefix
 from fcl_bench.protocol.context import ClientData, State
@@ -17,7 +17,6 @@ from fcl_bench.protocol.method import Client
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.trainer import rows
 
 

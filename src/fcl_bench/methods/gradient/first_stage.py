@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -32,36 +31,9 @@ def _keys_of_adapt() -> Iterator[None]:
         raise UserError(what, remedy) from error
 
 
-class TrainedBody:
-    """What a first stage takes from the network that its method trained: the body, without its heads."""
-
-    @abstractmethod
-    def method(self) -> GradientMethod:
-        """The method of the first task."""
-
-    def trained(self, server: Server) -> dict[str, torch.Tensor]:
-        """The part of the body that training may have changed: `body.<name>` -> tensor."""
-        state = cast(GradientServer, server).network.state()
-        return {name: value for name, value in state.items() if name.startswith("body.")}
-
-    def body(self, context: Context, first: Task, trained: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-        """The trained network without its head, in evaluation mode, on the CPU.
-
-        Args:
-            context: the network that training started from.
-            first: the first task.
-            trained: the result of `trained`.
-        """
-        method = self.method()
-        network = method.build_network(context)
-        method.grow(network, [len(method.head_columns(first))], head_seed(context))
-        network.load(dict(trained))
-        return network.body.eval().requires_grad_(False)
-
-
 @dataclass
-class MethodStage(TrainedBody):
-    """A method that trains the first task alone; its knobs are those of `adapt`.
+class MethodStage:
+    """A method that trains the first task alone; its knobs are those of `adapt`. The run takes the body, without heads.
 
     It comes before the method among the bases. A setting without meaning in a first task, or for features, is not a
     knob here.
@@ -87,6 +59,25 @@ class MethodStage(TrainedBody):
 
     def method(self) -> GradientMethod:
         return cast(GradientMethod, self)
+
+    def trained(self, server: Server) -> dict[str, torch.Tensor]:
+        """The part of the body that training may have changed: `body.<name>` -> tensor."""
+        state = cast(GradientServer, server).network.state()
+        return {name: value for name, value in state.items() if name.startswith("body.")}
+
+    def body(self, context: Context, first: Task, trained: Mapping[str, torch.Tensor]) -> torch.nn.Module:
+        """The trained network without its head, in evaluation mode, on the CPU.
+
+        Args:
+            context: the network that training started from.
+            first: the first task.
+            trained: the result of `trained`.
+        """
+        method = self.method()
+        network = method.build_network(context)
+        method.grow(network, [len(method.head_columns(first))], head_seed(context))
+        network.load(dict(trained))
+        return network.body.eval().requires_grad_(False)
 
     def identity(self) -> dict[str, object]:
         """The method and its knobs."""

@@ -51,16 +51,13 @@ class ModelHolder:
         self.method = method
         self.context = context
         self.start = method.start(context)
-        self.network = self.new_network()
+        layout = torch.channels_last
+        network = method.build_network(context)
+        self.network: Network = network.to(context.device, memory_format=layout)  # type: ignore[call-overload]
         self.prepared: tuple[Heads, frozenset[str]] | None = None
         start = self.start
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
         self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
-
-    def new_network(self) -> Network:
-        """A new network without heads."""
-        layout = torch.channels_last
-        return self.method.build_network(self.context).to(self.context.device, memory_format=layout)  # type: ignore[call-overload]
 
     def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
         """Give the network its heads so far. Freeze `resting` and whatever the last head's task does not train."""

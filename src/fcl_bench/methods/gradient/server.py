@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.tensors import Flat, add_weighted
+from fcl_bench.linalg.tensors import Flat, add_weighted, average
 from fcl_bench.methods.gradient.ccvr import ReplayHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
@@ -21,7 +21,6 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads
-from fcl_bench.training.optimisers import average
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
@@ -38,10 +37,12 @@ class GradientServer(ModelHolder, Server):
         task: index of the task at hand.
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
+        counted: stages whose uploads say how many samples they are of.
         replay: what predicts in place of the trained heads under `replay_head=gaussian`; None: they predict.
     """
 
     method: GradientMethod
+    counted: ClassVar[Sequence[str]] = (MODEL,)
     state: ClassVar[Sequence[str]] = ("tasks", "columns", "network_tensors", "replay", "_optimiser", "_teacher")
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
@@ -79,12 +80,12 @@ class GradientServer(ModelHolder, Server):
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
             if self.replay:
-                self.replay.drop()
+                self.replay.weight = self.replay.bias = None  # a new task has other heads
         self.prepare(self.heads)
         self._heads_message = self.heads.to_message()
 
     def stages(self, task: Task) -> list[str]:
-        """The stage of each round of a task."""
+        """The stage of each round of a task; overridden where the server's state decides, too."""
         return self.method.stages(task)
 
     def rounds(self, task: Task) -> int:
@@ -139,7 +140,8 @@ class GradientServer(ModelHolder, Server):
     def objection(self, upload: Message) -> str:
         if self.replay and self.stage == MOMENTS:
             return self.replay.objection(upload, self.tasks[-1])
-        return "it does not say how many samples it is of" if self.stage == MODEL and upload.samples is None else ""
+        missing = self.stage in self.counted and upload.samples is None
+        return "it does not say how many samples it is of" if missing else ""
 
     def absorb(self, client: int, upload: Message) -> None:
         if self.replay and self.stage == MOMENTS:

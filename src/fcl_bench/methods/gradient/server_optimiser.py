@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import torch
 
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.optimisers import with_prefix
 
 #: FedAdam's decay of the squares, beta_2, and its adaptivity, tau (Reddi et al., 2021, Algorithm 2).
 _SQUARES, _TAU = 0.99, 1e-3

@@ -31,6 +31,7 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Samples
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.solve import relative_rounding
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
@@ -44,7 +45,6 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.optimisers import with_prefix
 from fcl_bench.training.trainer import forward_batch
 
 #: The stage after a task's rounds, in which Grams under its last model travel.

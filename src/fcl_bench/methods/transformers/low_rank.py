@@ -13,10 +13,10 @@ from torch import nn
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, choices
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
 from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Network
-from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
 
 #: Where an update can go in a block: the module's path, and which third of its output (None: all of it).
 _PLACES: dict[str, tuple[str, int | None]] = {

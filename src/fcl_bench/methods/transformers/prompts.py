@@ -20,13 +20,13 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-from fcl_bench.training.transformer_blocks import dimension_of, require_layers, transformer_blocks
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import Attention

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from fcl_bench.linalg.solve import solve_symmetric
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.protocol.fields import MOMENTS, Field, Side, gram_matrix, real
-from fcl_bench.training.optimisers import with_prefix
 
 #: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
 GRAM = "gram."

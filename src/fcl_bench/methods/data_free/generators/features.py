@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fcl_bench.training.layers import linear_to_fill
+from fcl_bench.training.network import linear_to_fill
 
 
 class FeatureGenerator(torch.nn.Module):

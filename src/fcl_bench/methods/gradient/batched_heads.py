@@ -112,7 +112,7 @@ class Steps:
         return flat.view_as(scores).mul_(share * labels.numel())
 
     def repeats(self, turn: Turn) -> bool:
-        """Whether a client takes all its steps on one and the same batch (see `repeated_batch`)."""
+        """Whether a client takes all its steps on one and the same batch (see `linear_heads`)."""
         knobs = self.knobs
         one_batch = 0 < len(turn.labels) <= knobs.batch_size and knobs.epochs > 1
         return one_batch and not knobs.momentum and turn.proximal is None and self.still is None
@@ -245,7 +245,7 @@ class _Descent:
 
 
 def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
-    """All steps of clients that have one batch: their logits are followed, as in `repeated_batch`."""
+    """All steps of clients that have one batch: their logits are followed, as in `linear_heads`."""
     rate, epochs = steps.rate, steps.knobs.epochs
     decayed = 1 - rate * steps.knobs.weight_decay
     samples = _Samples(turns)

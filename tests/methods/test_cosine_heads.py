@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from fcl_bench.training.cosine_heads import CosineHead, CosineNetwork
+from fcl_bench.methods.averaging.first_stage import CosineHead, CosineNetwork
 from fcl_bench.training.network import Network, feature_start
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import Samples
-from fcl_bench.methods.averaging.feddyn import Dynamic
 from fcl_bench.methods.averaging.fedprox import Proximal
-from fcl_bench.training.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads as GrowingHeads
 from fcl_bench.training.network import Network, feature_start
@@ -113,7 +112,7 @@ def test_a_pull_of_each_clients_own(momentum, max_norm):
         columns = [torch.cat([centre[f"heads.{head}.{kind}"] for head in (0, 1)]) for kind in ("weight", "bias")]
         strength = 0.1 * (client + 1)
         turns.append(Turn(turn.inputs, turn.labels, turn.seed, ProximalTerm(*columns, strength, max_norm)))
-        objectives.append(Dynamic(None, "seen", False, centre, strength, max_norm))
+        objectives.append(Proximal(None, "seen", False, centre, strength, max_norm))
     found = together(turns, knobs)
     for client, turn in enumerate(turns):
         weight, bias = alone(turn, knobs, lambda own=objectives[client]: own)
@@ -130,7 +129,7 @@ def test_objectives_say_what_they_pull_to():
     centre = {"heads.0.bias": torch.zeros(3)}
     assert Objective().proximal_term() is None
     assert Proximal(None, "seen", False, centre, 0.5).proximal_term() == (centre, 0.5, None)
-    assert Dynamic(None, "seen", False, centre, 0.5, 3.0).proximal_term() == (centre, 0.5, 3.0)
+    assert Proximal(None, "seen", False, centre, 0.5, 3.0).proximal_term() == (centre, 0.5, 3.0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
