@@ -138,8 +138,8 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 method=fedprox,feddyn,scaffold,moon,fedntd,feddisco,fedgen,fedewc,fedlwf
 	$(TRAIN) beta=0.1 method=feddyn method.reset=true
 	$(TRAIN) beta=0.1 method=fedicarl method.memory=200
-	$(TRAIN) beta=0.1 method=fedavg method.loss_over=task
-	$(TRAIN) beta=0.1 method=fedavg method.frozen_stages=2 method.frozen_heads=true method.loss_over=task
+	$(TRAIN) beta=0.1 method=fedavg method.loss_classes=task
+	$(TRAIN) beta=0.1 method=fedavg method.frozen_stages=2 method.frozen_heads=true method.loss_classes=task
 	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0
 	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0 method.cur=0.55 method.pre=1.1
@@ -150,7 +150,7 @@ training: $(VENV)/.run
 
 # Does the runs of docs/results/heads.md and writes their tables and figures: about an hour on two cores.
 HEADS := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=1 clients=100 out=outputs/heads
-FEDAVG := method=fedavg,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.on=features evaluate_rounds=5 \
+FEDAVG := method=fedavg,fedprox,moon,feddyn,scaffold,fedntd,feddisco,fedgen method.trains=features evaluate_rounds=5 \
 	method.training.rounds=100 method.training.epochs=1 method.training.lr=0.1 method.training.weight_decay=0
 SKEWED := beta=0.1,0.01 partition.min_size=0
 SHARDS := partition=shards partition.shards=10
@@ -202,8 +202,8 @@ VIT_CLOSED := afl fedncm \
 	"fedran method.M=1024 method.rank=256 method.ridge=auto" \
 	"centred_sketch method.M=1024 method.rank=32 method.remainder=gaussian method.ridge=auto"
 VIT_TRAINED := method.training.rounds=5 method.training.epochs=1 method.training.batch_size=16 method.training.augment=none
-VIT_HEADS := method.on=features method.training.lr=0.03 method.training.weight_decay=0
-VIT_TRAINING := "fedavg $(VIT_HEADS)" "fedavg $(VIT_HEADS) method.loss_over=task method.frozen_heads=true" \
+VIT_HEADS := method.trains=features method.training.lr=0.03 method.training.weight_decay=0
+VIT_TRAINING := "fedavg $(VIT_HEADS)" "fedavg $(VIT_HEADS) method.loss_classes=task method.frozen_heads=true" \
 	"regmean $(VIT_HEADS)" "dualprompt,coda_prompt,cprompt,l2p method.training.lr=0.003" \
 	"pilora method.training.lr=0.001 method.training.rates.heads=0.05" "lorm method.training.lr=0.001 +method.training.rates.heads=0.03"
 vit-study: $(VIT) $(VENV)/.run

@@ -1,6 +1,6 @@
 """Compare rounds of FedAvg on cached features with a plain autograd loop: `make bench-heads`.
 
-Clients train class weights alone (`method.on=features`). One run measures all sides, alternating:
+Clients train class weights alone (`method.trains=features`). One run measures all sides, alternating:
 
 - rounds: whole rounds as the engine runs them: shards, messages, codec, admission, ledger, average;
 - training: the clients' computations in these rounds, as the same calls without messages: model in, local steps,
@@ -78,7 +78,7 @@ class Setting:
 
     def rounds(self, together: int = 1) -> dict[str, torch.Tensor]:
         """Rounds as the engine runs them."""
-        method = FedAvg(training=self.training, on="features")
+        method = FedAvg(training=self.training, trains="features")
         labels = self.y.numpy()
         task, everyone = Task(0, range(self.classes), self.classes), np.arange(len(labels))
         stream = Stream((task,), np.arange(self.classes), labels, labels, (everyone,), (everyone[:1],))

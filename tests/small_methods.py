@@ -98,13 +98,13 @@ NAMES = [name for name in _TYPED if class_of(name).name == name]
 ALIASES = {name: class_of(name).name for name in _TYPED if name not in NAMES}
 
 
-def trains(name: str) -> bool:
+def trains_by_gradient(name: str) -> bool:
     return issubclass(class_of(name), GradientMethod)
 
 
 def architecture(name: str) -> str:
     """Of the tiny network that the method trains in tests."""
-    return "vit" if trains(name) and class_of(name).inside_transformers else "conv"
+    return "vit" if trains_by_gradient(name) and class_of(name).inside_transformers else "conv"
 
 
 def made(name: str, **knobs: Any) -> Method:
@@ -114,7 +114,7 @@ def made(name: str, **knobs: Any) -> Method:
 
 def short_run(name: str) -> tuple[str, ...]:
     """The overrides of a short run of this method."""
-    usual = TRANSFORMER if architecture(name) == "vit" else TRAINING if trains(name) else ()
+    usual = TRANSFORMER if architecture(name) == "vit" else TRAINING if trains_by_gradient(name) else ()
     return (f"method={name}", *_SHORT.get(name, usual))
 
 
@@ -127,6 +127,6 @@ def unlisted(names: Collection[str]) -> list[Method]:
 
 def _knobs(name: str, training: Training) -> dict[str, Any]:
     """A method's small knobs: its training, or its random features; none where it has neither."""
-    if trains(name):
+    if trains_by_gradient(name):
         return {"training": training}
     return {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}

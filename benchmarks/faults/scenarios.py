@@ -44,7 +44,7 @@ SCENARIOS = [
     Scenario(
         "rounds",
         (
-            *(*FEATURES, "method=fedavg", "method.on=features", "checkpoint_rounds=1", "evaluate_rounds=1"),
+            *(*FEATURES, "method=fedavg", "method.trains=features", "checkpoint_rounds=1", "evaluate_rounds=1"),
             *(f"method.{key}" for key in ROUNDS),
         ),
     ),

@@ -93,7 +93,7 @@ def fraction(method: ProjectedMethod, context: Context, tasks: ImageTasks, start
         torch.tensor(value, dtype=torch.float64).view(3, 1, 1) for value in (context.network.mean, context.network.std)
     )
     scores = network((images.double() / 255 - mean) / std)
-    if method.loss_over == "task":
+    if method.loss_classes == "task":
         first = sum(sizes[:tau])
         scores, labels = scores[:, first : first + sizes[tau]], labels - first
     loss = nn.functional.cross_entropy(scores, labels)
@@ -113,7 +113,7 @@ def fraction(method: ProjectedMethod, context: Context, tasks: ImageTasks, start
 VARIANTS = {
     "fedprotip": FedProTIP(training=training(batch_size=4, epochs=1), frozen_stages=1, threshold=0.5, theory=5),
     "task's classes only": FedProTIP(
-        training=training(epochs=1), frozen_stages=2, threshold=0.5, theory=3, loss_over="task"
+        training=training(epochs=1), frozen_stages=2, threshold=0.5, theory=3, loss_classes="task"
     ),
     "all heads": FedProTIP(
         training=training(epochs=1),
@@ -211,7 +211,7 @@ def test_no_samples_no_audit():
 
 def test_a_gradient_of_zero_has_no_fraction():
     """A class of its own is always right: cross-entropy over a single class has no gradient."""
-    method = FedProTIP(training=training(rounds=1, epochs=1), frozen_stages=1, theory=4, loss_over="task")
+    method = FedProTIP(training=training(rounds=1, epochs=1), frozen_stages=1, theory=4, loss_classes="task")
     tasks = image_tasks(np.random.default_rng(0), [1, 1], [[8], [8]])
     found, _ = audited(method, tiny_context(), tasks)
     assert found == [

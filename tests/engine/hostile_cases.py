@@ -18,7 +18,7 @@ from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
-from tests.small_methods import NAMES, architecture, class_of, made, trains
+from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
 SIZES = [[14, 9, 8], [8, 11, 7]]
@@ -46,7 +46,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("ranpac", {"M": 8, "ridge": "folds", "folds": 2}),
     ("fedicarl", {"training": FAST, "classify": "nme", "memory": 6}),
     ("fedprotip", {"training": FAST, "columns": 8, "sketch": 40}),
-    ("fedavg", {"training": FAST, "replay_head": "gaussian"}),
+    ("fedavg", {"training": FAST, "ccvr": "gaussian"}),
     ("fot", {"training": FAST, "columns": 8, "share_of": "inputs"}),
     ("lorm", {"training": FAST, "alpha": 0.5}),
     ("regmean", {"training": FAST, "damping": 0.0}),
@@ -61,7 +61,13 @@ MAY_BE_LEFT_OUT = {("glfc", "gradients"), ("lga", "gradients")}
 
 
 def small(name: str, **knobs: Any) -> Method:
-    usual = {"training": FAST} if trains(name) else {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}
+    usual = (
+        {"training": FAST}
+        if trains_by_gradient(name)
+        else {"M": 8}
+        if issubclass(class_of(name), ClosedFormMethod)
+        else {}
+    )
     return made(name, **(knobs or KNOBS.get(name, usual)))
 
 

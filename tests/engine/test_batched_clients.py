@@ -26,15 +26,15 @@ from fcl_bench.training import batched_heads
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of
-from tests.small_methods import NAMES, architecture, class_of, trains
+from tests.small_methods import NAMES, architecture, class_of, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in, settings_for
 
 D = 6
 FINETUNE = (
-    *("method=fedavg", "method.on=features", "tasks=3", "clients=3", "partition=iid"),
+    *("method=fedavg", "method.trains=features", "tasks=3", "clients=3", "partition=iid"),
     *("method.training.rounds=2", "method.training.epochs=1"),
 )
-METHODS = [name for name in NAMES if trains(name) and architecture(name) == "conv"]
+METHODS = [name for name in NAMES if trains_by_gradient(name) and architecture(name) == "conv"]
 #: Whose clients train linear heads by nothing but cross-entropy and a pull in every task; and in the first task alone,
 #: where nothing is known yet of earlier ones.
 ALWAYS, AT_FIRST = {"fedavg", "feddisco", "feddyn", "fedprox", "moon"}, {"fedewc", "fedgen", "fedicarl", "fedlwf"}
@@ -55,7 +55,7 @@ def knobs_of(**own) -> Training:
 def on_features(name: str, knobs: Training) -> GradientMethod | None:
     """The method with its own defaults, on features; None if it takes none."""
     try:
-        return class_of(name)(training=knobs, on="features", frozen_stages=0)
+        return class_of(name)(training=knobs, trains="features", frozen_stages=0)
     except UserError:
         return None
 
@@ -101,7 +101,7 @@ def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):
     [({"optimizer": "adam"}, "is not SGD with one rate"), ({"rates": {"heads.0": 0.05}}, "is not SGD with one rate")],
 )
 def test_knobs_without_a_batched_form_say_so(knobs, reason):
-    method = FedAvg(training=knobs_of(**knobs), on="features")
+    method = FedAvg(training=knobs_of(**knobs), trains="features")
     several = ended(method, "3")
     found = several.state.batched_turns
     if "rates" in knobs:  # the first task has one head, and so one rate
@@ -111,19 +111,19 @@ def test_knobs_without_a_batched_form_say_so(knobs, reason):
 
 
 def test_bfloat16_trains_one_after_the_other():
-    several = ended(FedAvg(training=knobs_of(precision="bfloat16"), on="features"), "3")
+    several = ended(FedAvg(training=knobs_of(precision="bfloat16"), trains="features"), "3")
     assert several.state.batched_turns["single_because"] == ["precision is bfloat16"]
 
 
-def test_frozen_heads_and_a_loss_over_the_task():
-    method = FedAvg(training=knobs_of(), on="features", frozen_heads=True, loss_over="task")
+def test_frozen_heads_and_a_loss_classes_the_task():
+    method = FedAvg(training=knobs_of(), trains="features", frozen_heads=True, loss_classes="task")
     several = ended(method, "4")
     assert several.state.batched_turns["single_because"] == []
     assert_same_model(several, ended(method))
 
 
 def test_a_rate_of_all_heads_counts():
-    method = FedAvg(training=knobs_of(rates={"heads": 0.3}), on="features")
+    method = FedAvg(training=knobs_of(rates={"heads": 0.3}), trains="features")
     several = ended(method, "4")
     assert several.state.batched_turns["single_because"] == []
     assert_same_model(several, ended(method))
@@ -144,7 +144,7 @@ def test_groups_end_at_the_size_and_where_features_would_not_fit(monkeypatch):
         return train(start, turns, steps)
 
     monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_heads", counted)
-    method = FedAvg(training=knobs_of(rounds=1), on="features")
+    method = FedAvg(training=knobs_of(rounds=1), trains="features")
     ended(method, "3")
     assert groups == [[20, 13, 9], [40, 11], [17, 30, 1]]
     groups.clear()
@@ -167,7 +167,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
             return torch.no_grad()
 
     monkeypatch.setattr(batched_clients, "Stopwatch", Clock)
-    run = ended(FedAvg(training=knobs_of(rounds=1), on="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
+    run = ended(FedAvg(training=knobs_of(rounds=1), trains="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
     seconds = [row.client_seconds for row in run.state.ledger.uploads]
     shares = [8 * n / 93 for n in (20, 13, 9, 40, 11)]
     assert seconds == pytest.approx(shares, abs=0.5)
@@ -176,7 +176,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
 
 def test_clients_that_fail_do_the_same_beside_others():
     faults = ListedFaults(silent=["1@0"], late=["3@0"], gone=["4@1"])
-    method = FedAvg(training=knobs_of(), on="features")
+    method = FedAvg(training=knobs_of(), trains="features")
 
     def failing(size):
         return lambda *parts: Faulty(InProcess.of(*parts, parallel=size), faults, 0)
@@ -198,7 +198,7 @@ def test_secure_sums_add_up_the_same():
         return reached
 
     context = dataclasses.replace(feature_context(D), sums=True)
-    method = FedAvg(training=knobs_of(), on="features")
+    method = FedAvg(training=knobs_of(), trains="features")
     single, several = (learnt(method, context, tasks_of([[20, 13, 9, 40, 11]]), transport=summing(s)) for s in "14")
     assert_same_model(several, single)
     assert several.state.batched_turns == {"turns_batched": 12, "turns_single": 3, "single_because": []}
@@ -237,7 +237,7 @@ def test_a_refused_upload_is_taken_back():
 @pytest.mark.parametrize("size", ["1", "4"])
 def test_a_model_that_is_not_finite_is_one_line(size):
     with pytest.raises(UserError, match=r"method\.training\.lr=1e\+20: training diverged"):
-        ended(FedAvg(training=knobs_of(lr=1e20, weight_decay=1e3), on="features"), size)
+        ended(FedAvg(training=knobs_of(lr=1e20, weight_decay=1e3), trains="features"), size)
 
 
 # The key --------------------------------------------------------------------------------------------------------------

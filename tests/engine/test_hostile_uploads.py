@@ -239,7 +239,7 @@ def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_
 # Hostile models -------------------------------------------------------------------------------------------------------
 
 TRAINED = (
-    *("method=fedavg", "method.on=features", "tasks=1", "clients=7", "beta=100", "partition.min_size=0"),
+    *("method=fedavg", "method.trains=features", "tasks=1", "clients=7", "beta=100", "partition.min_size=0"),
     *("method.training.rounds=5", "method.training.lr=0.5", "method.training.epochs=2"),
 )
 

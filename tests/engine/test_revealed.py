@@ -28,7 +28,7 @@ from fcl_bench.protocol.message import Message
 from tests.methods.harness import context_of
 from tests.methods.test_revealed import small, tasks_of
 from tests.methods.training_harness import federation_of, tiny_context
-from tests.small_methods import architecture, trains
+from tests.small_methods import architecture, trains_by_gradient
 
 
 def test_nothing_of_the_groups_travels():
@@ -116,7 +116,7 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
 
 @pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])
 def test_a_resumed_run_counts_what_came_before(name):
-    trained, vit = trains(name), architecture(name) == "vit"
+    trained, vit = trains_by_gradient(name), architecture(name) == "vit"
     tasks = tasks_of(shape=(3, 8, 8) if trained else (6,))
     context = tiny_context(architecture="vit" if vit else "conv") if trained else context_of(6)
     saved = []

@@ -19,7 +19,7 @@ from fcl_bench.protocol.context import Prediction
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
-from tests.small_methods import NAMES, short_run, trains
+from tests.small_methods import NAMES, short_run
 from tests.small_runs import run_in
 
 
@@ -152,7 +152,7 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     assert RoundAccuracy(0, None, np.array([4])).tensors() == {}
 
 
-@pytest.mark.parametrize("name", [*filter(trains, NAMES), "fedcbc"])
+@pytest.mark.parametrize("name", [*filter(trains_by_gradient, NAMES), "fedcbc"])
 def test_every_method_that_trains_can_be_watched(name, no_pictures, tmp_path):
     """A task's last row is its A_t and of its last exchange, whatever comes after the model's rounds."""
     run = run_in(tmp_path, *short_run(name), "data=digits", "tasks=2", "clients=2", "evaluate_rounds=1")

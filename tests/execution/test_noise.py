@@ -20,7 +20,13 @@ SMALL = ("data=digits", "tasks=2", "clients=3", "beta=1")
 STSA = ("method=stsa", "method.M=null", "method.gamma=1", *SMALL)
 NOISE = ("noise=gaussian", "noise.epsilon=4")
 SHARED = (*NOISE, "noise.share_of=3", "secure=sums")
-ON_FEATURES = ("method=fedavg", "method.on=features", "method.training.rounds=3", "method.training.epochs=1", *SMALL)
+ON_FEATURES = (
+    "method=fedavg",
+    "method.trains=features",
+    "method.training.rounds=3",
+    "method.training.epochs=1",
+    *SMALL,
+)
 
 
 def W_of(outcome) -> np.ndarray:

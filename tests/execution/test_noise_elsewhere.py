@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "logger=none")
 NOISE = ("noise=gaussian", "noise.multiplier=0.05")
 UPDATES = ("noise=gaussian", "noise.unit=client", "noise.multiplier=0.05")
-TRAINED = ("method=fedavg", "method.on=features", "method.training.rounds=2", "method.training.epochs=1")
+TRAINED = ("method=fedavg", "method.trains=features", "method.training.rounds=2", "method.training.epochs=1")
 
 
 def tensors(outcome) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from PIL import Image
 from fcl_bench.errors import UserError
 from fcl_bench.execution.predicting import Model
 from tests.conftest import write_features
-from tests.small_methods import NAMES, short_run, trains
+from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import run_in, settings_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
@@ -19,16 +19,19 @@ SMALL = ("tasks=2", "clients=2", "device=cpu", "predictions=true")
 #: Of the methods that train, those that bring something of their own to prediction, and one that does not; the others
 #: take minutes together.
 _OWN = {"fedavg", "fedprotip", "fedicarl", "lorm", "pilora", "regmean", "l2p", "mfcl"}
-EVERY = [pytest.param(name, marks=[pytest.mark.slow] if trains(name) and name not in _OWN else []) for name in NAMES]
+EVERY = [
+    pytest.param(name, marks=[pytest.mark.slow] if trains_by_gradient(name) and name not in _OWN else [])
+    for name in NAMES
+]
 #: Knobs under which a model consists of other parts.
 OTHERS = {
     "a linear map of its own": ("method=stsa", "method.M=null"),
     "scaled scores": ("method=stsa", "method.M=96", "method.scale_scores=true"),
     "the nearest mean of exemplars": ("method=fedicarl", "method.classify=nme", "method.memory=20"),
     "one task's batches": ("method=fedprotip", "method.columns=8", "method.tip.route=batch", "method.tip.batch=16"),
-    "ridge regressions merged": ("method=regmean", "method.on=features", "method.local=ridge", "backbone=pixels"),
-    "heads on features": ("method=fedavg", "method.on=features", "backbone=pixels", "method.training.rounds=2"),
-    "replayed heads": ("method=fedavg", "method.replay_head=gaussian"),
+    "ridge regressions merged": ("method=regmean", "method.trains=features", "method.local=ridge", "backbone=pixels"),
+    "heads on features": ("method=fedavg", "method.trains=features", "backbone=pixels", "method.training.rounds=2"),
+    "replayed heads": ("method=fedavg", "method.ccvr=gaussian"),
     "several maps": ("method=fedklda", "method.M=32", "method.ensemble=2"),
     "published PILoRA": ("method=pilora", "method.variant=published"),
     "classes that come back": ("method=fedprotip", "method.columns=8", "split=class_overlap"),
@@ -86,7 +89,12 @@ def test_a_task_without_test_samples_counts_where_batches_are_of_one_task(tmp_pa
     arrays = dict(np.load(file))
     tested = arrays["y_test"] != 0  # the class of the first task
     np.savez(file, **{**arrays, "x_test": arrays["x_test"][tested], "y_test": arrays["y_test"][tested]})
-    batches = ("method=fedprotip", "method.on=features", "method.frozen_stages=0", *OTHERS["one task's batches"][1:])
+    batches = (
+        "method=fedprotip",
+        "method.trains=features",
+        "method.frozen_stages=0",
+        *OTHERS["one task's batches"][1:],
+    )
     usual = ("method.training.rounds=2", "method.training.lr=0.01", "split.shuffle=false", "tasks=6")
     chosen = (*batches, *usual, "data=features", f"data.path={file}", "clients=2", "predictions=true")
     model = agrees(tmp_path, *chosen)

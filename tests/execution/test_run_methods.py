@@ -8,12 +8,12 @@ import pytest
 
 from fcl_bench.execution.run import Outcome
 from tests.conftest import shared, write_features
-from tests.small_methods import NAMES, short_run, trains
+from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in, settings_for
 
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
-CLOSED_FORM = [name for name in NAMES if not trains(name)]
+CLOSED_FORM = [name for name in NAMES if not trains_by_gradient(name)]
 
 
 def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:

@@ -60,7 +60,7 @@ MORE_WRONG = [
     ),
     ("backbone=tiny method.training.schedule=step", "method.training.schedule=step has no milestones"),
     ("backbone=tiny method.training.round=5", "unknown key method.training.round (did you mean method.training.rounds"),
-    ("backbone=tiny method.loss_over=new", "method.loss_over=new is not known (choices: seen, task"),
+    ("backbone=tiny method.loss_classes=new", "method.loss_classes=new is not known (choices: seen, task"),
     ("backbone=tiny checkpoint_rounds=0", "checkpoint_rounds=0 is out of range"),
     ("backbone=tiny drift=-1", "drift=-1 is out of range"),
 ]

@@ -14,12 +14,12 @@ from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.protocol.message import Message
-from tests.small_methods import NAMES, short_run, trains
+from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import run_in
 
 SAID = [field.name for field in dataclasses.fields(Message) if field.name not in ("tensors", "sums_of", "moments_of")]
-QUICK = [name for name in NAMES if not trains(name)]
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if trains(name)]
+QUICK = [name for name in NAMES if not trains_by_gradient(name)]
+LONG = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if trains_by_gradient(name)]
 
 
 def require_same(came: Message, sent: Message) -> None:

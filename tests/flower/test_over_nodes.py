@@ -92,7 +92,7 @@ def features(path, seed=0):
 )
 def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, link, method):
     """All rows but its own are NaN in each node's process."""
-    trained = ("method.on=features", "method.training.rounds=2", "method.training.epochs=1")
+    trained = ("method.trains=features", "method.training.rounds=2", "method.training.epochs=1")
     given = ("data=features", features(tmp_path / "f.npz"), f"method={method}")
     given += trained if method in ("fedavg", "fedicarl", "fedprotip") else short_run(method)
     given += ("method.frozen_stages=0",) if method == "fedprotip" else ()

@@ -44,7 +44,7 @@ STREAMS = {"images": (tiny_context, pictures), "features": (lambda: feature_cont
 
 def federation(method: GradientMethod, tasks=None, context: Context | None = None):
     """The engine after the whole stream."""
-    context_of, stream = STREAMS[method.on]
+    context_of, stream = STREAMS[method.trains]
     found = federation_of(method, context or context_of(), stream() if tasks is None else tasks)
     found.run(lambda _: None)
     return found
@@ -76,5 +76,5 @@ def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring:
 
 def assert_goes_on(method: GradientMethod) -> None:
     """From every other round of the stream on, bit for bit."""
-    context_of, stream = STREAMS[method.on]
+    context_of, stream = STREAMS[method.trains]
     assert_resumes(lambda: federation_of(method, context_of(), stream()), step=2)

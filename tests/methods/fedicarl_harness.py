@@ -29,24 +29,24 @@ def fedicarl(**knobs) -> FediCaRL:
     return FediCaRL(**{"training": training(), "memory": 8, **knobs})
 
 
-def context_on(on: str, **options) -> Context:
-    made_on = {"images": tiny_context, "features": feature_context}[on]
+def context_on(trains: str, **options) -> Context:
+    made_on = {"images": tiny_context, "features": feature_context}[trains]
     return dataclasses.replace(made_on(**options), clients=CLIENTS)
 
 
-def tasks_on(on: str, sizes=None):
+def tasks_on(trains: str, sizes=None):
     sizes = SIZES if sizes is None else sizes
-    if on == "features":
+    if trains == "features":
         return feature_tasks(0, CLASSES[: len(sizes)], sizes)
     return image_tasks(np.random.default_rng(0), CLASSES[: len(sizes)], sizes)
 
 
-def made(method, on: str = "images", sizes=None, **options):
-    return federation_of(method, context_on(on, **options), tasks_on(on, sizes))
+def made(method, trains: str = "images", sizes=None, **options):
+    return federation_of(method, context_on(trains, **options), tasks_on(trains, sizes))
 
 
-def learnt(method, on: str = "images", sizes=None, after=lambda _: None, **options):
-    federation = made(method, on, sizes, **options)
+def learnt(method, trains: str = "images", sizes=None, after=lambda _: None, **options):
+    federation = made(method, trains, sizes, **options)
     federation.run(after)
     return federation
 
@@ -83,4 +83,4 @@ def plain_directions(federation, samples: torch.Tensor) -> np.ndarray:
     return phi / np.linalg.norm(phi, axis=1, keepdims=True)
 
 
-both = pytest.mark.parametrize("on", ["images", "features"])
+both = pytest.mark.parametrize("trains", ["images", "features"])

@@ -28,7 +28,7 @@ FAST = {"rounds": 2, "epochs": 1, "batch_size": 8, "lr": 0.05, "augment": "none"
 
 def fedavg(**knobs) -> FedAvg:
     """`training` knobs and the method's own."""
-    own = {name: knobs.pop(name) for name in ("frozen_stages", "frozen_heads", "loss_over") if name in knobs}
+    own = {name: knobs.pop(name) for name in ("frozen_stages", "frozen_heads", "loss_classes") if name in knobs}
     return FedAvg(training=Training(**{**FAST, **knobs}), **own)
 
 

@@ -68,4 +68,4 @@ class FrozenFineTune(FedAvg):
 
 
 def heads_alone(**knobs) -> FrozenFineTune:
-    return FrozenFineTune(training(**knobs), loss_over="task", frozen_heads=True)
+    return FrozenFineTune(training(**knobs), loss_classes="task", frozen_heads=True)

@@ -12,7 +12,7 @@ EXACT = {"wire": "float64"}
 
 
 def regmean(**knobs) -> RegMean:
-    own = {name: knobs.pop(name) for name in ("damping", "on", "frozen_heads", "loss_over") if name in knobs}
+    own = {name: knobs.pop(name) for name in ("damping", "trains", "frozen_heads", "loss_classes") if name in knobs}
     return RegMean(training(**{"weight_decay": 0.0, **knobs}), **own)
 
 

@@ -22,9 +22,9 @@ from tests.methods.whole_runs import feature_context
 TASKS = feature_tasks(0, [3, 3], [[20, 0, 9], [12, 15, 1]])
 
 
-def setting(on: str) -> tuple[Context, ImageTasks]:
+def setting(trains: str) -> tuple[Context, ImageTasks]:
     """A problem and its tasks."""
-    if on == "images":
+    if trains == "images":
         return tiny_context(), made_tasks([[9, 7, 8], [8, 6, 3]], classes=3)
     return feature_context(), TASKS
 
@@ -52,11 +52,11 @@ def plain_shares(counts: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Oracle:
-    """What `method.on=features` should come to.
+    """What `method.trains=features` should come to.
 
     Attributes:
         training: the knobs.
-        over: `loss_over`.
+        over: `loss_classes`.
         term: (S, S0, Sj, y) -> (n, c) the gradient of what a method adds to each sample's loss, by the logits that
             compete: S of the model, S0 of the broadcast one, Sj of the client's last one (None in its first round;
             fewer columns where its heads were fewer), y the places of the labels.

@@ -26,13 +26,13 @@ def task_given(out: Path, *overrides: str) -> np.ndarray:
 
 def test_fedlwf_leaves_more_of_the_earlier_tasks_than_finetuning(tmp_path):
     """By more than one standard deviation of the differences by seed."""
-    gains = task_given(tmp_path, "method=fedlwf") - task_given(tmp_path, "method=fedavg", "method.loss_over=task")
+    gains = task_given(tmp_path, "method=fedlwf") - task_given(tmp_path, "method=fedavg", "method.loss_classes=task")
     assert gains.mean() > gains.std(ddof=1)
 
 
 def test_fedewc_leaves_as_much_of_them_as_finetuning(tmp_path):
     """The default penalty acts, but is weak: means differ by less than the seeds do (docs/methods/fedewc.md)."""
-    plain = task_given(tmp_path, "method=fedavg", "method.loss_over=seen")
+    plain = task_given(tmp_path, "method=fedavg", "method.loss_classes=seen")
     gains = task_given(tmp_path, "method=fedewc") - plain
     assert gains.any()
     assert abs(gains.mean()) < plain.std(ddof=1)

@@ -20,7 +20,7 @@ both = pytest.mark.parametrize("kind", [FedDyn, Scaffold])
 @both
 @pytest.mark.parametrize("reset", [False, True])
 def test_it_goes_on_within_a_task_bit_for_bit(kind, reset):
-    method = kind(Training(fraction=0.5, **SMALL), on="features", reset=reset)
+    method = kind(Training(fraction=0.5, **SMALL), trains="features", reset=reset)
     tasks = feature_tasks(0, [3, 2], COUNTS[:2])
     _, saved = assert_resumes(lambda: federation_of(method, feature_context(), tasks))
     # FedDyn asks for sizes before the rounds of the model.
@@ -44,7 +44,7 @@ def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back(ki
 
 @both
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
-def test_every_wire_and_loss_over_the_task_run(kind, wire):
-    method = kind(Training(fraction=0.5, **SMALL), loss_over="task")
+def test_every_wire_and_loss_classes_the_task_run(kind, wire):
+    method = kind(Training(fraction=0.5, **SMALL), loss_classes="task")
     federation = learnt(method, tiny_context(wire=wire), made_tasks(COUNTS), unlabelled=[(1, 0)])
     assert all(bool(torch.isfinite(value).all()) for value in state_of(federation.server).values())

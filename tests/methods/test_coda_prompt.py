@@ -199,7 +199,7 @@ def test_impossible_knobs_are_refused_in_a_line():
         with pytest.raises(UserError, match=r"method\.layers=.*distinct numbers from 0 to 3"):
             coda(layers=layers).check(lively_context(), [2, 2])
     with pytest.raises(UserError, match=r"method\.on=features: method=coda_prompt trains a part"):
-        coda(on="features").check(lively_context(), [2])
+        coda(trains="features").check(lively_context(), [2])
     with pytest.raises(UserError, match="method=coda_prompt works inside a vision transformer"):
         coda().check(tiny_context(), [2])
     for name, value in (("components", 0), ("orthogonality", -1), ("layers", [-1])):

@@ -20,7 +20,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of, draw_tasks, shard_of, stream_of, turn
 from tests.methods.training_harness import feature_tasks, federation_of
-from tests.small_methods import NAMES, made, short_run, trains
+from tests.small_methods import NAMES, made, short_run, trains_by_gradient
 from tests.small_runs import run_in
 
 #: Adds up two fields.
@@ -78,8 +78,8 @@ def test_moments_of_clients_with_different_classes_come_over_the_tree(covariance
     sizes = [[2, 14, 3, 4, 3], [3, 2, 11, 3, 2]]
     method = FedAvg(
         training=Training(rounds=1, epochs=1, batch_size=8, lr=0.1),
-        on="features",
-        replay_head="gaussian",
+        trains="features",
+        ccvr="gaussian",
         gaussian=Gaussian(covariance=covariance, samples=16),
     )
     flat, tree = (
@@ -252,7 +252,7 @@ COMBINED = [name for name in NAMES if made(name).combination(CONTEXT) is not Non
 )
 def test_every_method_that_combines_runs_over_the_tree(name, tmp_path):
     """Short runs from end to end: `-m slow` for those that train."""
-    images = ("backbone.size=8",) if trains(name) else ()
+    images = ("backbone.size=8",) if trains_by_gradient(name) else ()
     small = (*short_run(name), *images, "data=digits", "tasks=2", "clients=5", "cache.enabled=false")
     flat, tree = (run_in(tmp_path, *small, *way).record for way in ((), ("transport=tree", "transport.fan_in=2")))
     assert flat["run_id"] != tree["run_id"]

@@ -54,7 +54,7 @@ class EchoingClient(DataFreeClient):
             return super().objective(client_data, broadcast, state)
         seed = self.synthetic_seed(client_data, broadcast)
         pool = ImagePool(made["images"], made["labels"], seed, lambda images, _: images, self.scale)
-        return Echoed(Heads.from_message(broadcast), self.method.loss_over, False, pool)
+        return Echoed(Heads.from_message(broadcast), self.method.loss_classes, False, pool)
 
 
 class EchoingServer(DataFreeServer):
@@ -90,7 +90,7 @@ def learnt(method, seen=None):
 
 
 def test_a_method_that_makes_nothing_is_fedavg_bit_for_bit():
-    ours, plain = learnt(Echoing(on_=False)), learnt(FedAvg(training=training(), loss_over="task"))
+    ours, plain = learnt(Echoing(on_=False)), learnt(FedAvg(training=training(), loss_classes="task"))
     assert same(model_of(ours), model_of(plain))
     assert ours.server.privacy() == {"synthetic_images": 0}
     assert ours.server.pictures() == {}
@@ -107,7 +107,7 @@ def test_images_are_made_before_every_task_but_the_first():
 
 
 def test_images_and_the_teacher_go_down_once_to_each_client_of_a_task():
-    federation, plain = learnt(Echoing()), learnt(FedAvg(training=training(), loss_over="task"))
+    federation, plain = learnt(Echoing()), learnt(FedAvg(training=training(), loss_classes="task"))
     body = sum(value.nbytes for name, value in model_of(plain).items() if name.startswith("body."))
     for ours, theirs in zip(federation.state.ledger.uploads, plain.state.ledger.uploads, strict=True):
         teacher = body + ours.task * 2 * (tiny_context().network.dimension + 1) * 4
@@ -124,8 +124,8 @@ def test_a_run_goes_on_with_the_same_images():
 
 
 def test_features_are_refused():
-    with pytest.raises(UserError, match=r"method.on=features: method=echoing makes images"):
-        Echoing(on="features")
+    with pytest.raises(UserError, match=r"method.trains=features: method=echoing makes images"):
+        Echoing(trains="features")
 
 
 def test_every_task_has_a_row_in_the_picture():

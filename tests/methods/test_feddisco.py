@@ -107,13 +107,13 @@ def test_where_all_weights_would_be_0_it_is_fedavg_and_says_so(weighting, caplog
     context, rng = feature_context(), np.random.default_rng(0)
     labels = ([0] * 5 + [1], [2] * 4)
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in labels]]
-    method = FedDisco(small_batches(weighting=weighting), on="features", a=1.0, b=0.0, discrepancy="l1")
+    method = FedDisco(small_batches(weighting=weighting), trains="features", a=1.0, b=0.0, discrepancy="l1")
     assert method.weights(torch.tensor([[5, 1, 0], [0, 0, 4]])) is None
     with caplog.at_level(logging.WARNING):
         found = learnt(method, context, tasks)
     assert caplog.text.count("all weights of a round are 0") == 1
     assert same(
-        model_of(found), model_of(learnt(FedAvg(small_batches(weighting=weighting), on="features"), context, tasks))
+        model_of(found), model_of(learnt(FedAvg(small_batches(weighting=weighting), trains="features"), context, tasks))
     )
 
 
@@ -143,23 +143,25 @@ def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(s
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_without_a_and_b_it_is_fedavg_bit_for_bit_and_nothing_is_counted(on):
-    context, tasks = setting(on)
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_without_a_and_b_it_is_fedavg_bit_for_bit_and_nothing_is_counted(trains):
+    context, tasks = setting(trains)
     knobs = small_batches(fraction=0.5)
-    off, plain = (learnt(m, context, tasks) for m in (FedDisco(knobs, on=on, a=0, b=0), FedAvg(knobs, on=on)))
+    off, plain = (
+        learnt(m, context, tasks) for m in (FedDisco(knobs, trains=trains, a=0, b=0), FedAvg(knobs, trains=trains))
+    )
     assert same(model_of(off), model_of(plain))
     rows = [[(r.stage, r.round, r.up_bytes, r.down_bytes) for r in run.state.ledger.uploads] for run in (off, plain)]
     assert rows[0] == rows[1]
-    assert not same(model_of(learnt(FedDisco(knobs, on=on, b=0), context, tasks)), model_of(plain))
+    assert not same(model_of(learnt(FedDisco(knobs, trains=trains, b=0), context, tasks)), model_of(plain))
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_single_client_is_fedavg_bit_for_bit(on):
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_single_client_is_fedavg_bit_for_bit(trains):
     """The counts shift neither the schedule nor the batches."""
-    context, tasks = setting(on)
+    context, tasks = setting(trains)
     one, knobs = [[clients[0]] for clients in tasks], small_batches(rounds=3, schedule="cosine")
-    found, plain = (learnt(method(knobs, on=on), context, one) for method in (FedDisco, FedAvg))
+    found, plain = (learnt(method(knobs, trains=trains), context, one) for method in (FedDisco, FedAvg))
     assert same(model_of(found), model_of(plain))
 
 
@@ -174,7 +176,7 @@ def test_training_on_features_is_the_oracles(kind, weighting):
         # As many samples each, of the same distribution.
         return by_hand(table / table.sum(axis=1, keepdims=True), 0.4, 0.05, kind)
 
-    method = FedDisco(knobs, on="features", a=0.4, b=0.05, discrepancy=kind)
+    method = FedDisco(knobs, trains="features", a=0.4, b=0.05, discrepancy=kind)
     expected = Oracle(knobs, shares=shares).run(context, TASKS)
     np.testing.assert_allclose(class_weights(learnt(method, context, TASKS)), expected, atol=1e-5)
     assert np.abs(Oracle(knobs).run(context, TASKS) - expected).max() > 1e-3
@@ -183,7 +185,7 @@ def test_training_on_features_is_the_oracles(kind, weighting):
 def test_of_the_clients_drawn_for_a_round_the_weights_sum_to_1():
     """And KL is shared out among them alone."""
     context, tasks = setting("features")
-    method = FedDisco(small_batches(rounds=4, fraction=0.5), on="features")
+    method = FedDisco(small_batches(rounds=4, fraction=0.5), trains="features")
     server, seen = method.server(context), []
     task = images_stream(tasks)[0]
     server.start_task(task)
@@ -210,7 +212,7 @@ TABLE = np.array([[3, 3], [2, 0], [0, 4]])
 def after_a_round(came: list[int], **knobs) -> tuple[dict, list[dict]]:
     """The server's model after a round of three clients in which the models of `came` arrive; and those models."""
     context, _ = setting("features")
-    server, task = FedDisco(small_batches(), on="features", **knobs).server(context), Task(0, range(2), 2)
+    server, task = FedDisco(small_batches(), trains="features", **knobs).server(context), Task(0, range(2), 2)
     server.start_task(task)
     server.broadcast(task, 0)
     for client, row in enumerate(TABLE):
@@ -251,7 +253,7 @@ def test_a_client_whose_counts_do_not_come_is_out_of_the_task():
     def reached(*parts):
         return Faulty(InProcess.of(*parts), ListedFaults(silent=["0@1.0"]), 0)
 
-    federation = federation_of(FedDisco(small_batches(), on="features"), context, tasks, transport=reached)
+    federation = federation_of(FedDisco(small_batches(), trains="features"), context, tasks, transport=reached)
     federation.run(lambda _: None)
     rows = [row for row in federation.state.ledger.uploads if row.task == 1]
     assert {row.client for row in rows if row.stage == MODEL and row.up_bytes} == {1, 2}
@@ -266,7 +268,7 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
     labels = [[[0, 1, 2, 2], [1, 1]], [[4, 0, 0, 3, 4, 4], [3, 3, 3]]]
     tasks = [[(torch.from_numpy(rng.standard_normal((len(y), 6))), torch.tensor(y)) for y in of] for of in labels]
     context, sent = feature_context(), []
-    method = FedDisco(small_batches(fraction=0.5), on="features")
+    method = FedDisco(small_batches(fraction=0.5), trains="features")
     learn_images(method, context, tasks, seen=lambda k, b, m: sent.append((k, b, m)) if b.stage == COUNTS else None)
     assert [(k, m["counts"].tolist()) for k, _, m in sent] == [
         (0, [1, 1, 2]),
@@ -287,11 +289,11 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
     assert [row.down_bytes for row in counted] == [4, 4, 4 * (2 + 5 + 3), 4 * (2 + 5 + 3)]
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(on):
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(trains):
     """Also after the counts, before the first round of a task's model."""
-    context, tasks = setting(on)
-    method = FedDisco(small_batches(fraction=0.7), on=on)
+    context, tasks = setting(trains)
+    method = FedDisco(small_batches(fraction=0.7), trains=trains)
     _, saved = assert_resumes(lambda: federation_of(method, context, tasks))
     assert (1, 1) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
 
@@ -308,7 +310,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(on):
 @pytest.mark.parametrize("method", [FedDisco, FedGen])
 def test_counts_that_cannot_be_are_refused(counts, told, method):
     context, tasks = setting("features")
-    server, task = method(on="features").server(context), images_stream(tasks)[0]
+    server, task = method(trains="features").server(context), images_stream(tasks)[0]
     server.start_task(task)
     server.broadcast(task, 0)
     with pytest.raises(BadUpload, match=told):
@@ -318,9 +320,9 @@ def test_counts_that_cannot_be_are_refused(counts, told, method):
 def test_a_b_that_outweighs_the_shares_is_told_once(caplog):
     context, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        learnt(FedDisco(small_batches(), on="features"), context, tasks)
+        learnt(FedDisco(small_batches(), trains="features"), context, tasks)
         assert caplog.text == ""
-        learnt(FedDisco(small_batches(), on="features", b=3.0), context, tasks)
+        learnt(FedDisco(small_batches(), trains="features", b=3.0), context, tasks)
     assert caplog.text.count("method.b=3 is 6 times the mean share") == 1
 
 

@@ -42,7 +42,9 @@ from tests.methods.whole_runs import feature_context
 def test_scalar_quadratics_come_to_the_optimum_of_all_clients_or_of_all_samples(scaled, sizes, optimum):
     """w* solves n_1 w + 3 n_2 (w - 4) = 0, with n_1 = n_2 unless scaled; g_k is each client's gradient there."""
     training = Training(rounds=40, weighting="uniform", **{**EXACT, "epochs": 8})
-    server, states = play_scalar(with_loss(FedDyn, quadratic)(training, on="features", alpha=0.5, scaled=scaled), sizes)
+    server, states = play_scalar(
+        with_loss(FedDyn, quadratic)(training, trains="features", alpha=0.5, scaled=scaled), sizes
+    )
     assert weight_of(server) == pytest.approx(optimum, abs=2e-5)
     mean = sum(sizes) / 2
     alphas = [0.5 * mean / n if scaled else 0.5 for n in sizes]
@@ -78,8 +80,8 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     averaging.weighting = "samples" if scaled else "uniform"
     found = {}
     for name, method in (
-        ("feddyn", FedDyn(dynamic, on="features", alpha=0.3, scaled=scaled)),
-        ("fedavg", FedAvg(averaging, on="features")),
+        ("feddyn", FedDyn(dynamic, trains="features", alpha=0.3, scaled=scaled)),
+        ("fedavg", FedAvg(averaging, trains="features")),
     ):
         *_, (_, _, server, _, _) = rounds_of(method, context, [clients])
         found[name] = np.abs(theta_of(server.network.state(), 1).ravel() - best).max()
@@ -97,7 +99,7 @@ def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
     clients = [(torch.from_numpy(images[own]), torch.from_numpy(labels[own])) for own in dealt]
     knobs = Training(rounds=30, epochs=1, batch_size=64, lr=0.2, weight_decay=0.0, augment="none")
     loss = {}
-    for method in (FedDyn(knobs, on="features"), FedAvg(knobs, on="features")):
+    for method in (FedDyn(knobs, trains="features"), FedAvg(knobs, trains="features")):
         *_, (_, _, server, _, _) = rounds_of(method, feature_context(64), [clients])
         loss[method.name], _ = loss_gradient(theta_of(server.network.state(), 1), images, labels)
     assert loss["feddyn"] < 0.3 * loss["fedavg"]
@@ -110,7 +112,7 @@ def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_h_is_the_mean_of_all_clients_linear_terms_after_every_round(fraction, reset):
     """h = -alpha S / N = mean_k g_k, whoever took part, also where clients come later and heads grow."""
-    method = FedDyn(Training(fraction=fraction, **SMALL), on="features", alpha=0.4, scaled=False, reset=reset)
+    method = FedDyn(Training(fraction=fraction, **SMALL), trains="features", alpha=0.4, scaled=False, reset=reset)
     rounds = 0
     met: set[int] = set()
     for task, round_, server, states, _ in rounds_of(method, feature_context(), feature_tasks(0, [3, 2, 2], COUNTS)):
@@ -139,17 +141,17 @@ def test_clients_that_do_not_take_part_keep_what_they_have_bit_for_bit():
     assert away
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(on):
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(trains):
     """g_k = h = 0 there; the server then moves on by the mean drift once more."""
     knobs = Training(**{**SMALL, "rounds": 1, "epochs": 4, "momentum": 0.5, "augment": "crop_flip"})
-    tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
-    context = tiny_context() if on == "images" else feature_context()
+    tasks = made_tasks(COUNTS[:1]) if trains == "images" else feature_tasks(0, [3], COUNTS[:1])
+    context = tiny_context() if trains == "images" else feature_context()
     sent: dict[str, dict] = {"dyn": {}, "prox": {}}
     servers = {}
     for name, method in (
-        ("dyn", FedDyn(knobs, on=on, alpha=0.5, scaled=False, max_norm=None)),
-        ("prox", FedProx(knobs, on=on, mu=0.5)),
+        ("dyn", FedDyn(knobs, trains=trains, alpha=0.5, scaled=False, max_norm=None)),
+        ("prox", FedProx(knobs, trains=trains, mu=0.5)),
     ):
         servers[name] = learn_images(
             method, context, tasks, seen=lambda k, _, up, name=name: sent[name].update({k: up})
@@ -171,7 +173,7 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
     """Growing heads, absent clients, mini-batches, momentum, decay, clipping."""
     alpha = 0.6
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1})
-    method, context = FedDyn(knobs, on="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_context()
+    method, context = FedDyn(knobs, trains="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_context()
     tasks = feature_tasks(1, [3, 2], COUNTS[:2])
     w, drifts, met = None, {}, set()
     broadcasts = []
@@ -218,7 +220,7 @@ def test_a_step_is_clipped_to_the_norm_asked_for():
         moved[norm] = float(sum((upload[name] - broadcast[name]).square().sum() for name in upload)) ** 0.5
 
     for norm in (0.01, 10.0, None):
-        method = FedDyn(knobs, on="features", scaled=False, max_norm=norm)
+        method = FedDyn(knobs, trains="features", scaled=False, max_norm=norm)
         learn_images(method, feature_context(), feature_tasks(0, [3], [[30]]), seen=seen)
     assert moved[0.01] == pytest.approx(0.05 * 0.01, rel=1e-3)
     assert moved[10.0] == moved[None] > 0.05 * 0.02
@@ -253,7 +255,7 @@ def test_bytes_are_fedavgs_and_clients_keep_one_model(scaled):
 
 
 def test_sizes_that_are_not_told_are_refused():
-    method = FedDyn(Training(**SMALL), on="features")
+    method = FedDyn(Training(**SMALL), trains="features")
     server = method.server(feature_context())
     [(task, *_), *_] = rounds_of(method, feature_context(), feature_tasks(0, [3], [[30]]))
     server.start_task(task)

@@ -39,16 +39,16 @@ WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
     [
         {"strength": 5.0, "fisher_max": None},
         {"strength": 20.0, "fisher_max": 0.1, "gamma": 0.5},
-        {"strength": 5.0, "fisher_max": None, "loss_over": "task", "gamma": 0.0},
+        {"strength": 5.0, "fisher_max": None, "loss_classes": "task", "gamma": 0.0},
     ],
     ids=str,
 )
 def test_training_on_features_is_what_the_equations_say(knobs, recurring):
-    method = FedEWC(training(**WHOLE), on="features", **knobs)
+    method = FedEWC(training(**WHOLE), trains="features", **knobs)
     oracle = Classical(
         momentum=0.5,
         decay=1e-3,
-        over=method.loss_over,
+        over=method.loss_classes,
         ewc=method.strength,
         gamma=method.gamma,
         most=np.inf if method.fisher_max is None else method.fisher_max,
@@ -130,7 +130,7 @@ def test_the_stronger_the_penalty_the_less_moves_what_matters():
     tasks, found, new = feature_tasks()[:2], [], []
     for strength in (0.01, 10.0, 100.0, 300.0):
         knobs = training(rounds=20, lr=0.01, momentum=0.0, weight_decay=0.0)
-        method = FedEWC(knobs, on="features", strength=strength, fisher_max=None)
+        method = FedEWC(knobs, trains="features", strength=strength, fisher_max=None)
         told = []
         server = learn_images(
             method,
@@ -151,7 +151,7 @@ def test_a_weight_without_information_is_free():
     tasks = feature_tasks()[:2]
     for Z, _ in tasks[0]:
         Z[:, 0] = 0
-    method = FedEWC(training(rounds=1, batch_size=64), on="features", strength=1e4, loss_over="task")
+    method = FedEWC(training(rounds=1, batch_size=64), trains="features", strength=1e4, loss_classes="task")
     server = learn_images(method, feature_context(INPUTS), tasks[:1])
     assert not server.fisher["heads.0.weight"][:, 0].any()
     assert (server.fisher["heads.0.weight"][:, 1:] > 0).all()
@@ -160,22 +160,24 @@ def test_a_weight_without_information_is_free():
 # Limits, and what is sent ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(on):
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(trains):
     """No stage of its own either."""
     knobs = training(fraction=0.5, rounds=3)
-    ours, theirs = federation(FedEWC(knobs, on=on, strength=0.0)), federation(FedAvg(knobs, on=on))
+    ours, theirs = federation(FedEWC(knobs, trains=trains, strength=0.0)), federation(FedAvg(knobs, trains=trains))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert same(ours.server.state_dict(), theirs.server.state_dict())
     assert ours.server.report() == {}
-    assert not same(model_of(federation(FedEWC(knobs, on=on))), model_of(theirs))
+    assert not same(model_of(federation(FedEWC(knobs, trains=trains))), model_of(theirs))
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_the_first_task_is_fedavg_bit_for_bit(on):
-    first = STREAMS[on][1]()[:1]
-    ours, theirs = (federation(m, first) for m in (FedEWC(training(), on=on), FedAvg(training(), on=on)))
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_the_first_task_is_fedavg_bit_for_bit(trains):
+    first = STREAMS[trains][1]()[:1]
+    ours, theirs = (
+        federation(m, first) for m in (FedEWC(training(), trains=trains), FedAvg(training(), trains=trains))
+    )
     assert same(model_of(ours), model_of(theirs))
     assert ours.server.fisher
 
@@ -214,22 +216,23 @@ def test_a_task_without_a_label_leaves_what_is_known():
     assert not same(told[2][0], told[1][0])
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(on):
-    assert_goes_on(FedEWC(training(fraction=0.7), on=on))
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(trains):
+    assert_goes_on(FedEWC(training(fraction=0.7), trains=trains))
 
 
 def test_steps_that_overshoot_are_told_once(caplog):
     with caplog.at_level(logging.WARNING):
-        federation(FedEWC(training(), on="features"))
+        federation(FedEWC(training(), trains="features"))
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):
-        federation(FedEWC(training(lr=1e-3), on="features", strength=1e7))
+        federation(FedEWC(training(lr=1e-3), trains="features", strength=1e7))
     assert caplog.text.count("lr times strength times F is up to 1 ") == 0
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):
         federation(
-            FedEWC(training(momentum=0.5, lr=1e-3), on="features", strength=1e8, loss_over="task"), feature_tasks()[:2]
+            FedEWC(training(momentum=0.5, lr=1e-3), trains="features", strength=1e8, loss_classes="task"),
+            feature_tasks()[:2],
         )
     assert caplog.text.count("lr times strength times F is up to 10 after task 0; above 3") == 1
 
@@ -240,8 +243,8 @@ def test_steps_that_overshoot_are_told_once(caplog):
 def test_published_is_fedavg_over_the_tasks_own_scores_with_uniform_weights(caplog):
     """The same bits and bytes, no stage, nothing kept; and it says so."""
     knobs = training(weighting="uniform", fraction=0.5, rounds=3)
-    published = FedEWC(knobs, variant="published", loss_over="task")
-    ours, theirs = federation(published), federation(FedAvg(knobs, loss_over="task"))
+    published = FedEWC(knobs, variant="published", loss_classes="task")
+    ours, theirs = federation(published), federation(FedAvg(knobs, loss_classes="task"))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert same(ours.server.state_dict(), theirs.server.state_dict())
@@ -255,7 +258,7 @@ def test_published_is_fedavg_over_the_tasks_own_scores_with_uniform_weights(capl
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"loss_over": "seen"}, "method.loss_over=seen contradicts method.variant=published"),
+        ({"loss_classes": "seen"}, "method.loss_classes=seen contradicts method.variant=published"),
         ({"training": {"weighting": "samples"}}, "method.training.weighting=samples contradicts"),
         ({"strength": 5}, "method.strength=5 contradicts .* [(]method.strength=1000"),
         ({"strength": 0}, "method.strength=0 contradicts"),
@@ -264,7 +267,7 @@ def test_published_is_fedavg_over_the_tasks_own_scores_with_uniform_weights(capl
     ],
 )
 def test_knobs_that_contradict_the_published_variant_are_refused(knobs, told):
-    fitting = {"variant": "published", "loss_over": "task", "training": {"weighting": "uniform"}}
+    fitting = {"variant": "published", "loss_classes": "task", "training": {"weighting": "uniform"}}
     assert typed_instance(FedEWC, fitting, "method").variant == "published"
     with pytest.raises(UserError, match=told):
         typed_instance(FedEWC, {**fitting, **knobs}, "method")

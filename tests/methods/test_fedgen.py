@@ -34,18 +34,20 @@ def training(**knobs) -> Training:
     return Training(**{"rounds": 3, "epochs": 2, "batch_size": 4, "lr": 0.05, "momentum": 0.5, **knobs})
 
 
-def fedgen(on: str = "images", generator: dict | None = None, knobs: dict | None = None, **own) -> FedGen:
-    return FedGen(training(**(knobs or {})), generator=Generation(**{"steps": 5, **(generator or {})}), on=on, **own)
+def fedgen(trains: str = "images", generator: dict | None = None, knobs: dict | None = None, **own) -> FedGen:
+    return FedGen(
+        training(**(knobs or {})), generator=Generation(**{"steps": 5, **(generator or {})}), trains=trains, **own
+    )
 
 
-def tasks_and_context(on: str):
-    if on == "images":
+def tasks_and_context(trains: str):
+    if trains == "images":
         return image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES), tiny_context()
     return feature_tasks(0, [2, 2, 2], SIZES), feature_context()
 
 
-def learnt(method, on: str):
-    tasks, context = tasks_and_context(on)
+def learnt(method, trains: str):
+    tasks, context = tasks_and_context(trains)
     return whole_runs.learnt(method, context, tasks)
 
 
@@ -208,23 +210,23 @@ def test_both_weights_decay_by_round_and_end_at_a_least_one():
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(on):
-    method = fedgen(on, alpha=0.0, beta=0.0)
-    federation, other = learnt(method, on), learnt(FedAvg(training(), on=on), on)
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(trains):
+    method = fedgen(trains, alpha=0.0, beta=0.0)
+    federation, other = learnt(method, trains), learnt(FedAvg(training(), trains=trains), trains)
     assert same(model_of(federation), model_of(other))
     assert federation.server.generator.classes.shape[0] == 0
     assert federation.server.state_dict().keys() == other.server.state_dict().keys()
     bytes_of = [[(r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (federation, other)]
     assert bytes_of[0] == bytes_of[1]
-    for alpha, beta in ((1.0, 0.0), (0.0, 1.0)) if on == "features" else ((1.0, 1.0),):
-        assert not same(model_of(learnt(fedgen(on, alpha=alpha, beta=beta), on)), model_of(other))
+    for alpha, beta in ((1.0, 0.0), (0.0, 1.0)) if trains == "features" else ((1.0, 1.0),):
+        assert not same(model_of(learnt(fedgen(trains, alpha=alpha, beta=beta), trains)), model_of(other))
 
 
 def test_messages_have_the_bytes_of_the_formulas():
-    on, d, h, N = "features", 6, 8, 3
-    federation = learnt(fedgen(on, {"hidden": h, "noise": N}), on)
-    plain_one = learnt(FedAvg(training(), on=on), on)
+    trains, d, h, N = "features", 6, 8, 3
+    federation = learnt(fedgen(trains, {"hidden": h, "noise": N}), trains)
+    plain_one = learnt(FedAvg(training(), trains=trains), trains)
     fedavg = {(r.task, r.round, r.client): r for r in plain_one.state.ledger.uploads}
     told = set()
     for row in federation.state.ledger.uploads:
@@ -265,10 +267,10 @@ def test_the_server_keeps_heads_of_one_round_only_and_of_them_nothing_else():
         assert server._heads == {}
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(on):
-    tasks, context = tasks_and_context(on)
-    method = fedgen(on, knobs={"fraction": 0.7})
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(trains):
+    tasks, context = tasks_and_context(trains)
+    method = fedgen(trains, knobs={"fraction": 0.7})
     whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=3)
     assert whole.server.taught == 2
     assert any(name.startswith("generator_adam.") for name in whole.server.state_dict())
@@ -280,7 +282,7 @@ def test_a_generator_that_no_class_qualifies_for_is_neither_taught_nor_sent():
     Z = torch.from_numpy(rng.standard_normal((4, 6)))
     tasks = [[(Z[:2], torch.tensor([0, 1])), (Z[2:], torch.tensor([0, 1]))]]
     federation = whole_runs.learnt(fedgen("features"), feature_context(), tasks)
-    other = whole_runs.learnt(FedAvg(training(), on="features"), feature_context(), tasks)
+    other = whole_runs.learnt(FedAvg(training(), trains="features"), feature_context(), tasks)
     assert federation.server.taught == -1
     assert same(model_of(federation), model_of(other))
 
@@ -291,7 +293,7 @@ def test_classes_of_one_logit_in_an_old_head_are_generated_too():
     Z = torch.from_numpy(rng.standard_normal((24, 6)))
     tasks = [[(Z[:12], torch.arange(12) % 2)], [(Z[12:], 1 + torch.arange(12) % 2)]]
     for over in ("seen", "task"):
-        federation = whole_runs.learnt(fedgen("features", loss_over=over), feature_context(), tasks)
+        federation = whole_runs.learnt(fedgen("features", loss_classes=over), feature_context(), tasks)
         assert federation.server.taught == 1
         assert federation.server.tasks == [(0, 1), (1, 2)]
         assert federation.server.counts[0].tolist() == [6, 6]

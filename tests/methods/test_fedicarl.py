@@ -130,9 +130,9 @@ def test_binary_cross_entropy_is_icarls(heads, strength):
 
 
 @both
-def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(on):
-    ours = learnt(fedicarl(memory=0, strength=0.0, on=on), on)
-    plain = learnt(FedAvg(training(), on=on), on)
+def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(trains):
+    ours = learnt(fedicarl(memory=0, strength=0.0, trains=trains), trains)
+    plain = learnt(FedAvg(training(), trains=trains), trains)
     assert not differing(state_of(ours.server), state_of(plain.server))
     assert ours.transport.state_dict() == {}
     sent = [[(r.round, r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (ours, plain)]
@@ -141,11 +141,11 @@ def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(on):
 
 @both
 @pytest.mark.parametrize("apart", [{"memory": 8, "strength": 0.0}, {"memory": 0, "strength": 1.0}])
-def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(on, apart):
+def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(trains, apart):
     ends = []
-    for method in (fedicarl(on=on, **apart), FedAvg(training(), on=on)):
+    for method in (fedicarl(trains=trains, **apart), FedAvg(training(), trains=trains)):
         models: list = []
-        learnt(method, on, after=lambda done, models=models: models.append(state_of(done.server)))
+        learnt(method, trains, after=lambda done, models=models: models.append(state_of(done.server)))
         ends.append(models)
     ours, plain = ends
     assert not differing(ours[0], plain[0])
@@ -153,12 +153,12 @@ def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(o
 
 
 @both
-def test_with_room_for_everything_one_client_trains_on_what_centralised_has(on, monkeypatch):
+def test_with_room_for_everything_one_client_trains_on_what_centralised_has(trains, monkeypatch):
     sizes = [[13], [9], [12]]
     seen = trained_on(monkeypatch)
-    method = fedicarl(memory=1000, strength=0.0, on=on)
-    federation = learnt(method, on, sizes)
-    everything = tasks_on(on, sizes)
+    method = fedicarl(memory=1000, strength=0.0, trains=trains)
+    federation = learnt(method, trains, sizes)
+    everything = tasks_on(trains, sizes)
     for task, _, _, inputs, labels in seen:
         so_far = [clients[0] for clients in everything[: task + 1]]
         assert rows(inputs) == rows(torch.cat([samples for samples, _ in so_far]))
@@ -169,8 +169,8 @@ def test_with_room_for_everything_one_client_trains_on_what_centralised_has(on, 
     assert len(seen) == 3 * 2
     uploads = [row for row in federation.state.ledger.uploads if row.stage == "model"]
     assert [row.samples for row in uploads] == [13, 13, 9, 9, 12, 12]
-    if on == "images":
-        joint = learnt(Centralised(training(rounds=1)), on, sizes)
+    if trains == "images":
+        joint = learnt(Centralised(training(rounds=1)), trains, sizes)
         assert rows(joint.server.state_dict()["images"]) == rows(seen[-1][3])
 
 
@@ -188,7 +188,7 @@ def pooled_means(federation) -> np.ndarray:
 
 @both
 @pytest.mark.parametrize("wire", ["float64", "float32", "float16"])
-def test_the_sums_of_the_clients_make_the_mean_of_the_pooled_exemplars(on, wire):
+def test_the_sums_of_the_clients_make_the_mean_of_the_pooled_exemplars(trains, wire):
     """Of clients without samples of the task, too: they are asked in the stage `exemplars`."""
     close = {"float64": 1e-12, "float32": 1e-6, "float16": 2e-3}[wire]
 
@@ -197,13 +197,13 @@ def test_the_sums_of_the_clients_make_the_mean_of_the_pooled_exemplars(on, wire)
         np.testing.assert_allclose(federation.server.means().numpy(), expected, atol=close)
         if wire != "float64":
             return
-        inputs = torch.cat([samples for clients in tasks_on(on) for samples, _ in clients])
+        inputs = torch.cat([samples for clients in tasks_on(trains) for samples, _ in clients])
         phi = plain_directions(federation, inputs)
         distances = np.linalg.norm(phi[:, None] - expected[None], axis=2)
         scores = federation.server.classify(TestBatch.of(inputs)).scores.numpy()
         np.testing.assert_allclose(scores, -distances, atol=1e-12)
 
-    federation = learnt(fedicarl(on=on, classify="nme"), on, after=after, wire=wire)
+    federation = learnt(fedicarl(trains=trains, classify="nme"), trains, after=after, wire=wire)
     asked = {
         (row.task, row.client) for row in federation.state.ledger.uploads if row.stage == EXEMPLARS and row.up_bytes
     }
@@ -234,7 +234,7 @@ class Doubling(Middleware):
 
 
 def test_an_upload_that_names_a_class_twice_is_refused():
-    method, transport = fedicarl(classify="nme", on="features"), partial(InProcess.of, middleware=[Doubling()])
+    method, transport = fedicarl(classify="nme", trains="features"), partial(InProcess.of, middleware=[Doubling()])
     federation = federation_of(method, context_on("features"), tasks_on("features"), transport=transport)
     with pytest.raises(UserError, match="it names a class twice"):
         federation.run(lambda _: None)
@@ -249,7 +249,7 @@ def test_with_softmax_only_those_with_samples_are_asked():
 @pytest.mark.parametrize("scale", [0.25, 3.7, 1e-3])
 def test_the_nearest_mean_does_not_depend_on_the_scale_of_features(scale):
     """With weights that training leaves where they are, features are the inputs."""
-    method = fedicarl(on="features", classify="nme", training=training(lr=1e-9), strength=0.0)
+    method = fedicarl(trains="features", classify="nme", training=training(lr=1e-9), strength=0.0)
     tasks = tasks_on("features")
     scaled = [[(samples * scale, labels) for samples, labels in clients] for clients in tasks]
     inputs = torch.cat([samples for clients in tasks for samples, _ in clients])
@@ -280,10 +280,10 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"loss_over": "task"}, "method.loss_over=task"),
+        ({"loss_classes": "task"}, "method.loss_classes=task"),
         ({"loss": "bce", "strength": 1.5}, "method.strength=1.5"),
         ({"memory": 0, "classify": "nme"}, "method.memory=0"),
-        ({"replay_head": "gaussian", "classify": "nme"}, "method.replay_head=gaussian"),
+        ({"ccvr": "gaussian", "classify": "nme"}, "method.ccvr=gaussian"),
         ({"variant": "published", "classify": "nme"}, "method.classify=nme"),
         ({"variant": "published", "choose": "random"}, "method.choose=random"),
         ({"variant": "published", "scope": "total"}, "method.scope=total"),
@@ -306,7 +306,7 @@ def test_a_total_that_leaves_nothing_is_told():
 
 
 def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
-    choice = ("method=fedicarl", "method.on=features", "method.scope=total", "method.memory=42", "clients=4")
+    choice = ("method=fedicarl", "method.trains=features", "method.scope=total", "method.memory=42", "clients=4")
     plan = make_plan(settings_for(tmp_path, *choice))
     assert plan.settings.method.budget(plan.context) == 10
 

@@ -34,9 +34,9 @@ from tests.training.test_memory import plain_herding
 @pytest.mark.parametrize("choose", ["herding", "random"])
 @pytest.mark.parametrize(("scope", "memory", "each"), [("client", 8, 8), ("total", 17, 5), ("client", 3, 3)])
 def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(
-    on, choose, scope, memory, each, caplog
+    trains, choose, scope, memory, each, caplog
 ):
-    tasks, had = tasks_on(on), [set() for _ in range(CLIENTS)]
+    tasks, had = tasks_on(trains), [set() for _ in range(CLIENTS)]
     before = [{} for _ in range(CLIENTS)]
 
     def after(federation):
@@ -56,20 +56,20 @@ def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had
                     assert torch.equal(own, before[client][column][:share])
             before[client] = kept
 
-    federation = learnt(fedicarl(on=on, memory=memory, scope=scope, choose=choose), on, after=after)
+    federation = learnt(fedicarl(trains=trains, memory=memory, scope=scope, choose=choose), trains, after=after)
     counts = [sum(map(len, kept_by(federation, client).values())) for client in range(CLIENTS)]
     assert federation.state.client_samples_kept >= max(max(counts), 1)
-    value = 3 * 8 * 8 if on == "images" else 4 * 6
-    assert federation.state.client_storage_bytes == {on: value * federation.state.client_samples_kept}
+    value = 3 * 8 * 8 if trains == "images" else 4 * 6
+    assert federation.state.client_storage_bytes == {trains: value * federation.state.client_samples_kept}
     kinds = {value.dtype for client in range(CLIENTS) for value in kept_by(federation, client).values()}
-    assert kinds == {torch.uint8 if on == "images" else torch.float32}
+    assert kinds == {torch.uint8 if trains == "images" else torch.float32}
     assert ("keeps nothing from now on" in caplog.text) == (each < 4)
 
 
 @both
-def test_exemplars_are_herded_under_the_tasks_final_model(on):
+def test_exemplars_are_herded_under_the_tasks_final_model(trains):
     """With a random half of the clients in the rounds: also those who sat out choose."""
-    tasks, compared = tasks_on(on), []
+    tasks, compared = tasks_on(trains), []
 
     def after(federation):
         task = federation.state.tasks_done - 1
@@ -84,7 +84,7 @@ def test_exemplars_are_herded_under_the_tasks_final_model(on):
                 assert torch.equal(kept[column].float(), mine[order].float())
                 compared.append(len(mine))
 
-    learnt(fedicarl(on=on, training=training(fraction=0.5)), on, after=after)
+    learnt(fedicarl(trains=trains, training=training(fraction=0.5)), trains, after=after)
     assert len(compared) > 10
 
 
@@ -132,11 +132,11 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize(
-    ("on", "name"), [*(("features", name) for name in VARIANTS), ("images", "nme"), ("images", "published")]
+    ("trains", "name"), [*(("features", name) for name in VARIANTS), ("images", "nme"), ("images", "published")]
 )
-def test_a_resumed_run_is_an_uninterrupted_one_memory_included(on, name):
-    method = fedicarl(on=on, **VARIANTS[name])
-    whole, _ = assert_resumes(lambda: made(method, on), step=2 if on == "images" else 1)
+def test_a_resumed_run_is_an_uninterrupted_one_memory_included(trains, name):
+    method = fedicarl(trains=trains, **VARIANTS[name])
+    whole, _ = assert_resumes(lambda: made(method, trains), step=2 if trains == "images" else 1)
     assert whole.state.client_storage_bytes
 
 
@@ -164,10 +164,10 @@ def test_a_client_without_a_label_keeps_nothing():
 
 
 @both
-def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(on, monkeypatch):
-    seen, tasks = trained_on(monkeypatch), tasks_on(on)
+def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(trains, monkeypatch):
+    seen, tasks = trained_on(monkeypatch), tasks_on(trains)
     federation = learnt(
-        fedicarl(variant="published", memory=5, on=on, training=training(rounds=4, weighting="uniform")), on
+        fedicarl(variant="published", memory=5, trains=trains, training=training(rounds=4, weighting="uniform")), trains
     )
     drawn: dict = {}
     for task, _, client, inputs, labels in seen:

@@ -36,11 +36,11 @@ WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 
 @pytest.mark.parametrize("recurring", [False, True])
 @pytest.mark.parametrize(
-    "knobs", [{}, {"strength": 1.0, "temperature": 0.5}, {"loss_over": "seen", "temperature": 5.0}], ids=str
+    "knobs", [{}, {"strength": 1.0, "temperature": 0.5}, {"loss_classes": "seen", "temperature": 5.0}], ids=str
 )
 def test_training_on_features_is_what_the_equations_say(knobs, recurring):
-    method = FedLwF(training(**WHOLE), on="features", **knobs)
-    oracle = Classical(momentum=0.5, decay=1e-3, over=method.loss_over, lwf=method.strength, T=method.temperature)
+    method = FedLwF(training(**WHOLE), trains="features", **knobs)
+    oracle = Classical(momentum=0.5, decay=1e-3, over=method.loss_classes, lwf=method.strength, T=method.temperature)
     assert_as_written_down(method, oracle, recurring)
 
 
@@ -141,7 +141,7 @@ def test_training_leaves_the_teacher_as_it_was():
 
 
 def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up():
-    taught, plain = (federation(m) for m in (FedLwF(training()), FedAvg(training(), loss_over="task")))
+    taught, plain = (federation(m) for m in (FedLwF(training()), FedAvg(training(), loss_classes="task")))
     body = sum(v.nbytes for name, v in model_of(plain).items() if name.startswith("body."))
     heads = {1: 4 * 3 * 33, 2: 4 * 5 * 33}
     for ours, theirs in zip(exchanged(taught), exchanged(plain), strict=True):
@@ -153,21 +153,23 @@ def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("on", "over"), [("images", "task"), ("features", "task"), ("features", "seen")])
-def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(on, over):
+@pytest.mark.parametrize(("trains", "over"), [("images", "task"), ("features", "task"), ("features", "seen")])
+def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(trains, over):
     knobs = training(fraction=0.5, rounds=3)
-    ours = federation(FedLwF(knobs, on=on, loss_over=over, strength=0.0))
-    theirs = federation(FedAvg(knobs, on=on, loss_over=over))
+    ours = federation(FedLwF(knobs, trains=trains, loss_classes=over, strength=0.0))
+    theirs = federation(FedAvg(knobs, trains=trains, loss_classes=over))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
-    assert not same(model_of(federation(FedLwF(knobs, on=on, loss_over=over))), model_of(theirs))
+    assert not same(model_of(federation(FedLwF(knobs, trains=trains, loss_classes=over))), model_of(theirs))
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_the_first_task_is_fedavg_bit_for_bit(on):
-    first = STREAMS[on][1]()[:1]
-    ours, theirs = (federation(m, first) for m in (FedLwF(training(), on=on), FedAvg(training(), on=on)))
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_the_first_task_is_fedavg_bit_for_bit(trains):
+    first = STREAMS[trains][1]()[:1]
+    ours, theirs = (
+        federation(m, first) for m in (FedLwF(training(), trains=trains), FedAvg(training(), trains=trains))
+    )
     assert same(model_of(ours), model_of(theirs))
 
 
@@ -178,7 +180,7 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
     for strength in (0.0, 1.0, 10.0, 40.0):
         told = []
         learn_images(
-            FedLwF(training(rounds=6, lr=0.02), on="features", loss_over="seen", strength=strength),
+            FedLwF(training(rounds=6, lr=0.02), trains="features", loss_classes="seen", strength=strength),
             feature_context(INPUTS),
             tasks,
             after=lambda _, server, told=told: told.append(server.predict(samples)[:, :3].softmax(dim=1)),
@@ -188,13 +190,13 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
     assert found[-1] < 0.2 * found[0]
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(on):
-    assert_goes_on(FedLwF(training(fraction=0.7), on=on))
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(trains):
+    assert_goes_on(FedLwF(training(fraction=0.7), trains=trains))
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"strength": -1}, {"temperature": 0}, {"temperature": None}, {"loss_over": "old"}], ids=str
+    "knobs", [{"strength": -1}, {"temperature": 0}, {"temperature": None}, {"loss_classes": "old"}], ids=str
 )
 def test_wrong_knobs_name_the_key(knobs):
     with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):

@@ -114,7 +114,7 @@ def test_the_logits_that_compete_in_the_loss_are_distilled(heads, over, compete)
     columns = [heads.logits[logit] for logit in compete]
     L, y = len(heads.logits), rng.choice([column for column in heads.task if column in columns], 9)
     S, S0 = rng.standard_normal((9, L)), rng.standard_normal((9, L))
-    objective = NotTrueDistillation(heads, FedNTD(loss_over=over, beta=0.7, tau=2.0), Known())
+    objective = NotTrueDistillation(heads, FedNTD(loss_classes=over, beta=0.7, tau=2.0), Known())
     scores = torch.tensor(S, requires_grad=True)
     objective.score_loss(scores, torch.tensor(y), torch.tensor(S0)).backward()
     places = np.array([columns.index(label) for label in y])
@@ -127,23 +127,23 @@ def test_the_logits_that_compete_in_the_loss_are_distilled(heads, over, compete)
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_over", ["seen", "task"])
+@pytest.mark.parametrize("loss_classes", ["seen", "task"])
 @pytest.mark.parametrize(("beta", "tau"), [(1.0, 1.0), (0.5, 3.0)])
-def test_training_on_features_is_the_oracles(loss_over, beta, tau):
+def test_training_on_features_is_the_oracles(loss_classes, beta, tau):
     context, knobs = feature_context(), whole_batches()
-    federation = learnt(FedNTD(knobs, loss_over=loss_over, on="features", beta=beta, tau=tau), context, TASKS)
-    expected = Oracle(knobs, loss_over, term(beta, tau)).run(context, TASKS)
+    federation = learnt(FedNTD(knobs, loss_classes=loss_classes, trains="features", beta=beta, tau=tau), context, TASKS)
+    expected = Oracle(knobs, loss_classes, term(beta, tau)).run(context, TASKS)
     np.testing.assert_allclose(class_weights(federation), expected, atol=3e-6)
-    without = Oracle(knobs, loss_over).run(context, TASKS)
+    without = Oracle(knobs, loss_classes).run(context, TASKS)
     assert np.abs(without - expected).max() > 1e-3
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_without_weight_it_is_fedavg_bit_for_bit(on):
-    context, tasks = setting(on)
-    plain = learnt(FedAvg(small_batches(), on=on), context, tasks)
-    assert same(model_of(learnt(FedNTD(small_batches(), on=on, beta=0.0), context, tasks)), model_of(plain))
-    distilled = learnt(FedNTD(small_batches(), on=on), context, tasks)
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_without_weight_it_is_fedavg_bit_for_bit(trains):
+    context, tasks = setting(trains)
+    plain = learnt(FedAvg(small_batches(), trains=trains), context, tasks)
+    assert same(model_of(learnt(FedNTD(small_batches(), trains=trains, beta=0.0), context, tasks)), model_of(plain))
+    distilled = learnt(FedNTD(small_batches(), trains=trains), context, tasks)
     assert not same(model_of(distilled), model_of(plain))
     # Nothing more is sent, nothing is kept.
     by = [[(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in (distilled, plain)]
@@ -160,11 +160,11 @@ def test_two_classes_are_fedavg_bit_for_bit():
 
 def test_the_first_step_of_a_round_is_fedavgs():
     context, once = feature_context(), whole_batches(rounds=1, epochs=1)
-    found, plain = (learnt(method(once, on="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
+    found, plain = (learnt(method(once, trains="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
     # To rounding: a softmax in float32 does not sum to 1 to the last bit.
     np.testing.assert_allclose(class_weights(found), class_weights(plain), atol=1e-7)
     twice = whole_batches(rounds=1, epochs=2)
-    found, plain = (learnt(method(twice, on="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
+    found, plain = (learnt(method(twice, trains="features"), context, TASKS[:1]) for method in (FedNTD, FedAvg))
     assert np.abs(class_weights(found) - class_weights(plain)).max() > 1e-3
 
 
@@ -173,7 +173,7 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
     [[(Z, y), *_], _] = TASKS
 
     def left(beta: float) -> float:
-        method = FedNTD(whole_batches(rounds=1, epochs=60, lr=0.05), on="features", beta=beta)
+        method = FedNTD(whole_batches(rounds=1, epochs=60, lr=0.05), trains="features", beta=beta)
         federation = federation_of(method, feature_context(), [[(Z, y)]])
         federation.server.start_task(federation.stream.tasks[0])
         before = class_weights(federation)
@@ -185,10 +185,10 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
     assert found[0] > 2 * found[1] > 4 * found[2] > 0
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(on):
-    context, tasks = setting(on)
-    method = FedNTD(small_batches(fraction=0.5), on=on)
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(trains):
+    context, tasks = setting(trains)
+    method = FedNTD(small_batches(fraction=0.5), trains=trains)
     assert_resumes(lambda: federation_of(method, context, tasks))
 
 

@@ -249,7 +249,7 @@ OTHERS = [
     ({"mass": "trace"}, "method.mass=trace is not known (choices: energy, sum)"),
     ({"columns": 0}, "method.columns=0 is out of range (an integer of at least 1)"),
     ({"theory": -1}, "method.theory=-1 is out of range (an integer of at least 0)"),
-    ({"loss_over": "old"}, "method.loss_over=old is not known (choices: seen, task)"),
+    ({"loss_classes": "old"}, "method.loss_classes=old is not known (choices: seen, task)"),
     ({"foo": 1}, "unknown key method.foo"),
     ({"tip": 3}, "method.tip=3 has the wrong type"),
     ({"tip": {"route": None}}, "method.tip.route="),

@@ -78,7 +78,7 @@ class LinearOracle:
                 x, y = X[chosen.numpy()], labels[chosen.numpy()]
                 logits = x @ A.T @ W.T + b
                 competing = np.zeros(len(W), dtype=bool)
-                competing[new if self.method.loss_over == "task" else slice(None)] = True
+                competing[new if self.method.loss_classes == "task" else slice(None)] = True
                 p = np.where(competing, np.exp(logits - logits.max(axis=1, keepdims=True)), 0)
                 G = (p / p.sum(axis=1, keepdims=True) - np.eye(len(W))[y]) / len(x)
                 gradients = [(G @ W).T @ x, G.T @ (x @ A.T), G.sum(axis=0)]
@@ -166,7 +166,7 @@ def assert_same_model(server: Server, theirs: LinearOracle) -> None:
 
 LINEAR = {
     "default": {},
-    "only the task's classes compete": {"loss_over": "task"},
+    "only the task's classes compete": {"loss_classes": "task"},
     "all heads train": {"frozen_heads": False},
     "low threshold, no step": {"threshold": 0.3, "threshold_step": 0.0},
     "wide sketches": {"sketch": 27},
@@ -178,7 +178,7 @@ LINEAR = {
 #: Every choice of the public code that a linear network knows.
 PUBLISHED = {
     "variant": "published", "projected_heads": False, "projected_decay": False, "extension": "sequential",
-    "share_of": "inputs", "mass": "energy", "threshold": 0.8, "head_rank": HeadRank(3, 4), "loss_over": "task",
+    "share_of": "inputs", "mass": "energy", "threshold": 0.8, "head_rank": HeadRank(3, 4), "loss_classes": "task",
     "tip": Tip(route="batch", batch=4, references="updated", rule="batches"),
 }  # fmt: skip
 SIZES = [[20, 16, 0], [17, 0, 18], [12, 15, 9]]

@@ -31,7 +31,7 @@ TURN = {client: 1 + client for client in range(CLIENTS)}
 def sequential(**own) -> FedProTIP:
     """What `variant=published` sets, on a small network."""
     published = {"mass": "energy", "share_of": "inputs", "threshold": 0.8, "norms": "decay", "projected_decay": False}
-    published |= {"projected_heads": False, "loss_over": "task", "variant": "published", "augmented_bases": True}
+    published |= {"projected_heads": False, "loss_classes": "task", "variant": "published", "augmented_bases": True}
     tip = Tip(rule="batches", references="updated")
     chosen = {"extension": "sequential", "head_rank": HeadRank(5, 6), "tip": tip, **published, **own}
     return fedprotip_of({"rounds": 1, "epochs": 1}, **chosen)

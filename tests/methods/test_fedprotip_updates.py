@@ -48,7 +48,7 @@ from tests.methods.training_harness import (
 VARIANTS = {
     "default": {},
     "all heads train": {"frozen_heads": False},
-    "only the task's classes compete": {"loss_over": "task"},
+    "only the task's classes compete": {"loss_classes": "task"},
     "every stage trains": {"frozen_stages": 0, "threshold": 0.3},
     "energy": {"mass": "energy", "threshold": 0.9},
     "sketches": {"sketch": 40},
@@ -159,12 +159,12 @@ def test_everything_else_is_frozen_after_the_first_task(name):
                 assert f"heads.{task}.weight" in message
 
 
-@pytest.mark.parametrize("knobs", [{}, {"loss_over": "task", "tip": None}, {"sketch": 9}], ids=str)
+@pytest.mark.parametrize("knobs", [{}, {"loss_classes": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
     """As fedavg leaves it, bit for bit: nothing is frozen or projected yet."""
     tasks, context = three_tasks()[:1], tiny_context()
     ours = learn_images(fedprotip_of(**knobs), context, tasks)
-    plain = FedAvg(training=training(), loss_over=knobs.get("loss_over", "seen"))
+    plain = FedAvg(training=training(), loss_classes=knobs.get("loss_classes", "seen"))
     theirs = learn_images(plain, context, tasks).network.state_dict()
     state = ours.network.state_dict()
     assert state.keys() == theirs.keys()
@@ -197,7 +197,7 @@ class PlainClient(fedprotip.FedProTIPClient):
     """Trains what FedProTIP trains, without a projection."""
 
     def objective(self, client_data, broadcast, state):
-        return Objective(Heads.from_message(broadcast), self.method.loss_over)
+        return Objective(Heads.from_message(broadcast), self.method.loss_classes)
 
 
 def second_task(method: FedProTIP, context: Context, tasks: ImageTasks, change=lambda server: None):

@@ -28,15 +28,19 @@ SIZES = [[12, 7, 0], [9, 0, 8]]
 FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fraction=0.7, schedule="cosine")
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_without_the_term_it_is_fedavg_bit_for_bit(on):
-    if on == "images":
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_without_the_term_it_is_fedavg_bit_for_bit(trains):
+    if trains == "images":
         context, tasks = tiny_context(), made_tasks(SIZES)
     else:
         context, tasks = feature_context(), feature_tasks(0, [3, 2], SIZES)
     plain, none, some = (
         federation_of(method, context, tasks)
-        for method in (FedAvg(FULL, on=on), FedProx(FULL, on=on, mu=0.0), FedProx(FULL, on=on, mu=0.5))
+        for method in (
+            FedAvg(FULL, trains=trains),
+            FedProx(FULL, trains=trains, mu=0.0),
+            FedProx(FULL, trains=trains, mu=0.5),
+        )
     )
     for federation in (plain, none, some):
         federation.run(lambda _: None)
@@ -62,7 +66,7 @@ def test_the_first_step_of_a_round_is_fedavgs(epochs, same):
 @pytest.mark.parametrize(("mu", "fixed_point"), [(0.0, 2.0), (0.5, 2.25)])
 def test_scalar_quadratics_with_exact_local_solves(mu, fixed_point):
     """f = 1/2 w^2 and 3/2 (w - 4)^2, equal weights; the optimum of both together is 3."""
-    server, _ = play_scalar(with_loss(FedProx, quadratic)(Training(rounds=15, **EXACT), on="features", mu=mu))
+    server, _ = play_scalar(with_loss(FedProx, quadratic)(Training(rounds=15, **EXACT), trains="features", mu=mu))
     assert weight_of(server) == pytest.approx(fixed_point, abs=1e-5)
 
 
@@ -86,7 +90,7 @@ def test_two_rounds_are_those_of_plain_numpy():
     """Mini-batches, momentum, decay; clients count by their samples."""
     knobs = Training(rounds=2, epochs=3, batch_size=4, lr=0.1, momentum=0.5, weight_decay=0.02, augment="none")
     tasks, mu, broadcasts = feature_tasks(1, [3], [[9, 14]]), 0.7, []
-    method = FedProx(knobs, on="features", mu=mu)
+    method = FedProx(knobs, trains="features", mu=mu)
     w = np.zeros(0)
     for _, round_, server, *_ in rounds_of(method, feature_context(), tasks, lambda *args: broadcasts.append(args[1])):
         start = theta_of(broadcasts[0], 1) if round_ == 0 else w

@@ -94,7 +94,7 @@ def leaks(method: FOT, context: Context, tasks: ImageTasks):
 
 
 @pytest.mark.parametrize(
-    "knobs", [{}, {"frozen_heads": False}, {"loss_over": "task", "mass": "sum", "threshold": 0.5}], ids=str
+    "knobs", [{}, {"frozen_heads": False}, {"loss_classes": "task", "mass": "sum", "threshold": 0.5}], ids=str
 )
 def test_only_the_aggregated_update_is_orthogonal_to_the_protected_inputs(knobs):
     """For every layer, heads included, with momentum and weight decay; the clients' own updates are not."""

@@ -53,7 +53,7 @@ def rows(samples: torch.Tensor) -> Counter:
 def test_training_on_features_is_what_the_equations_say(memory, recurring):
     """Weights by group, exemplars, the old model and the average; a client that misses a task, one that joins late."""
     knobs = on_features(batch_size=200, epochs=3, lr=0.5)
-    method = GLFC(knobs, on="features", memory=memory, **NONE)
+    method = GLFC(knobs, trains="features", memory=memory, **NONE)
     oracle = Plain(memory, lr=0.5)
     if not memory:
         oracle.keep = lambda *_: None
@@ -115,7 +115,7 @@ def test_what_a_client_has_learnt_is_what_it_had_in_earlier_tasks(monkeypatch):
 @pytest.mark.parametrize("columns", [2, 3, 4, 10])
 def test_the_first_signal_by_entropy_needs_four_classes(columns):
     """Under weights of 0 predictions are uniform: H = log C. Once it falls, or stays, the signal is gone."""
-    method = GLFC(on_features(lr=1e-9), on="features", signal="entropy", **NONE)
+    method = GLFC(on_features(lr=1e-9), trains="features", signal="entropy", **NONE)
     rng, context = np.random.default_rng(0), feature_context(INPUTS)
     inputs = torch.from_numpy(rng.standard_normal((2 * columns, INPUTS)))
     labels = torch.arange(columns).repeat(2)
@@ -301,10 +301,10 @@ def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monk
 
 
 @pytest.mark.parametrize("signal", ["boundary", "entropy"])
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(on, signal):
-    method = glfc(on=on, signal=signal, rise=0.01, training=training(fraction=0.7), **NONE)
-    context, tasks = (tiny_context(), tasks_of()) if on == "images" else (feature_context(INPUTS), feature_tasks())
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_resumed_run_is_an_uninterrupted_one(trains, signal):
+    method = glfc(trains=trains, signal=signal, rise=0.01, training=training(fraction=0.7), **NONE)
+    context, tasks = (tiny_context(), tasks_of()) if trains == "images" else (feature_context(INPUTS), feature_tasks())
     whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=2)
     assert whole.state.client_storage_bytes["classes"]
     assert any(classes(whole, client) for client in range(3))
@@ -337,8 +337,8 @@ def test_a_client_without_a_label_takes_no_part():
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"loss_over": "task"}, "method.loss_over=task"),
-        ({"on": "features"}, "method.on=features: method.proxy=reconstruct"),
+        ({"loss_classes": "task"}, "method.loss_classes=task"),
+        ({"trains": "features"}, "method.trains=features: method.proxy=reconstruct"),
         ({"variant": "published"}, "method.signal=boundary contradicts method.variant=published"),
         ({"variant": "published", "signal": "entropy"}, "method.training.weighting=samples"),
         ({"variant": "published", "signal": "entropy", "proxy": "none"}, "method.proxy=none"),

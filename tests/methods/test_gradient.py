@@ -259,7 +259,7 @@ def groups(names) -> set[str]:
         ({"frozen_heads": True}, [{"heads.0"}, {"heads.0", "heads.1"}]),
         ({"frozen_stages": 2}, [{"body.stage1", "body.stage2"}] * 2),
         (
-            {"frozen_stages": 4, "frozen_heads": True, "loss_over": "task"},
+            {"frozen_stages": 4, "frozen_heads": True, "loss_classes": "task"},
             [
                 {f"body.stage{s}" for s in (1, 2, 3, 4)} | {"heads.0"},
                 {f"body.stage{s}" for s in (1, 2, 3, 4)} | {"heads.0", "heads.1"},
@@ -290,7 +290,7 @@ def test_too_many_frozen_stages_are_refused_before_any_work():
     fedavg(frozen_stages=4).check(tiny_context(), [2])
 
 
-@pytest.mark.parametrize(("name", "value"), [("frozen_stages", -1), ("loss_over", "new")])
+@pytest.mark.parametrize(("name", "value"), [("frozen_stages", -1), ("loss_classes", "new")])
 def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
     with pytest.raises(UserError, match=rf"^method\.{name}={value} "):
         typed_instance(FedAvg, {name: value}, "method")
@@ -321,20 +321,20 @@ def test_rates_of_names_that_come_with_later_tasks_are_possible():
     method.check(tiny_context(architecture="vit"), [2, 3])
 
 
-def test_a_loss_over_the_task_leaves_old_heads_without_a_gradient_and_one_over_all_seen_does_not():
+def test_a_loss_classes_the_task_leaves_old_heads_without_a_gradient_and_one_over_all_seen_does_not():
     moved = {}
-    for loss_over in ("task", "seen"):
-        method = fedavg(loss_over=loss_over, weight_decay=0.0)
+    for loss_classes in ("task", "seen"):
+        method = fedavg(loss_classes=loss_classes, weight_decay=0.0)
         first, second = after_each_task(method, tiny_context(), made_tasks([[20, 12], [11, 18]]))
-        moved[loss_over] = groups(differing(first, second))
+        moved[loss_classes] = groups(differing(first, second))
     assert moved["seen"] - moved["task"] == {"heads.0"}
 
 
-@pytest.mark.parametrize("loss_over", ["task", "seen"])
-def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
+@pytest.mark.parametrize("loss_classes", ["task", "seen"])
+def test_one_step_is_the_gradient_of_the_loss_said(loss_classes):
     """One batch of all samples of task 1, where both losses differ: old - lr * gradient."""
     context, tasks = tiny_context(), made_tasks([[20], [16]])
-    method = fedavg(loss_over=loss_over, batch_size=64, weight_decay=0.0, rounds=1, lr=0.5)
+    method = fedavg(loss_classes=loss_classes, batch_size=64, weight_decay=0.0, rounds=1, lr=0.5)
     server, client = method.server(context), method.client(context)
     for task, clients in zip(images_stream(tasks), tasks, strict=True):
         server.start_task(task)
@@ -350,7 +350,7 @@ def test_one_step_is_the_gradient_of_the_loss_said(loss_over):
     model.add_head(2)
     model.load_state_dict({name: value for name, value in broadcast.items() if "." in name}, strict=False)
     scores = model.train()((images / 255 - 0.5) / 0.5).double()
-    competing = scores[:, 2:] if loss_over == "task" else scores
+    competing = scores[:, 2:] if loss_classes == "task" else scores
     right = scores[torch.arange(len(labels)), labels]
     (competing.exp().sum(dim=1).log() - right).mean().backward()
     for name, weight in model.named_parameters():

@@ -362,7 +362,7 @@ def test_training_on_features_is_training_on_a_network_without_a_body():
     rng = np.random.default_rng(3)
     X, y = rng.standard_normal((12, 5)), np.arange(12) % 3
     knobs = Training(rounds=4, epochs=1, batch_size=12, lr=0.5, weight_decay=0.01, augment="none")
-    method = FedAvg(knobs, on="features")
+    method = FedAvg(knobs, trains="features")
     assert not method.trains_network
     context = tiny_context()
     context = type(context)(5, 0, torch.float64, context.device, context.wire)

@@ -133,7 +133,7 @@ def test_inside_a_huge_ball_the_first_task_is_fedavg_bit_for_bit_but_for_the_map
     """Which has no gradient but weight decay's."""
     first = pictures()[:1]
     ours = model_of(federation(lander(final="last", radius=1e6), first))
-    theirs = model_of(federation(FedAvg(training(), loss_over="task"), first))
+    theirs = model_of(federation(FedAvg(training(), loss_classes="task"), first))
     assert same({name: value for name, value in ours.items() if not name.startswith("mapping")}, theirs)
     small = model_of(federation(lander(final="last"), first))
     assert not same({name: value for name, value in small.items() if not name.startswith("mapping")}, theirs)
@@ -150,12 +150,12 @@ def test_without_both_terms_and_at_factor_1_it_is_fedavg_bit_for_bit_and_byte_fo
     assert factor == pytest.approx(1.5 * math.sqrt(2))
     cur = 1 / factor
     assert cur * factor == 1
-    ours = federation(lander(ltc=0.0, pre=0.0, cur=cur, final="last", loss_over=over), three_and_three())
-    theirs = federation(FedAvg(training(), loss_over=over), three_and_three())
+    ours = federation(lander(ltc=0.0, pre=0.0, cur=cur, final="last", loss_classes=over), three_and_three())
+    theirs = federation(FedAvg(training(), loss_classes=over), three_and_three())
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
-    other = federation(lander(ltc=0.0, pre=0.0, cur=0.9 * cur, final="last", loss_over=over), three_and_three())
+    other = federation(lander(ltc=0.0, pre=0.0, cur=0.9 * cur, final="last", loss_classes=over), three_and_three())
     assert not same(model_of(other), model_of(theirs))
 
 
@@ -163,7 +163,7 @@ def test_cur_alone_scales_the_steps_of_fedavg():
     """Without momentum and weight decay a loss times c is a step size times c."""
     plain = {"momentum": 0.0, "weight_decay": 0.0}
     ours = learn_images(lander(plain, ltc=0.0, pre=0.0, cur=0.1, final="last"), tiny_context(), three_and_three())
-    theirs = FedAvg(training(**plain), loss_over="task")
+    theirs = FedAvg(training(**plain), loss_classes="task")
     server = theirs.server(tiny_context())
     factor = 0.1 * factors(6, 3)[0]
     for task, clients in zip(images_stream(three_and_three()), three_and_three(), strict=True):
@@ -183,7 +183,7 @@ def test_the_teacher_holds_the_old_classes_on_the_images():
         for pre in moved:
             ends[pre] = []
             learn_images(
-                lander({"rounds": 6, "epochs": 2, "lr": 0.02}, synthesis, pre=pre, final="last", loss_over="seen"),
+                lander({"rounds": 6, "epochs": 2, "lr": 0.02}, synthesis, pre=pre, final="last", loss_classes="seen"),
                 tiny_context(),
                 tasks,
                 after=lambda _, server, kept=ends[pre]: kept.append(copy.deepcopy(server)),

@@ -43,7 +43,7 @@ IMAGE, MAPPING = 3 * 8 * 8, 4 * 6 * (32 + 1)
 def test_bytes_by_formula(knobs, images, beside):
     """Each round the model with its mapping both ways, and up a loss; once per client and task what was made."""
     weighting = {"weighting": "uniform"} if "variant" in knobs else {}
-    ours, plain = federation(lander(weighting, **knobs)), federation(FedAvg(training(), loss_over="task"))
+    ours, plain = federation(lander(weighting, **knobs)), federation(FedAvg(training(), loss_classes="task"))
     body = sum(value.nbytes for name, value in model_of(plain).items() if name.startswith("body."))
     old, new = {1: 3, 2: 5}, [3, 2, 2]
     loss = 0 if knobs.get("final") == "last" else 4

@@ -155,7 +155,9 @@ def lga(**knobs) -> LGA:
 @pytest.mark.parametrize("groups", GROUPS)
 def test_training_on_features_is_what_the_equations_say(groups, memory, recurring):
     """The whole stream: weights, exemplars, old model, average; a client misses a task, one joins late."""
-    method = lga(training=on_features(batch_size=200, epochs=3, lr=0.5), on="features", memory=memory, groups=groups)
+    method = lga(
+        training=on_features(batch_size=200, epochs=3, lr=0.5), trains="features", memory=memory, groups=groups
+    )
     oracle = lga_oracle.Plain(memory, lr=0.5, groups=groups)
     if not memory:
         oracle.keep = lambda *_: None

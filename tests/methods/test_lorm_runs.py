@@ -200,8 +200,8 @@ def test_what_cannot_be_is_refused_in_a_line():
         "method.layers=.5. for a network of 4 blocks": {"layers": [5]},
         "w is no linear layer of a block": {"targets": ["w"]},
         "method.rank=17 for body.blocks.1.attn.qkv": {"rank": 17},
-        "method.replay_head=gaussian: clients do not have the model": {"replay_head": "gaussian"},
-        "method.on=features: method=lorm trains a part of its own inside the network": {"on": "features"},
+        "method.ccvr=gaussian: clients do not have the model": {"ccvr": "gaussian"},
+        "method.trains=features: method=lorm trains a part of its own inside the network": {"trains": "features"},
     }.items():
         with pytest.raises(UserError, match=message):
             lorm(**knobs).check(context, [2])

@@ -142,7 +142,7 @@ def test_training_leaves_the_teacher_and_the_generator_as_they_were_and_real_bat
     assert same(objective._teacher.state_dict(), before[0])
     assert same(client._generator.state_dict(), before[1])
     assert not client._generator.training
-    turn(FedAvg(training(), loss_over="task").client(client.context), client_data, broadcast)
+    turn(FedAvg(training(), loss_classes="task").client(client.context), client_data, broadcast)
     assert len(batches[Replaying]) == 2
     assert all(torch.equal(a, b) for a, b in zip(*batches.values(), strict=True))
 
@@ -152,7 +152,7 @@ def test_training_leaves_the_teacher_and_the_generator_as_they_were_and_real_bat
 
 def test_without_weights_it_is_fedavg_bit_for_bit_and_byte_for_byte():
     ours = learnt(mfcl(w_ft=0.0, w_kd=0.0), tiny_context(), tasks())
-    theirs = learnt(FedAvg(training(), loss_over="task"), tiny_context(), tasks())
+    theirs = learnt(FedAvg(training(), loss_classes="task"), tiny_context(), tasks())
     assert same(model_of(ours), model_of(theirs))
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
     rows = [[(r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (ours, theirs)]
@@ -163,7 +163,7 @@ def test_without_weights_it_is_fedavg_bit_for_bit_and_byte_for_byte():
 
 def test_the_first_task_is_fedavg_bit_for_bit():
     ours, theirs = (
-        learnt(method, tiny_context(), tasks()[:1]) for method in (mfcl(), FedAvg(training(), loss_over="task"))
+        learnt(method, tiny_context(), tasks()[:1]) for method in (mfcl(), FedAvg(training(), loss_classes="task"))
     )
     assert same(model_of(ours), model_of(theirs))
     assert not ours.server.made
@@ -173,7 +173,7 @@ def test_the_first_task_is_fedavg_bit_for_bit():
 def test_the_old_model_and_the_generator_go_down_once_per_client_and_task(wire):
     context = tiny_context(wire=wire)
     ours = learnt(mfcl(), context, tasks())
-    theirs = learnt(FedAvg(training(), loss_over="task"), context, tasks())
+    theirs = learnt(FedAvg(training(), loss_classes="task"), context, tasks())
     body = sum(value.nbytes for name, value in model_of(theirs).items() if name.startswith("body."))
     N, w, s = 5, 4, 2
     G = 4 * (w * s * s * (N + 1) + 9 * w * w + 9 * w * w // 2 + 25 * w + 9)
@@ -234,7 +234,7 @@ def test_wrong_knobs_name_the_key(knobs, told):
 
 def test_features_and_images_too_small_to_blur_are_refused():
     with pytest.raises(UserError, match=r"^method\.on=features"):
-        mfcl(on="features").check(tiny_context(), [2])
+        mfcl(trains="features").check(tiny_context(), [2])
     with pytest.raises(UserError, match=r"^method\.generator\.w_smooth=0\.001: images of 2 pixels"):
         mfcl().check(tiny_context(size=2), [2])
     mfcl({"w_smooth": 0.0}).check(tiny_context(size=2), [2])

@@ -133,36 +133,36 @@ def test_the_gradient_by_the_body_is_that_of_finite_differences(representation):
 def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_fedavg(caplog):
     context, tasks = setting("features")
     with caplog.at_level(logging.WARNING):
-        found = learnt(MOON(small_batches(), on="features", mu=5.0), context, tasks)
-    assert same(model_of(found), model_of(learnt(FedAvg(small_batches(), on="features"), context, tasks)))
+        found = learnt(MOON(small_batches(), trains="features", mu=5.0), context, tasks)
+    assert same(model_of(found), model_of(learnt(FedAvg(small_batches(), trains="features"), context, tasks)))
     assert found.state.client_storage_bytes == {}
     assert caplog.text.count("MOON is FedAvg") == 1
 
 
 @pytest.mark.parametrize(
-    ("on", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
+    ("trains", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
 )
-def test_without_weight_it_is_fedavg_bit_for_bit(on, representation, caplog):
-    context, tasks = setting(on)
-    plain = model_of(learnt(FedAvg(small_batches(), on=on), context, tasks))
+def test_without_weight_it_is_fedavg_bit_for_bit(trains, representation, caplog):
+    context, tasks = setting(trains)
+    plain = model_of(learnt(FedAvg(small_batches(), trains=trains), context, tasks))
     with caplog.at_level(logging.WARNING):
-        off = learnt(MOON(small_batches(), on=on, mu=0.0, representation=representation), context, tasks)
+        off = learnt(MOON(small_batches(), trains=trains, mu=0.0, representation=representation), context, tasks)
     assert same(model_of(off), plain)
     assert off.state.client_storage_bytes == {}
     assert caplog.text == ""
     assert not same(
-        model_of(learnt(MOON(small_batches(), on=on, representation=representation), context, tasks)), plain
+        model_of(learnt(MOON(small_batches(), trains=trains, representation=representation), context, tasks)), plain
     )
 
 
 @pytest.mark.parametrize(
-    ("on", "representation"),
+    ("trains", "representation"),
     [("images", "feature"), ("images", "logits"), ("images", "projection"), ("features", "projection")],
 )
-def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(on, representation):
-    context, tasks = setting(on)
+def test_a_single_clients_last_model_is_the_broadcast_one_and_the_term_constant(trains, representation):
+    context, tasks = setting(trains)
     one = [[clients[0]] for clients in tasks]
-    knobs = {"on": on, "representation": representation, "width": 5}
+    knobs = {"trains": trains, "representation": representation, "width": 5}
     with_term, without = (learnt(MOON(small_batches(rounds=3), mu=mu, **knobs), context, one) for mu in (5.0, 0.0))
     assert same(model_of(with_term), model_of(without))
 
@@ -188,15 +188,15 @@ def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog)
 # Training ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("loss_over", ["seen", "task"])
+@pytest.mark.parametrize("loss_classes", ["seen", "task"])
 @pytest.mark.parametrize(("mu", "tau"), [(1.0, 0.5), (3.0, 1.0)])
-def test_training_on_logits_is_the_oracles(loss_over, mu, tau):
+def test_training_on_logits_is_the_oracles(loss_classes, mu, tau):
     """Over two tasks: with earlier models of one head, and of clients that were not there in the first."""
     context, knobs = feature_context(), whole_batches(lr=0.1)
-    method = MOON(knobs, loss_over=loss_over, on="features", representation="logits", mu=mu, tau=tau)
-    expected = Oracle(knobs, loss_over, term(mu, tau)).run(context, TASKS)
+    method = MOON(knobs, loss_classes=loss_classes, trains="features", representation="logits", mu=mu, tau=tau)
+    expected = Oracle(knobs, loss_classes, term(mu, tau)).run(context, TASKS)
     np.testing.assert_allclose(class_weights(learnt(method, context, TASKS)), expected, atol=1e-5)
-    without = Oracle(knobs, loss_over).run(context, TASKS)
+    without = Oracle(knobs, loss_classes).run(context, TASKS)
     assert np.abs(without - expected).max() > 1e-3
 
 
@@ -207,7 +207,7 @@ def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last(
     for mu in (0.0, 1.0, 10.0):
         seen = {}
         oracle = Oracle(knobs, "seen", term(mu, 0.5))
-        method = MOON(knobs, on="features", representation="logits", mu=mu)
+        method = MOON(knobs, trains="features", representation="logits", mu=mu)
         federation = learnt(method, context, TASKS[:1])
         np.testing.assert_allclose(class_weights(federation), oracle.run(context, TASKS[:1]), atol=1e-5)
         shorter = dataclasses.replace(knobs, rounds=2)
@@ -251,12 +251,12 @@ def test_the_messages_are_fedavgs():
 
 
 @pytest.mark.parametrize(
-    ("on", "representation"),
+    ("trains", "representation"),
     [("images", "feature"), ("images", "projection"), ("features", "logits"), ("features", "projection")],
 )
-def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
-    context, tasks = setting(on)
-    method = MOON(small_batches(fraction=0.5), on=on, representation=representation, width=5)
+def test_a_resumed_run_is_an_uninterrupted_one(trains, representation):
+    context, tasks = setting(trains)
+    method = MOON(small_batches(fraction=0.5), trains=trains, representation=representation, width=5)
     whole, _ = assert_resumes(lambda: federation_of(method, context, tasks))
     assert whole.state.client_storage_bytes["model"] > 0
 
@@ -268,7 +268,7 @@ def test_a_resumed_run_is_an_uninterrupted_one(on, representation):
 def test_clients_with_a_projection_on_features_train_one_after_the_other(width):
     """Its layers train too, also where they are as wide as the features."""
     training = Training(rounds=2, epochs=1, batch_size=8, lr=0.1)
-    method = MOON(training=training, on="features", representation="projection", width=width)
+    method = MOON(training=training, trains="features", representation="projection", width=width)
     tasks = feature_tasks(0, [3, 2], [[9, 8], [7, 9]])
     alone = learnt(method, feature_context(), tasks)
     asked = learnt(method, feature_context(), tasks, transport=lambda *parts: InProcess.of(*parts, parallel=2))
@@ -278,7 +278,9 @@ def test_clients_with_a_projection_on_features_train_one_after_the_other(width):
 
 def test_the_projection_is_two_layers_before_the_class_weights():
     context, tasks = setting("features")
-    server = learnt(MOON(small_batches(), on="features", representation="projection", width=5), context, tasks).server
+    server = learnt(
+        MOON(small_batches(), trains="features", representation="projection", width=5), context, tasks
+    ).server
     value = {name: tensor.double().numpy() for name, tensor in server.model().items()}
     z = TASKS[1][0][0].numpy()
     hidden = np.maximum(z @ value["body.projection.0.weight"].T + value["body.projection.0.bias"], 0)
@@ -286,7 +288,7 @@ def test_the_projection_is_two_layers_before_the_class_weights():
     np.testing.assert_allclose(server.predict(TASKS[1][0][0]).numpy(), r @ value["W"] + value["bias"], atol=1e-5)
     assert value["W"].shape == (5, 6)
     # Both layers learn.
-    start = MOON(on="features", representation="projection", width=5).server(context).network.state()
+    start = MOON(trains="features", representation="projection", width=5).server(context).network.state()
     assert all(
         not torch.equal(start[name], tensor) for name, tensor in server.network.state().items() if "proj" in name
     )
@@ -294,9 +296,14 @@ def test_the_projection_is_two_layers_before_the_class_weights():
 
 def test_its_first_weights_are_the_same_everywhere_and_follow_from_the_seed():
     def start(seed: int):
-        return MOON(on="features", representation="projection").server(feature_context(64, seed=seed)).network.state()
+        return (
+            MOON(trains="features", representation="projection").server(feature_context(64, seed=seed)).network.state()
+        )
 
-    one, two = start(0), MOON(on="features", representation="projection").client(feature_context(64)).network.state()
+    one, two = (
+        start(0),
+        MOON(trains="features", representation="projection").client(feature_context(64)).network.state(),
+    )
     assert same(one, two)
     weight = one["body.projection.0.weight"]
     assert weight.shape == (256, 64)
@@ -308,10 +315,10 @@ def test_its_bytes_go_both_ways():
     """On features of 512 numbers, 4 (256 512 + 256 + 256 256 + 256) more, and class weights of 256 numbers."""
     context, tasks = feature_context(512), feature_tasks(0, [3], [[6, 5]], inputs=512)
     once = small_batches(rounds=1)
-    row = learnt(MOON(once, on="features", representation="projection"), context, tasks).state.ledger.uploads[0]
+    row = learnt(MOON(once, trains="features", representation="projection"), context, tasks).state.ledger.uploads[0]
     layers, head = 4 * (256 * 512 + 256 + 256 * 256 + 256), 4 * 3 * (256 + 1)
     assert (row.up_bytes, layers) == (layers + head + 8, 788_480)
-    plain = learnt(FedAvg(once, on="features"), context, tasks).state.ledger.uploads[0]
+    plain = learnt(FedAvg(once, trains="features"), context, tasks).state.ledger.uploads[0]
     assert row.down_bytes - plain.down_bytes == layers + head - 4 * 3 * (512 + 1)
 
 

@@ -210,7 +210,7 @@ def test_seeds_differ_and_repeat():
         ({"layers": []}, "method.layers"),
         ({"targets": ["w"]}, "method.targets"),
         ({"targets": []}, "method.targets"),
-        ({"on": "features"}, "method.on"),
+        ({"trains": "features"}, "method.trains"),
     ],
     ids=str,
 )

@@ -73,7 +73,7 @@ def by_hand(network, method: PILoRA, images: np.ndarray, labels: list[int], colu
 )
 @pytest.mark.parametrize("over", ["seen", "task"])
 def test_the_loss_is_what_the_equations_say(knobs, heads, labels, over):
-    method = pilora(loss_over=over, layers=[0, 2], **knobs)
+    method = pilora(loss_classes=over, layers=[0, 2], **knobs)
     network = grown(method, heads.sizes)
     images = torch.randn(4, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     objective = PILoRAObjective(heads, method, D, torch.device("cpu"))

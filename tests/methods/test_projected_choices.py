@@ -284,7 +284,7 @@ def test_the_variant_sets_what_is_not_typed():
     assert (theirs.threshold, theirs.mass, theirs.share_of) == (0.775, "energy", "inputs")
     assert (theirs.extension, theirs.head_rank, theirs.norms) == ("sequential", HeadRank(30, 20), "decay")
     assert (theirs.projected_heads, theirs.projected_decay, theirs.augmented_bases) == (False, False, True)
-    assert (theirs.loss_over, theirs.training.weighting) == ("task", "uniform")
+    assert (theirs.loss_classes, theirs.training.weighting) == ("task", "uniform")
     assert theirs.training.augment == "crop_flip_brightness"
     assert (theirs.tip.rule, theirs.tip.references) == ("batches", "updated")
     mixed = knobs("fedprotip", "method.variant=published", "method.threshold=0.5", "method.head_rank=null")
@@ -293,11 +293,11 @@ def test_the_variant_sets_what_is_not_typed():
     fot = knobs("fot", "method.variant=published")
     assert knobs("fot") == FOT()
     assert (fot.threshold, fot.threshold_step, fot.share_of, fot.columns) == (0.87, 0.001, "inputs", None)
-    assert (fot.norms, fot.loss_over, fot.projected_heads) == ("train", "task", False)
+    assert (fot.norms, fot.loss_classes, fot.projected_heads) == ("train", "task", False)
     assert fot.training.weighting == "uniform"
 
 
-FEATURES = ("method.on=features", "method.frozen_stages=0", "backbone=pixels")
+FEATURES = ("method.trains=features", "method.frozen_stages=0", "backbone=pixels")
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -336,19 +336,19 @@ def test_choices_that_contradict_each_other_are_refused(own, key):
     "typed", [("method=fot",), ("method=fedprotip", "method.tip=false")], ids=lambda typed: typed[0].partition("=")[2]
 )
 def test_class_weights_alone_that_are_not_projected_leave_nothing_to_project(command, tmp_path, typed):
-    choice = ("data=digits", "backbone=tiny", *typed, "method.on=features", "method.frozen_stages=0", "tasks=2")
+    choice = ("data=digits", "backbone=tiny", *typed, "method.trains=features", "method.frozen_stages=0", "tasks=2")
     code, _, err = command(*choice, f"out={tmp_path}")
     assert code == 2
     line = err.splitlines()[-1]
-    assert "method.on=features and method.projected_heads=false leave" in line
+    assert "method.trains=features and method.projected_heads=false leave" in line
     assert "(method.projected_heads=true)" in line
 
 
 @pytest.mark.parametrize("own", [{"projected_heads": True, "tip": None}, {"projected_heads": False}], ids=str)
 def test_class_weights_that_are_projected_or_whose_inputs_tell_the_task_are_enough(own):
-    fedprotip_of(on="features", frozen_stages=0, **own).check(feature_context(), [2, 2])
+    fedprotip_of(trains="features", frozen_stages=0, **own).check(feature_context(), [2, 2])
     recurring = replace(feature_context(), recurring=True)
-    FOT(training=training(), on="features", frozen_stages=0).check(recurring, [2, 2])
+    FOT(training=training(), trains="features", frozen_stages=0).check(recurring, [2, 2])
 
 
 @pytest.mark.parametrize(

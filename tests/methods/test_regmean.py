@@ -30,7 +30,7 @@ def test_each_round_on_features_is_the_least_squares_of_all_clients_outputs(damp
 
     The second task has as few as 8 samples for 6 numbers each; the last has a client of one sample.
     """
-    method, tasks = regmean(on="features", damping=damping), feature_tasks(recurring)
+    method, tasks = regmean(trains="features", damping=damping), feature_tasks(recurring)
     context = feature_context(INPUTS, **EXACT)
     rounds: list[tuple[Message, dict]] = []
     ends = []
@@ -92,7 +92,7 @@ def test_the_hand_value_with_a_bias():
     """One sample each, x = 1 and x = -1: the sum of the Gram matrices is 2 I, and both outputs (3 and 2) are met."""
     one = of_client([[2.0]], [1.0], [[1.0, 1.0], [1.0, 1.0]])
     other = of_client([[1.0]], [3.0], [[1.0, -1.0], [-1.0, 1.0]])
-    head = fed(regmean(on="features"), [one, other], 1, start=7.0)
+    head = fed(regmean(trains="features"), [one, other], 1, start=7.0)
     assert (head.weight.item(), head.bias.item()) == (0.5, 2.5)
 
 
@@ -100,7 +100,7 @@ def test_the_hand_value_of_diagonals():
     """Column by column, sum_k w_k g_k / sum_k g_k; the bias by numbers of samples. No input: the average."""
     one = of_client([[2.0, 5.0]], [1.0], [3.0, 0.0, 4.0])
     other = of_client([[6.0, 5.0]], [2.0], [1.0, 0.0, 12.0])
-    head = fed(regmean(on="features", damping=0.0), [one, other], 2, start=9.0)
+    head = fed(regmean(trains="features", damping=0.0), [one, other], 2, start=9.0)
     np.testing.assert_allclose(head.weight.detach().numpy(), [[3.0, 5.0]])
     np.testing.assert_allclose(head.bias.detach().numpy(), [1.75])
 
@@ -113,18 +113,18 @@ def test_the_same_layer_at_all_clients_stays_whatever_their_inputs_are(damping):
     for rows in (9, 4, 30):
         X = np.c_[rng.standard_normal((rows, 4)) * rng.uniform(0.1, 5), np.ones(rows)]
         uploads.append(of_client(W, b, X.T @ X if damping else (X**2).sum(axis=0)))
-    head = fed(regmean(on="features", damping=damping), uploads, 4, 3, start=0.3)
+    head = fed(regmean(trains="features", damping=damping), uploads, 4, 3, start=0.3)
     np.testing.assert_allclose(head.weight.detach().numpy(), W, atol=1e-6)
     np.testing.assert_allclose(head.bias.detach().numpy(), b, atol=1e-6)
 
 
-@pytest.mark.parametrize("on", ["features", "images"])
-def test_a_single_client_gets_its_own_model_back(on):
+@pytest.mark.parametrize("trains", ["features", "images"])
+def test_a_single_client_gets_its_own_model_back(trains):
     """So that the method is finetuning, also where features that a head trained on are gone in the end."""
-    method = regmean(on=on)
-    tasks = [clients[:1] for clients in (feature_tasks() if on == "features" else pictures())]
-    context = feature_context(INPUTS, **EXACT) if on == "features" else tiny_context(**EXACT)
-    both = (method, FedAvg(method.training, on=on))
+    method = regmean(trains=trains)
+    tasks = [clients[:1] for clients in (feature_tasks() if trains == "features" else pictures())]
+    context = feature_context(INPUTS, **EXACT) if trains == "features" else tiny_context(**EXACT)
+    both = (method, FedAvg(method.training, trains=trains))
     ours, theirs = (learn_images(m, context, tasks).network.state() for m in both)
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=2e-6, rtol=1e-5)
@@ -135,15 +135,15 @@ def test_inputs_that_are_the_same_at_all_clients_give_the_average():
     X = torch.from_numpy(np.random.default_rng(3).standard_normal((12, INPUTS)))
     labels = torch.arange(12) % 3
     tasks = [[(X, labels), (X, labels.flip(0).roll(1))]]
-    context, method = feature_context(INPUTS, **EXACT), regmean(on="features")
+    context, method = feature_context(INPUTS, **EXACT), regmean(trains="features")
     ours, theirs = (
-        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, on="features"))
+        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, trains="features"))
     )
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], atol=1e-6, rtol=1e-5)
     tasks[0][1] = (3 * X.flip(1), tasks[0][1][1])
     ours, theirs = (
-        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, on="features"))
+        learn_images(m, context, tasks).network.state() for m in (method, FedAvg(method.training, trains="features"))
     )
     assert float((ours["heads.0.weight"] - theirs["heads.0.weight"]).abs().max()) > 1e-3
 
@@ -154,7 +154,7 @@ def test_inputs_that_are_the_same_at_all_clients_give_the_average():
 @pytest.mark.parametrize("recurring", [False, True])
 @pytest.mark.parametrize("local", ["sgd", "ridge"])
 def test_a_resumed_run_on_features_ends_the_same(local, recurring):
-    method = dataclasses.replace(regmean(on="features", rounds=3), local=local)
+    method = dataclasses.replace(regmean(trains="features", rounds=3), local=local)
     assert_resumes(lambda: federation_of(method, feature_context(INPUTS), feature_tasks(recurring)))
 
 
@@ -164,7 +164,7 @@ def test_a_resumed_run_on_images_ends_the_same():
 
 
 def test_clients_without_labels_take_no_part():
-    method = regmean(on="features")
+    method = regmean(trains="features")
     whole = learnt(method, feature_context(INPUTS), feature_tasks(), unlabelled=[(0, 1), (2, 0)])
     sent = {(row.task, row.client) for row in exchanged(whole) if row.up_bytes}
     assert (0, 0) in sent
@@ -175,7 +175,7 @@ def test_clients_without_labels_take_no_part():
 
 
 def bridge(gamma: float, **knobs) -> RegMean:
-    return RegMean(on="features", local="ridge", gamma=gamma, **knobs)
+    return RegMean(trains="features", local="ridge", gamma=gamma, **knobs)
 
 
 @pytest.mark.parametrize("recurring", [False, True])
@@ -246,11 +246,11 @@ def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
         (regmean(server_optimizer="adam"), r"method\.training\.server_optimizer=adam: .*server_optimizer=average"),
         (RegMean(local="ridge"), r"method\.on=images: method\.local=ridge .* \(method\.on=features, or"),
         (bridge(1.0, damping=0.5), r"method\.damping=0\.5: method\.local=ridge"),
-        (bridge(1.0, replay_head="gaussian"), r"method\.replay_head=gaussian: method\.local=ridge"),
+        (bridge(1.0, ccvr="gaussian"), r"method\.ccvr=gaussian: method\.local=ridge"),
     ],
 )
 def test_knobs_that_contradict_each_other_are_refused(method, told):
-    context = tiny_context() if method.on == "images" else feature_context()
+    context = tiny_context() if method.trains == "images" else feature_context()
     with pytest.raises(UserError, match=told):
         method.check(context, [2, 2])
 
@@ -261,14 +261,14 @@ def test_ridge_solutions_take_one_round():
 
 
 def test_the_gaussian_head_works_beside_it():
-    method = dataclasses.replace(regmean(on="features"), replay_head="gaussian")
+    method = dataclasses.replace(regmean(trains="features"), ccvr="gaussian")
     found = federation(method)
     assert {row.stage for row in exchanged(found)} == {"model", "moments"}
 
 
 def test_the_seed_decides():
     first, again, other = (
-        model_of(learnt(regmean(on="features"), feature_context(INPUTS, seed=seed), feature_tasks()))
+        model_of(learnt(regmean(trains="features"), feature_context(INPUTS, seed=seed), feature_tasks()))
         for seed in (0, 0, 1)
     )
     assert same(first, again)

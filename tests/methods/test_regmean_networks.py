@@ -126,7 +126,7 @@ def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
     assert len(kept) == 4
     for name in kept:
         assert torch.equal(states[0][name], states[2][name])
-    features, ends = regmean(on="features", frozen_heads=True), []
+    features, ends = regmean(trains="features", frozen_heads=True), []
     learn_images(
         features, feature_context(INPUTS), feature_tasks(True), after=lambda _, s: ends.append(model_of_server(s))
     )

@@ -1,4 +1,4 @@
-"""`replay_head=gaussian`: pooled moments, drawn features, and the retrained head against plain NumPy."""
+"""`ccvr=gaussian`: pooled moments, drawn features, and the retrained head against plain NumPy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.ccvr import Gaussian, Moments, ReplayHead, moments_message
+from fcl_bench.methods.gradient.ccvr import CCVRHead, Gaussian, Moments, moments_message
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.training.network import Heads, Network, feature_start
@@ -17,9 +17,9 @@ from tests.methods.training_harness import CPU
 from tests.methods.whole_runs import same
 
 
-def pooled(parts, knobs: Gaussian, columns=(0, 1, 2), wire: str = "float64", form: str = "full") -> ReplayHead:
+def pooled(parts, knobs: Gaussian, columns=(0, 1, 2), wire: str = "float64", form: str = "full") -> CCVRHead:
     """The server's side after the uploads of clients with these (features, labels), over the wire."""
-    head = ReplayHead(knobs, parts[0][0].shape[1], CPU)
+    head = CCVRHead(knobs, parts[0][0].shape[1], CPU)
     for Z, labels in parts:
         message = moments_message(torch.from_numpy(Z), torch.from_numpy(labels), columns, knobs)
         columns_sent = "held" if form == "packed" else "task"
@@ -126,7 +126,7 @@ def test_fewer_samples_than_features_draw_in_their_span_and_a_single_one_draws_i
 def test_uploads_that_contradict_themselves_are_refused(change, said):
     Z, labels = torch.randn(6, 3, dtype=torch.float64), torch.tensor([0, 0, 0, 1, 1, 1])
     upload = dict(moments_message(Z, labels, (0, 1), Gaussian())) | change
-    head = ReplayHead(Gaussian(), 3, CPU)
+    head = CCVRHead(Gaussian(), 3, CPU)
     assert head.objection(Message({name: value for name, value in upload.items() if value is not None}), (0, 1)) == said
 
 
@@ -188,7 +188,7 @@ def test_rows_of_classes_that_nobody_told_of_stay_as_they_were_trained():
     head.retrain(network, Heads(((0, 1, 2),), (0, 1, 2)), seed=1)
     moved = (head.weight != network.heads[0].weight).any(dim=1)
     assert moved.tolist() == [True, False, True]
-    nobody = ReplayHead(Gaussian(), 4, CPU)
+    nobody = CCVRHead(Gaussian(), 4, CPU)
     nobody.retrain(network, Heads(((0, 1, 2),), (0, 1, 2)), seed=1)
     assert torch.equal(nobody.weight, network.heads[0].weight)
 

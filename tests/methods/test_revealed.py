@@ -33,7 +33,7 @@ from fcl_bench.randomness import generator
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of
 from tests.methods.training_harness import ImageTasks, federation_of, tiny_context
-from tests.small_methods import NAMES, architecture, class_of, made, trains
+from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.01, augment="none")
 #: Of methods whose rounds reveal nothing.
@@ -186,7 +186,7 @@ def run(method: Method, tasks: ImageTasks, wire: str = "float64", vit: bool = Fa
 
 def small(name: str) -> Method:
     """The method with few features and rounds."""
-    if trains(name):
+    if trains_by_gradient(name):
         return made(name, training=FAST if TOLD.get(name) else ONCE, **SMALL.get(name, {}))
     knobs = {"M": 8} if issubclass(class_of(name), ClosedFormMethod) else {}
     return made(name, **knobs, **({"rank": 4} if hasattr(class_of(name), "rank") else {}))
@@ -222,7 +222,7 @@ KNOBS = {
         CentredSketch(M=8, rank=3, remainder="gaussian", input_rank=3),
         (sums("class", "S", "S_z"),),
     ),
-    "ridge regressions": (RegMean(training=FAST, on="features", local="ridge"), TOLD["afl"]),
+    "ridge regressions": (RegMean(training=FAST, trains="features", local="ridge"), TOLD["afl"]),
 }
 
 
@@ -237,7 +237,7 @@ def test_knobs_change_what_is_sent(name):
 def test_moments_for_a_head_are_of_classes_of_which_enough_is_known():
     for covariance in ("full", "diagonal"):
         for least in (1, 2):
-            method = FedAvg(training=FAST, replay_head="gaussian", gaussian=Gaussian(covariance, least=least))
+            method = FedAvg(training=FAST, ccvr="gaussian", gaussian=Gaussian(covariance, least=least))
             told, *_ = run(method, tasks_of(shape=(3, 8, 8)))
             single = sum(n == 1 for clients in HELD for classes in clients for n in classes.values())
             here = single if least == 1 else 0

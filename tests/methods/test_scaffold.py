@@ -29,15 +29,15 @@ from tests.methods.training_harness import feature_tasks, federation_of, tiny_co
 from tests.methods.whole_runs import feature_context
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(on):
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(trains):
     """All variates are zero in it."""
-    context = tiny_context() if on == "images" else feature_context()
-    tasks = made_tasks(COUNTS[:1]) if on == "images" else feature_tasks(0, [3], COUNTS[:1])
+    context = tiny_context() if trains == "images" else feature_context()
+    tasks = made_tasks(COUNTS[:1]) if trains == "images" else feature_tasks(0, [3], COUNTS[:1])
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "augment": "crop_flip"})
     plain, ours = (
         [state_of(server) for _, _, server, *_ in rounds_of(method, context, tasks)]
-        for method in (FedAvg(knobs, on=on), Scaffold(knobs, on=on))
+        for method in (FedAvg(knobs, trains=trains), Scaffold(knobs, trains=trains))
     )
     assert not differing(plain[0], ours[0])
     assert differing(plain[1], ours[1])
@@ -47,7 +47,7 @@ def test_the_first_round_is_fedavgs_bit_for_bit_and_the_second_is_not(on):
 def test_scalar_quadratics_come_to_the_optimum(eta_g, momentum):
     """f = 1/2 w^2 and 3/2 (w - 4)^2 have their common minimum at 3, where their gradients are 3 and -3."""
     knobs = {"rounds": 40, "epochs": 5, "lr": 0.1, "momentum": momentum, "weight_decay": 0.0, "weighting": "uniform"}
-    server, states = play_scalar(with_loss(Scaffold, quadratic)(Training(**knobs), on="features", eta_g=eta_g))
+    server, states = play_scalar(with_loss(Scaffold, quadratic)(Training(**knobs), trains="features", eta_g=eta_g))
     assert weight_of(server) == pytest.approx(3.0, abs=1e-4)
     variates = [float(states[k]["variate.0.heads.0.weight"]) for k in (0, 1)]
     np.testing.assert_allclose(variates, [3.0, -3.0], atol=1e-3)
@@ -58,7 +58,7 @@ def test_a_constant_gradient_is_read_off_the_steps_whatever_the_optimiser_makes_
     """Loss s_k w: after one round c_k = s_k, also with momentum, a rate of its own, a schedule; then all step alike."""
     slopes = (2.0, -5.0)
     training = Training(rounds=3, epochs=4, lr=0.01, weight_decay=0.0, weighting="uniform", **knobs)
-    method = with_loss(Scaffold, lambda client, w: slopes[client] * w)(training, on="features")
+    method = with_loss(Scaffold, lambda client, w: slopes[client] * w)(training, trains="features")
     server, states = play_scalar(method)
     assert [float(states[k]["variate.0.heads.0.weight"]) for k in (0, 1)] == pytest.approx(slopes, rel=1e-4)
     assert float(server.mean("heads.0.weight")) == pytest.approx(-1.5, rel=1e-4)
@@ -68,7 +68,7 @@ def test_a_constant_gradient_is_read_off_the_steps_whatever_the_optimiser_makes_
 @pytest.mark.parametrize("fraction", [1.0, 0.5])
 def test_the_servers_variate_is_the_mean_of_the_clients_after_every_round(fraction, reset):
     """Whoever took part, also where clients come later and heads grow."""
-    method = Scaffold(Training(fraction=fraction, **SMALL), on="features", reset=reset)
+    method = Scaffold(Training(fraction=fraction, **SMALL), trains="features", reset=reset)
     met: set[int] = set()
     before: dict = {}
     for task, round_, server, states, present in rounds_of(
@@ -93,7 +93,7 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(weighting, momentum, eta
     knobs = {**SMALL, "rounds": 3, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1, "momentum": momentum}
     knobs = Training(**{**knobs, "weighting": weighting})
     method, context, tasks = (
-        Scaffold(knobs, on="features", eta_g=eta_g),
+        Scaffold(knobs, trains="features", eta_g=eta_g),
         feature_context(),
         feature_tasks(1, [3, 2], COUNTS[:2]),
     )

@@ -34,8 +34,8 @@ METHODS = {
 }
 
 
-def scaled(method, on: bool | str = True):
-    return dataclasses.replace(method, scale_scores=on)
+def scaled(method, trains: bool | str = True):
+    return dataclasses.replace(method, scale_scores=trains)
 
 
 def uneven(seed: int = 0) -> Tasks:

@@ -116,7 +116,7 @@ def test_a_clients_own_batches_are_those_of_fedavg(monkeypatch):
     _, half, client_data, broadcast = second_task(target(knobs))
     seen.clear()
     turn(half, client_data, broadcast)
-    ours, plain = list(seen), FedAvg(training(**knobs), loss_over="task")
+    ours, plain = list(seen), FedAvg(training(**knobs), loss_classes="task")
     seen.clear()
     turn(plain.client(tiny_context()), client_data, broadcast)
     assert len(ours) == len(seen) == 9
@@ -143,18 +143,18 @@ def test_clients_see_synthetic_images_in_orders_of_their_own():
 @pytest.mark.parametrize("over", ["task", "seen"])
 def test_without_distillation_or_images_it_is_fedavg_bit_for_bit_and_byte_for_byte(off, over):
     knobs = {"fraction": 0.5, "rounds": 3}
-    ours = federation(target(knobs, loss_over=over, **off))
-    theirs = federation(FedAvg(training(**knobs), loss_over=over))
+    ours = federation(target(knobs, loss_classes=over, **off))
+    theirs = federation(FedAvg(training(**knobs), loss_classes=over))
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
     assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
     assert ours.server.privacy()["synthetic_images"] == 0
-    assert not same(model_of(federation(target(knobs, loss_over=over))), model_of(theirs))
+    assert not same(model_of(federation(target(knobs, loss_classes=over))), model_of(theirs))
 
 
 def test_the_first_task_is_fedavg_bit_for_bit():
     first = STREAMS["images"][1]()[:1]
-    ours, theirs = federation(target(), first), federation(FedAvg(training(), loss_over="task"), first)
+    ours, theirs = federation(target(), first), federation(FedAvg(training(), loss_classes="task"), first)
     assert same(model_of(ours), model_of(theirs))
     assert exchanged(ours) == exchanged(theirs)
 
@@ -162,7 +162,7 @@ def test_the_first_task_is_fedavg_bit_for_bit():
 def test_synthesis_leaves_the_model_and_what_trains_as_they_are():
     context, tasks = tiny_context(), pictures()
     method = target()
-    server, plain = (learn_images(m, context, tasks[:1]) for m in (method, FedAvg(training(), loss_over="task")))
+    server, plain = (learn_images(m, context, tasks[:1]) for m in (method, FedAvg(training(), loss_classes="task")))
     task = images_stream(tasks)[1]
     server.start_task(task)
     plain.start_task(task)
@@ -177,7 +177,7 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
     """Mean distance of the old classes' distribution from the teacher's, all classes competing on own samples."""
     tasks, found = pictures()[:2], []
     for kd in (0.01, 1.0, 25.0):
-        method = target({"rounds": 6, "lr": 0.02}, {"g_steps": 5}, kd=kd, loss_over="seen")
+        method = target({"rounds": 6, "lr": 0.02}, {"g_steps": 5}, kd=kd, loss_classes="seen")
         context = tiny_context()
         server = learn_images(method, context, tasks[:1])
         first = copy.deepcopy(server)
@@ -200,7 +200,7 @@ def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formu
     context, tasks = tiny_context(wire=wire), pictures()
     knobs = {"rounds": 3, "fraction": 0.6}
     ours = learnt(target(knobs, send=send), context, tasks)
-    theirs = learnt(FedAvg(training(**knobs), loss_over="task"), context, tasks)
+    theirs = learnt(FedAvg(training(**knobs), loss_classes="task"), context, tasks)
     body = sum(value.numel() for name, value in model_of(theirs).items() if name.startswith("body."))
     dimension, side = context.network.dimension, 2
     width = 128 * side**2
@@ -317,7 +317,7 @@ def test_a_client_with_a_single_sample_trains_beside_synthetic_ones():
         {"synthetic_batch": 1},
         {"variant": "code"},
         {"send": "model"},
-        {"loss_over": "old"},
+        {"loss_classes": "old"},
     ],
     ids=str,
 )
@@ -329,8 +329,8 @@ def test_wrong_knobs_name_the_key(knobs):
 def test_what_contradicts_is_refused():
     with pytest.raises(UserError, match=r"method.send=generator contradicts method.variant=published \(method.send=im"):
         TARGET(send="generator", variant="published")
-    with pytest.raises(UserError, match=r"method.on=features: method=target makes images \(method.on=images\)"):
-        TARGET(on="features")
+    with pytest.raises(UserError, match=r"method.trains=features: method=target makes images \(method.trains=images\)"):
+        TARGET(trains="features")
 
 
 def test_a_student_that_diverges_ends_the_run_in_one_line():

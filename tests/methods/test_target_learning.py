@@ -33,7 +33,7 @@ def test_old_tasks_are_forgotten_less_than_after_finetuning(tmp_path):
     """
     ours = measured(tmp_path, "method=target", *(f"method.synthesis.{knob}" for knob in SYNTHESIS))
     plain = measured(tmp_path, "method=fedavg")
-    alike = measured(tmp_path, "method=fedavg", "method.loss_over=task")
+    alike = measured(tmp_path, "method=fedavg", "method.loss_classes=task")
     assert (ours[:, 2] < plain[:, 2] - 40).all()
     assert ours[:, 2].mean() < alike[:, 2].mean()
     assert (ours[:, 0] > plain[:, 0] + 10).all()

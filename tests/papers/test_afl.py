@@ -131,7 +131,7 @@ def test_baselines_train_class_weights_as_we_chose_since_the_supplement_is_lost(
     assert "leading to a total training time of 30,000s to 50,000" in text
     for row in frame[frame["row"].isin(BASELINES)].itertuples():
         keys = overrides(row.setting)
-        assert (keys["method.on"], keys["evaluate_rounds"]) == ("features", "1")
+        assert (keys["method.trains"], keys["evaluate_rounds"]) == ("features", "1")
         assert 30_000 / 60 == 50_000 / 100 == float(keys["method.training.rounds"])
         [said] = left_to_us(row.setting)
         assert said == ("rounds and rate unknown" if row.method == "fedavg" else "rounds, rate and own knobs unknown")

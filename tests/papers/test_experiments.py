@@ -16,7 +16,7 @@ from fcl_bench.execution.run import run
 from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs_of
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
-from tests.small_methods import trains
+from tests.small_methods import trains_by_gradient
 
 LIST = Path(__file__).parents[2] / "docs" / "reference" / "experiments.md"
 #: Tables by other names than their number.
@@ -78,7 +78,7 @@ def experiment_of(paper: str, table: str, method: str, setting: str) -> str:
         table = f"{table}, linear"
     elif method == "centralised":
         table = f"{table}, joint"
-    elif paper in CLOSED_FORM and trains(method):
+    elif paper in CLOSED_FORM and trains_by_gradient(method):
         table = f"{table}, gradient"
     return NAMED.get((paper, table), f"{paper}_{table.lower().replace(', ', '_').replace(' ', '')}")
 

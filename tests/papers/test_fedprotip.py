@@ -215,7 +215,7 @@ def test_the_methods_knobs_are_those_of_the_text(frame, text):
     (step,) = re.search(r"increase it by ([\d.]+) at each task boundary", text).groups()
     fot = re.search(r"starting value of ([\d.]+) with an increment of ([\d.]+) .*? use threshold ([\d.]+) with", text)
     assert "normal vector to five times the feature size" in text
-    ours = [knobs.projected_heads or knobs.loss_over != "task" for knobs in (FedProTIP(), FOT())]
+    ours = [knobs.projected_heads or knobs.loss_classes != "task" for knobs in (FedProTIP(), FOT())]
     assert not any(ours)
     for row in frame[frame["method"].isin(["fedprotip", "fot"])].itertuples():
         keys = overrides(row.setting)
@@ -223,7 +223,7 @@ def test_the_methods_knobs_are_those_of_the_text(frame, text):
         assert ("its public code's frozen stages" in left_to_us(row.setting)) == (row.table in FROZEN)
         # The text says neither whether heads are projected nor whose logits compete: our defaults, as in both codes.
         assert "heads free, the task's classes" in left_to_us(row.setting)
-        assert not {"method.projected_heads", "method.loss_over"} & keys.keys()
+        assert not {"method.projected_heads", "method.loss_classes"} & keys.keys()
         if row.method == "fot":
             threshold = fot[1 if row.data == "cifar100" else 3]
             wanted = {"threshold": threshold, "threshold_step": fot[2], "sketch": "5", "columns": None}

@@ -158,7 +158,7 @@ def test_classical_baselines_are_as_the_public_code_of_the_benchmark_that_the_te
         assert keys["method.training.weighting"] == "uniform"
         assert left_to_us(row.setting) == ["code unknown, as TARGET's and LANDER's"]
         published = ("published", "task") if row.method == "fedewc" else (None, None)
-        assert (keys.get("method.variant"), keys.get("method.loss_over")) == published
+        assert (keys.get("method.variant"), keys.get("method.loss_classes")) == published
 
 
 def test_data_free_baselines_are_trained_as_the_text_says(frame, text):

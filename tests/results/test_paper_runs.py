@@ -13,7 +13,7 @@ from tests.small_runs import run_in
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = ("method=fedran", "method.M=32", "method.rank=8", "tasks=2", "clients=2", "beta=0.1")
-TRAINED = ("method.on=features", "method.training.rounds=3", "method.training.epochs=1")
+TRAINED = ("method.trains=features", "method.training.rounds=3", "method.training.epochs=1")
 
 
 def runs_in(out):

@@ -236,7 +236,7 @@ def test_what_we_chose_stands_beside_the_number(finished, runs):
 
 
 def test_the_best_round_is_compared_where_it_was_measured(tmp_path):
-    trained = ("method=fedavg", "method.on=features", "method.training.rounds=3", "method.training.epochs=1")
+    trained = ("method=fedavg", "method.trains=features", "method.training.rounds=3", "method.training.epochs=1")
     run_in(tmp_path, *trained, "tasks=1", "clients=2", "evaluate_rounds=1")
     runs = used_runs(collect(tmp_path / "runs"))
     setting = " ".join([*trained[1:], "evaluate_rounds=1"])

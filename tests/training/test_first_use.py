@@ -15,7 +15,7 @@ from tests.methods.training_harness import federation_of, image_tasks, tiny_cont
 for momentum in (0.0, 0.9):
     training = Training(rounds=1, epochs=1, batch_size=8, momentum=momentum)
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[8, 8], [8, 8]])
-    federation_of(FedAvg(training=training, replay_head="gaussian"), tiny_context(), tasks).run(lambda _: None)
+    federation_of(FedAvg(training=training, ccvr="gaussian"), tiny_context(), tasks).run(lambda _: None)
 print("torch._dynamo" in sys.modules)
 """
 

@@ -21,10 +21,10 @@ from fcl_bench.training.objective import Objective
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
-from tests.small_methods import NAMES, architecture, class_of, trains
+from tests.small_methods import NAMES, architecture, class_of, trains_by_gradient
 
 D = 6
-METHODS = [name for name in NAMES if trains(name) and architecture(name) == "conv"]
+METHODS = [name for name in NAMES if trains_by_gradient(name) and architecture(name) == "conv"]
 SETTINGS = {
     "plain": {},
     "momentum, decay": {"momentum": 0.9, "weight_decay": 0.01},
@@ -48,7 +48,7 @@ def overlapping_tasks():
 
 def on_features(name: str, knobs: Training, **own) -> GradientMethod:
     """The method with its own defaults, on features; no stage of a body can be frozen there."""
-    return class_of(name)(training=knobs, on="features", frozen_stages=0, **own)
+    return class_of(name)(training=knobs, trains="features", frozen_stages=0, **own)
 
 
 def learnt(method: GradientMethod, monkeypatch, fast: bool) -> tuple[dict[str, torch.Tensor], list, int]:
@@ -73,7 +73,7 @@ def learnt(method: GradientMethod, monkeypatch, fast: bool) -> tuple[dict[str, t
 def refusal(name: str, setting: str = "plain", over: str = "seen", frozen: bool = False) -> str:
     """What a method says of these knobs; "" where it takes them."""
     try:
-        on_features(name, training(**SETTINGS[setting]), loss_over=over, frozen_heads=frozen)
+        on_features(name, training(**SETTINGS[setting]), loss_classes=over, frozen_heads=frozen)
     except UserError as error:
         return str(error)
     return ""
@@ -87,10 +87,10 @@ ROUNDING = {(name, "adamw") for name in METHODS if class_of(name).keeps_teacher}
 def test_methods_refuse_only_by_saying_so():
     said = {name: refusal(name) for name in METHODS}
     assert said["fedavg"] == ""
-    assert all(text.startswith("method.on=features") for text in said.values() if text), said
+    assert all(text.startswith("method.trains=features") for text in said.values() if text), said
     others = {(name, setting, *rest): refusal(name, setting, *rest) for name, setting, rest in CASES if not said[name]}
     keys = {(case[0], text.partition("=")[0]) for case, text in others.items() if text}
-    assert keys == {("scaffold", "method.training.optimizer"), ("fedicarl", "method.loss_over")}
+    assert keys == {("scaffold", "method.training.optimizer"), ("fedicarl", "method.loss_classes")}
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_methods_refuse_only_by_saying_so():
     [(n, s, *rest) for n, s, rest in CASES if (n, s) not in ROUNDING and not refusal(n, s, *rest)],
 )
 def test_every_method_learns_what_it_learns_by_autograd(name, setting, over, frozen, monkeypatch):
-    method = on_features(name, training(**SETTINGS[setting]), loss_over=over, frozen_heads=frozen)
+    method = on_features(name, training(**SETTINGS[setting]), loss_classes=over, frozen_heads=frozen)
     ours, batches, passes = learnt(method, monkeypatch, fast=True)
     theirs, same_batches, none = learnt(method, monkeypatch, fast=False)
     assert batches == same_batches
@@ -337,7 +337,7 @@ def test_a_loss_that_is_not_finite_is_told_even_if_the_weights_are():
 
 
 def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
-    method = FedAvg(training(rounds=3, fraction=0.5), on="features")
+    method = FedAvg(training(rounds=3, fraction=0.5), trains="features")
 
     def fresh():
         return federation_of(method, feature_context(D), overlapping_tasks())
@@ -351,12 +351,12 @@ def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
 
 class TemperedClient(GradientClient):
     def objective(self, client_data, broadcast, state):
-        return Tempered(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
+        return Tempered(Heads.from_message(broadcast), self.method.loss_classes, self.method.frozen_heads)
 
 
 def test_a_method_with_its_own_loss_on_logits_needs_nothing_else(monkeypatch):
     monkeypatch.setattr(FedAvg, "client_half", TemperedClient)
-    method = FedAvg(training(), on="features")
+    method = FedAvg(training(), trains="features")
     ours, _, passes = learnt(method, monkeypatch, fast=True)
     theirs, *_ = learnt(method, monkeypatch, fast=False)
     assert passes > 20

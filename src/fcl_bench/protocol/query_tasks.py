@@ -7,7 +7,7 @@ import torch
 from fcl_bench.protocol.task import Task
 
 
-class AskedTasks:
+class QueryTasks:
     """The tasks that begin with a question, or end with it: the first one, and others until anyone has answered.
 
     A task stays among them, so that the rounds of earlier tasks do not change.

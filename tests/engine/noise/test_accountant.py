@@ -109,7 +109,7 @@ def test_a_sum_has_the_noise_of_those_who_sent_something():
 def test_of_masked_uploads_those_in_the_sum_count(failing):
     """Who fails after its keys has sent bytes, and a late upload stays masked: neither releases anything."""
     turns = [f"{client}@0.{client}" for client in range(4)]
-    method = FedAvg(training=Training(rounds=4, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    method = FedAvg(training=Training(rounds=4, epochs=1, batch_size=8, lr=0.05, augment="none"), trains="features")
     run = federation(method, SecureSums(), ListedFaults(**{failing: turns}), [[8] * 4])
     run.run(lambda _: None)
     rows = [row for row in run.state.ledger.uploads if row.lost or row.late]
@@ -124,7 +124,7 @@ def test_of_masked_uploads_those_in_the_sum_count(failing):
 
 
 def test_without_masks_a_late_upload_counts():
-    method = FedAvg(training=Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none"), on="features")
+    method = FedAvg(training=Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none"), trains="features")
     run = federation(method, None, ListedFaults(late=["0@0.0"]), [[8] * 2])
     run.run(lambda _: None)
     assert Gaussian(multiplier=2.0, unit="client").guarantee(method, run.context, 1, run.state.ledger)["releases"] == 2

@@ -73,7 +73,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert not uploads_of(AFL()).one_sample(), "a solution depends on one sample as nobody has bounded it"
     assert not uploads_of(FedLDA(centre="later_tasks")).one_sample()
     assert not uploads_of(RanPAC(ridge="folds")).one_sample()
-    assert not uploads_of(class_of("fedavg")(replay_head="gaussian")).only_models
+    assert not uploads_of(class_of("fedavg")(ccvr="gaussian")).only_models
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")

@@ -42,7 +42,7 @@ from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import SIZES, federation
 from tests.methods.harness import context_of
 from tests.methods.training_harness import tiny_context
-from tests.small_methods import NAMES, architecture, class_of, made, trains, unlisted
+from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient, unlisted
 
 SECURE = SecureSums(fraction_bits=32)
 SHORT = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
@@ -65,32 +65,32 @@ CLOSED = {
     "fedklda": FedKLDA(M=8, ensemble=2),
     "fedfecam": FedFeCAM(),
     "fedfecam shared": FedFeCAM(covariance="shared", tukey=1.0),
-    "regmean ridge": RegMean(local="ridge", on="features"),
+    "regmean ridge": RegMean(local="ridge", trains="features"),
 }
 ON_FEATURES = {
-    "fedavg": FedAvg(on="features", training=SHORT),
-    "fedavg uniform": FedAvg(on="features", training=ALIKE),
-    "gaussian heads": FedAvg(on="features", training=SHORT, replay_head="gaussian"),
+    "fedavg": FedAvg(trains="features", training=SHORT),
+    "fedavg uniform": FedAvg(trains="features", training=ALIKE),
+    "gaussian heads": FedAvg(trains="features", training=SHORT, ccvr="gaussian"),
     "gaussian heads, variances": FedAvg(
-        on="features", training=SHORT, replay_head="gaussian", gaussian=Gaussian(covariance="diagonal")
+        trains="features", training=SHORT, ccvr="gaussian", gaussian=Gaussian(covariance="diagonal")
     ),
-    "scaffold": Scaffold(on="features", training=ALIKE),
-    "scaffold by samples": Scaffold(on="features", training=SHORT),
-    "feddyn": FedDyn(on="features", training=ALIKE),
-    "fedewc": FedEWC(on="features", training=SHORT),
-    "fedicarl": FediCaRL(on="features", training=SHORT, memory=4),
-    "fot": FOT(on="features", training=SHORT, frozen_stages=0, projected_heads=True, columns=8),
+    "scaffold": Scaffold(trains="features", training=ALIKE),
+    "scaffold by samples": Scaffold(trains="features", training=SHORT),
+    "feddyn": FedDyn(trains="features", training=ALIKE),
+    "fedewc": FedEWC(trains="features", training=SHORT),
+    "fedicarl": FediCaRL(trains="features", training=SHORT, memory=4),
+    "fot": FOT(trains="features", training=SHORT, frozen_stages=0, projected_heads=True, columns=8),
     "fot of all inputs": FOT(
-        on="features",
+        trains="features",
         training=SHORT,
         frozen_stages=0,
         projected_heads=True,
         columns=None,
         share_of="inputs",
     ),
-    "glfc": GLFC(on="features", training=SHORT, memory=4, proxy="none"),
-    "feddisco without weights": FedDisco(on="features", training=SHORT, a=0.0, b=0.0),
-    "fedgen without a generator": FedGen(on="features", training=SHORT, alpha=0.0, beta=0.0),
+    "glfc": GLFC(trains="features", training=SHORT, memory=4, proxy="none"),
+    "feddisco without weights": FedDisco(trains="features", training=SHORT, a=0.0, b=0.0),
+    "fedgen without a generator": FedGen(trains="features", training=SHORT, alpha=0.0, beta=0.0),
 }
 ADDED_UP = {**CLOSED, **ON_FEATURES}
 #: What has no summand, and a word of the line.
@@ -175,4 +175,4 @@ def test_a_method_whose_server_needs_each_upload_is_refused(method, word):
 
 def test_every_method_is_added_up_or_refused():
     assert set(NAMES) == NAMED | ON_IMAGES.keys()
-    assert all(trains(name) or class_of(name).name in NAMED for name in NAMES)
+    assert all(trains_by_gradient(name) or class_of(name).name in NAMED for name in NAMES)

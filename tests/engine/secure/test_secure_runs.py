@@ -113,7 +113,7 @@ def test_bytes_are_those_of_the_formula(bits, neighbours, gram):
 
 
 def test_samples_of_a_gradient_method_are_one_number_more():
-    run = learnt(FedAvg(on="features", training=SHORT), SecureSums())
+    run = learnt(FedAvg(trains="features", training=SHORT), SecureSums())
     weights = 6 * 2 + 2  # of the first task's head
     assert rows_of(run)[0, 0, 0].up_bytes == 64 + 80 * 9 + 8 * (weights + 1) + 32 * 10
 
@@ -131,7 +131,7 @@ def test_numbers_that_could_wrap_around_end_the_run():
 
 
 @pytest.mark.parametrize(
-    "method", [STSA(M=8, gamma=1.0), FedAvg(on="features", training=SHORT)], ids=["stsa", "fedavg"]
+    "method", [STSA(M=8, gamma=1.0), FedAvg(trains="features", training=SHORT)], ids=["stsa", "fedavg"]
 )
 def test_a_resumed_run_is_the_same(method):
     faults = RandomFaults(silent=0.2, late=0.1)

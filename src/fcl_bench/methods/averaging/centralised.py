@@ -121,9 +121,9 @@ class Centralised(GradientMethod):
         without: dict[str, object] = {
             "frozen_stages": 0,
             "frozen_heads": False,
-            "loss_over": "seen",
-            "on": "images",
-            "replay_head": "none",
+            "loss_classes": "seen",
+            "trains": "images",
+            "ccvr": "none",
         }
         given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
         given.append(("method.training.fraction", self.training.fraction, 1))

@@ -60,7 +60,7 @@ class FedDynClient(GradientClient):
         if self.method.scaled:
             alpha *= float(broadcast[mean_name(client_data.task)]) / len(client_data.labels)
         heads = Heads.from_message(broadcast)
-        return Proximal(heads, self.method.loss_over, self.method.frozen_heads, centre, alpha, self.method.max_norm)
+        return Proximal(heads, self.method.loss_classes, self.method.frozen_heads, centre, alpha, self.method.max_norm)
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         drift = self._drift(client_data, state)

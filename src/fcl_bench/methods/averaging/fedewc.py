@@ -84,12 +84,12 @@ class FedEWCClient(GradientClient):
         own, anchors = dict(self.network.named_parameters()), with_prefix(broadcast, final_prefix(client_data.task - 1))
         pairs = [(own[name], F.to(own[name]), anchors[name].to(own[name])) for name, F in fisher.items()]
         method = self.method
-        return Anchored(Heads.from_message(broadcast), method.loss_over, method.frozen_heads, pairs, method.strength)
+        return Anchored(Heads.from_message(broadcast), method.loss_classes, method.frozen_heads, pairs, method.strength)
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """S_k of each parameter, and the number of samples."""
         labels = client_data.labels
-        competing, position = Heads.from_message(broadcast).competition(self.method.loss_over)
+        competing, position = Heads.from_message(broadcast).competition(self.method.loss_classes)
         squares = summed_squares(
             self.network,
             self.method.measured(self.network),
@@ -188,7 +188,7 @@ class FedEWC(GradientMethod):
         gamma: share of F that stays when a task's is added.
         fisher_max: no entry of F is larger; None: no bound.
         variant: working (as above), published (what the public code computes: the penalty never reaches the model that
-            trains, so it is fedavg with loss_over=task and uniform weights).
+            trains, so it is fedavg with loss_classes=task and uniform weights).
     """
 
     name: ClassVar[str] = "fedewc"
@@ -205,7 +205,7 @@ class FedEWC(GradientMethod):
         if self.variant == "published":
             unused = ("strength", "gamma", "fisher_max")
             defaults = {knob.name: knob.default for knob in dataclasses.fields(self) if knob.name in unused}
-            self.require_published(**defaults, loss_over="task", weighting="uniform")
+            self.require_published(**defaults, loss_classes="task", weighting="uniform")
 
     @property
     def penalises(self) -> bool:

@@ -70,7 +70,7 @@ class FedProxClient(GradientClient):
             return super().objective(client_data, broadcast, state)
         heads = Heads.from_message(broadcast)
         centre = training_weights(self.network)
-        return Proximal(heads, self.method.loss_over, self.method.frozen_heads, centre, self.method.mu)
+        return Proximal(heads, self.method.loss_classes, self.method.frozen_heads, centre, self.method.mu)
 
 
 @dataclass

@@ -88,7 +88,7 @@ class ScaffoldClient(GradientClient):
             correction[name] = correction[name] - value if name in correction else -value
         heads = Heads.from_message(broadcast)
         momentum = self.method.training.momentum
-        self._corrected = Corrected(heads, self.method.loss_over, self.method.frozen_heads, correction, momentum)
+        self._corrected = Corrected(heads, self.method.loss_classes, self.method.frozen_heads, correction, momentum)
         return self._corrected
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:

@@ -133,7 +133,7 @@ class FedGenClient(CountingClient):
         size = method.training.batch_size
         return Generated(
             Heads.from_message(broadcast),
-            method.loss_over,
+            method.loss_classes,
             method.frozen_heads,
             self._generator,
             broadcast[f"labels.{client_data.task}"].long(),
@@ -202,7 +202,7 @@ class FedGenServer(CountingServer):
         omega = torch.zeros(len(held), len(self.generator.classes), device=self.context.device)
         omega[:, columns] = shares(held).float()
         weights, biases = self._stacked("weight"), self._stacked("bias")
-        competition = self.heads.competition(self.method.loss_over)
+        competition = self.heads.competition(self.method.loss_classes)
         optimiser = self._adam.begin(self.generator, knobs.lr * knobs.decay**self._round, knobs.weight_decay)
         self.generator.train()
         for _ in range(knobs.steps):

@@ -143,17 +143,17 @@ class DataFreeMethod(GradientMethod):
     """A method whose server makes images of earlier classes.
 
     Args:
-        loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
+        loss_classes: as in any gradient method; here the task's own by default, since the teacher holds the old.
         send: what goes to the clients: images, or the generator, of which they draw images themselves.
     """
 
-    loss_over: str = knob("task", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     send: str = knob("images", choices=("images", "generator"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.trains_network:
-            raise UserError(f"method.on=features: method={self.name} makes images", "method.on=images")
+            raise UserError(f"method.trains=features: method={self.name} makes images", "method.trains=images")
 
     @property
     def replays(self) -> bool:

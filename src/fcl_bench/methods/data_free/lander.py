@@ -86,7 +86,7 @@ class LANDERClient(DataFreeClient):
             of_current, of_previous = factors(seen, seen - heads.sizes[-1])
             current, previous = method.cur * of_current, method.pre * of_previous
         anchors = self.anchors(broadcast) if method.ltc else None
-        base = (heads, method.loss_over, method.frozen_heads, method.ltc, method.radius, anchors, current)
+        base = (heads, method.loss_classes, method.frozen_heads, method.ltc, method.radius, anchors, current)
         teacher = self.teacher(client_data, broadcast)
         if teacher is None:
             self._objective = Bounded(*base)

@@ -180,7 +180,7 @@ class MFCLClient(DataFreeClient):
         method = self.method
         return Replaying(
             Heads.from_message(broadcast),
-            method.loss_over,
+            method.loss_classes,
             method.frozen_heads,
             teacher,
             self._generator,

@@ -246,7 +246,7 @@ class TARGETClient(DataFreeClient):
             return super().objective(client_data, broadcast, state)
         return Rehearsed(
             Heads.from_message(broadcast),
-            method.loss_over,
+            method.loss_classes,
             method.frozen_heads,
             teacher,
             self.synthetic(client_data, broadcast),

@@ -32,7 +32,7 @@ class FedLwFClient(GradientClient):
         if teacher is None:
             return super().objective(client_data, broadcast, state)
         heads = Heads.from_message(broadcast)
-        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
+        return Distilled(heads, method.loss_classes, method.frozen_heads, teacher, method.strength, method.temperature)
 
 
 @dataclass
@@ -40,7 +40,7 @@ class FedLwF(GradientMethod):
     """Knobs of FedLwF.
 
     Args:
-        loss_over: as in any gradient method; here the task's own classes by default, since the teacher holds the old.
+        loss_classes: as in any gradient method; here the task's own by default, since the teacher holds the old.
         strength: lambda, of the distillation; 0: fedavg, without a teacher.
         temperature: T, by which both models' logits are divided.
     """
@@ -48,7 +48,7 @@ class FedLwF(GradientMethod):
     name: ClassVar[str] = "fedlwf"
     client_half = FedLwFClient
 
-    loss_over: str = knob("task", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     strength: float = knob(3.0, least=0)
     temperature: float = knob(2.0, above=0)
 

@@ -32,7 +32,7 @@ class NotTrueDistillation(Objective):
     """
 
     def __init__(self, heads: Heads, method: FedNTD, known: Network) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._method, self._known = method, known
 
     def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

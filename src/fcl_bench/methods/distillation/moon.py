@@ -44,7 +44,7 @@ class FeatureContrast(Objective):
     """
 
     def __init__(self, heads: Heads, method: MOON, known: Network, earlier: Network) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._method, self._known, self._earlier = method, known, earlier
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class LogitContrast(Objective):
     """
 
     def __init__(self, heads: Heads, method: MOON, known: Network, earlier: Network) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._method, self._known, self._earlier = method, known, earlier
         theirs = sum(len(value) for name, value in earlier.heads.named_parameters() if name.endswith("bias"))
         competing = torch.arange(len(heads.logits)) if self._logits is None else self._logits

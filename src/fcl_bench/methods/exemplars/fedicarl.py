@@ -101,7 +101,7 @@ class FediCaRLClient(ExemplarClient):
             return Binary(heads, method.frozen_heads, teacher, method.strength)
         if teacher is None:
             return super().objective(client_data, broadcast, state)
-        return Distilled(heads, method.loss_over, method.frozen_heads, teacher, method.strength, method.temperature)
+        return Distilled(heads, method.loss_classes, method.frozen_heads, teacher, method.strength, method.temperature)
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """Choose the exemplars of the task's classes; with `nme`, the sums of all exemplars' features."""
@@ -260,10 +260,8 @@ class FediCaRL(ExemplarMethod):
             raise UserError(f"method.strength={self.strength:g}: with method.loss=bce it is a share", "0 to 1")
         if self.classify == "nme" and not self.memory:
             raise UserError("method.memory=0 leaves no mean for method.classify=nme", "method.classify=softmax")
-        if self.classify == "nme" and self.replay_head != "none":
-            raise UserError(
-                f"method.replay_head={self.replay_head}: method.classify=nme uses no heads", "method.replay_head=none"
-            )
+        if self.classify == "nme" and self.ccvr != "none":
+            raise UserError(f"method.ccvr={self.ccvr}: method.classify=nme uses no heads", "method.ccvr=none")
         if self.published:
             self.require_published(
                 scope="client", choose="herding", loss="ce_kd", classify="softmax", weighting="uniform"

@@ -281,7 +281,7 @@ class GLFC(ExemplarMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reconstructs and not self.trains_network:
-            raise UserError("method.on=features: method.proxy=reconstruct makes images", "method.proxy=none")
+            raise UserError("method.trains=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
             self.require_published(scope="client", signal="entropy", proxy="reconstruct", weighting="uniform")
 

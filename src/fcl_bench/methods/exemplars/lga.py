@@ -38,7 +38,7 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.query_tasks import AskedTasks
+from fcl_bench.protocol.query_tasks import QueryTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
@@ -238,7 +238,7 @@ class LGAServer(ProxyServer):
         super().__init__(method, context)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
-        self.query_tasks, self._measured = AskedTasks(), False
+        self.query_tasks, self._measured = QueryTasks(), False
         #: Of the stage `radius`: what clients sent so far, added up.
         self._totals: dict[str, torch.Tensor] = {}
 

@@ -206,8 +206,10 @@ class ExemplarMethod(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.loss_over != "seen":
-            raise UserError("method.loss_over=task: exemplars are of earlier tasks' classes", "method.loss_over=seen")
+        if self.loss_classes != "seen":
+            raise UserError(
+                "method.loss_classes=task: exemplars are of earlier tasks' classes", "method.loss_classes=seen"
+            )
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

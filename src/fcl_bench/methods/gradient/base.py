@@ -34,10 +34,10 @@ class GradientMethod(Method):
         training: rounds, local epochs, optimiser, augmentation.
         frozen_stages: first stages of the network that stay as the first task leaves them.
         frozen_heads: whether the class weights of old tasks stay as they are.
-        loss_over: whose scores compete in the loss: seen (all classes so far), task (the task's own).
+        loss_classes: whose scores compete in the loss: seen (all classes so far), task (the task's own).
         on: images: the whole network trains; features: only class weights, on a frozen backbone's cached features.
-        replay_head: what predicts: none (the trained heads), gaussian (heads retrained on Gaussian features of all
-            classes; see `replay_head.py`).
+        ccvr: what predicts: none (the trained heads), gaussian (heads retrained on Gaussian features of all
+            classes; see `ccvr.py`).
         gaussian: knobs of the latter.
 
     Attributes:
@@ -66,9 +66,9 @@ class GradientMethod(Method):
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)
     frozen_heads: bool = False
-    loss_over: str = knob("seen", choices=("seen", "task"))
-    on: str = knob("images", choices=("images", "features"))
-    replay_head: str = knob("none", choices=("none", "gaussian"))
+    loss_classes: str = knob("seen", choices=("seen", "task"))
+    trains: str = knob("images", choices=("images", "features"))
+    ccvr: str = knob("none", choices=("none", "gaussian"))
     gaussian: Gaussian = field(default_factory=Gaussian)
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class GradientMethod(Method):
 
     @property
     def trains_network(self) -> bool:
-        return self.on == "images"
+        return self.trains == "images"
 
     @property
     def weighting(self) -> str:
@@ -118,7 +118,7 @@ class GradientMethod(Method):
         elif self.training.aggregate != "mean":
             models = weights(combine=EACH, otherwise=f"{self.training_key}.aggregate=mean")
         stages: dict[str, Schema] = {MODEL: {"*": models}}
-        if self.replay_head == "gaussian":
+        if self.ccvr == "gaussian":
             stages[MOMENTS] = moments_schema(self.gaussian, context.sums)
         return stages
 
@@ -157,7 +157,7 @@ class GradientMethod(Method):
         if self.training.rates:
             self._check_rates(context, classes_per_task)
         frozen_names(start.build(), start.stages, self.frozen_stages)
-        if self.replay_head == "gaussian" and self.gaussian.covariance == "full":
+        if self.ccvr == "gaussian" and self.gaussian.covariance == "full":
             size = 8 * context.all_classes(classes_per_task) * start.dimension**2
             require_memory("method.gaussian.covariance=full", size, "the covariances of all classes")
 
@@ -187,15 +187,15 @@ class GradientMethod(Method):
 
     def _check_transformer(self, context: Context) -> None:
         what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
-        if self.on == "features":
-            raise UserError(f"method.on=features: {what}", "method.on=images")
+        if self.trains == "features":
+            raise UserError(f"method.trains=features: {what}", "method.trains=images")
         if self.frozen_stages:
             raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
         self.build_network(context)
 
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
-        return [MODEL] * self.training.rounds + ([MOMENTS] if self.replay_head == "gaussian" else [])
+        return [MODEL] * self.training.rounds + ([MOMENTS] if self.ccvr == "gaussian" else [])
 
     def model_round(self, task: Task, round_: int) -> int:
         """The number of a round among the task's rounds of the model, whatever stages come before them."""

@@ -26,7 +26,7 @@ from fcl_bench.training.network import Heads, Network
 
 @dataclass
 class Gaussian:
-    """`method.gaussian`, the knobs of `replay_head=gaussian`.
+    """`method.gaussian`, the knobs of `ccvr=gaussian`.
 
     Args:
         covariance: full (d x d for each class), diagonal (variances alone).
@@ -137,7 +137,7 @@ def moments_schema(knobs: Gaussian, dense: bool) -> Schema:
     return {**both, "second.*": gram_matrix("d", optional=not dense, combine=SUM, leaks=MOMENTS)}
 
 
-class ReplayHead:
+class CCVRHead:
     """The server's side: the moments of all classes so far, and the head that is made of them.
 
     Attributes:

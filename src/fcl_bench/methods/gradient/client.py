@@ -93,7 +93,7 @@ class GradientClient(ModelHolder, Client):
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         """What this round minimises."""
-        return Objective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
+        return Objective(Heads.from_message(broadcast), self.method.loss_classes, self.method.frozen_heads)
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         """What the client keeps after a round of the model, which `network` holds as it was trained."""

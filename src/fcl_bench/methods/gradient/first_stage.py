@@ -43,9 +43,9 @@ class MethodStage:
     training_key: ClassVar[str] = "adapt.training"
     frozen_stages: ClassVar[int] = 0
     frozen_heads: ClassVar[bool] = True
-    loss_over: ClassVar[str] = "seen"
-    on: ClassVar[str] = "images"
-    replay_head: ClassVar[str] = "none"
+    loss_classes: ClassVar[str] = "seen"
+    trains: ClassVar[str] = "images"
+    ccvr: ClassVar[str] = "none"
     gaussian: ClassVar[Gaussian] = Gaussian()
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: The stage of the rounds in which models travel.
 MODEL = "model"
-#: The stage in which clients send the moments of their classes, for `replay_head=gaussian` (`ccvr.py`).
+#: The stage in which clients send the moments of their classes, for `ccvr=gaussian` (`ccvr.py`).
 MOMENTS = "moments"
 
 

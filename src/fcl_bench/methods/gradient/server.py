@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted, average
-from fcl_bench.methods.gradient.ccvr import ReplayHead
+from fcl_bench.methods.gradient.ccvr import CCVRHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 from fcl_bench.protocol.context import Context, Prediction, TestBatch
@@ -38,7 +38,7 @@ class GradientServer(ModelHolder, Server):
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
         counted: stages whose uploads say how many samples they are of.
-        replay: what predicts in place of the trained heads under `replay_head=gaussian`; None: they predict.
+        replay: what predicts in place of the trained heads under `ccvr=gaussian`; None: they predict.
     """
 
     method: GradientMethod
@@ -53,9 +53,9 @@ class GradientServer(ModelHolder, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay: ReplayHead | None = None
-        if method.replay_head == "gaussian":
-            self.replay = ReplayHead(method.gaussian, self.start.dimension, context.device, context.sums)
+        self.replay: CCVRHead | None = None
+        if method.ccvr == "gaussian":
+            self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
             self._optimiser = ServerOptimiser(method.training)
@@ -224,8 +224,8 @@ class GradientServer(ModelHolder, Server):
         assert self.replay is not None
         if self.task and any(name.startswith("body.") for name in self.network.changing()):
             self._told.tell(
-                "replay_head",
-                "method.replay_head=gaussian: the features train, and the moments of earlier tasks' classes are of the"
+                "ccvr",
+                "method.ccvr=gaussian: the features train, and the moments of earlier tasks' classes are of the"
                 " features that they had",
             )
         seed = derived_seed(self.context.seed, "replay head", self.task) % 2**62

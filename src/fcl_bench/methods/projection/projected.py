@@ -83,7 +83,7 @@ class ProjectedMethod(GradientMethod):
 
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
-    loss_over: str = knob("task", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     frozen_head_age: int = knob(1, least=1)
     projected_heads: bool = False
     norms: str = knob("frozen", choices=("frozen", "decay", "train"))
@@ -150,7 +150,7 @@ class ProjectedMethod(GradientMethod):
         super().check(context, classes_per_task)
         if not self.widths(self.build_network(context), context.recurring):
             raise UserError(
-                f"method.on={self.on} and method.projected_heads=false leave method={self.name} nothing to project",
+                f"method.trains={self.trains} and method.projected_heads=false leave {self.name} nothing to project",
                 "method.projected_heads=true",
             )
 
@@ -215,7 +215,7 @@ class ProjectedObjective(Objective):
     def __init__(
         self, heads: Heads, method: ProjectedMethod, network: Network, later: bool, projections: dict[str, Projection]
     ) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._decay, self._exact = method.decay, method.projected_decay
         names = method.unprojected(network, heads.reused) if later and method.norms == "decay" else set()
         own = dict(network.named_parameters())

@@ -67,7 +67,7 @@ class ProjectionAudit(Audit):
         network.zero_grad(set_to_none=True)
         network.eval()
         size = self._method.training.batch_size
-        logits, position = server.heads.competition(self._method.loss_over, server.tasks[tau], tau)
+        logits, position = server.heads.competition(self._method.loss_classes, server.tasks[tau], tau)
         with exact_kernels(), exact_attention(device):
             for batch, truth in zip(images.split(size), labels.split(size), strict=True):
                 scores = network(self._half.trainer.standardise(batch))

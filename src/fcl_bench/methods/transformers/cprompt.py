@@ -43,7 +43,7 @@ class Contrast(PromptObjective):
     """
 
     def __init__(self, heads: Heads, method: CPrompt, network: Network) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self.method = method
         self.prompts = cast(CodaPrompts, prompted(network).prompts)
 

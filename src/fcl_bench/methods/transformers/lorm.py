@@ -232,7 +232,7 @@ class LoRM(LowRankMethod):
     training: Training = field(
         default_factory=lambda: Training(rounds=5, batch_size=16, optimizer="adamw", lr=3e-4, weight_decay=0.0)
     )
-    loss_over: str = knob("task", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     rank: int = knob(16, least=1)
     targets: list[str] = knob(lambda: ["qkv", "proj", "fc1", "fc2"])
     alpha: float = knob(0.0, least=0, most=1)
@@ -258,10 +258,10 @@ class LoRM(LowRankMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        if self.replay_head != "none":
+        if self.ccvr != "none":
             raise UserError(
-                f"method.replay_head={self.replay_head}: clients do not have the model that predicts, P R^+",
-                "method.replay_head=none",
+                f"method.ccvr={self.ccvr}: clients do not have the model that predicts, P R^+",
+                "method.ccvr=none",
             )
         if self.merge == "grams":
             self.require_average("method.merge=grams", ", or method.merge=average")

@@ -120,7 +120,7 @@ class PILoRAObjective(Objective):
     """
 
     def __init__(self, heads: Heads, method: PILoRA, dimension: int, device: torch.device) -> None:
-        super().__init__(heads, method.loss_over, method.frozen_heads)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._method = method
         self._columns = torch.tensor(heads.task, device=device)
         self.sums = torch.zeros(dimension, len(heads.task), device=device)

@@ -255,7 +255,7 @@ class PromptClient(GradientClient):
         return found
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
-        return PromptObjective(Heads.from_message(broadcast), self.method.loss_over, self.method.frozen_heads)
+        return PromptObjective(Heads.from_message(broadcast), self.method.loss_classes, self.method.frozen_heads)
 
 
 class PromptServer(GradientServer):
@@ -294,7 +294,7 @@ class PromptMethod(GradientMethod):
     length_knobs: ClassVar[tuple[str, ...]] = ("length",)
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-3, weight_decay=0.0))
-    loss_over: str = knob("task", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     frozen_heads: bool = True
 
     def __post_init__(self) -> None:

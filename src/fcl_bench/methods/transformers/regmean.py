@@ -250,7 +250,7 @@ class RegMean(GradientMethod):
 
     name: ClassVar[str] = "regmean"
     aggregation: ClassVar[str] = EACH
-    averaged_with: ClassVar[str] = "method.local=ridge method.on=features, or method=fedavg"
+    averaged_with: ClassVar[str] = "method.local=ridge method.trains=features, or method=fedavg"
 
     damping: float = knob(1.0, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))
@@ -276,8 +276,8 @@ class RegMean(GradientMethod):
 
     def _check_ridge(self) -> None:
         for key, value, needed in (
-            ("on", self.on, "features"),
-            ("replay_head", self.replay_head, "none"),
+            ("trains", self.trains, "features"),
+            ("ccvr", self.ccvr, "none"),
             ("damping", self.damping, 1.0),
         ):
             if value != needed:

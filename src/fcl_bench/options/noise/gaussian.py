@@ -96,7 +96,7 @@ class Gaussian:
         if statistics:
             raise UserError(
                 f"noise.unit=client: {statistics[0]} is a statistic of batch norm, which can't share the weights' clip",
-                "a network without batch norm, such as a vision transformer, or method.on=features",
+                "a network without batch norm, such as a vision transformer, or method.trains=features",
             )
 
     def _check_share(self, method: Any, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""`replay_head=gaussian` in whole runs: what it changes and leaves, messages, interruptions, what it is worth."""
+"""`ccvr=gaussian` in whole runs: what it changes and leaves, messages, interruptions, what it is worth."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
-from tests.small_methods import NAMES, architecture, class_of, made, trains
+from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
@@ -28,7 +28,7 @@ def training(**knobs) -> Training:
     return Training(**{"rounds": 2, "epochs": 1, "batch_size": 4, "lr": 0.05, **knobs})
 
 
-SMALL = [name for name in NAMES if trains(name) and name != "centralised" and architecture(name) == "conv"]
+SMALL = [name for name in NAMES if trains_by_gradient(name) and name != "centralised" and architecture(name) == "conv"]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -36,7 +36,7 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])
     models, ways = {}, {}
     for way in ("none", "gaussian"):
-        method = made(name, training=training(rounds=1), replay_head=way, gaussian=Gaussian(samples=20, lr=0.1))
+        method = made(name, training=training(rounds=1), ccvr=way, gaussian=Gaussian(samples=20, lr=0.1))
         federation = learnt(method, tiny_context(), tasks)
         models[way] = model_of(federation)
         ways[way] = federation
@@ -58,7 +58,7 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
 def test_its_stage_has_the_bytes_of_the_formulas():
     tasks, d, c = feature_tasks(0, [2, 2, 2], SIZES), 6, 2
     for covariance in ("full", "diagonal"):
-        method = FedAvg(training(), on="features", replay_head="gaussian", gaussian=Gaussian(covariance))
+        method = FedAvg(training(), trains="features", ccvr="gaussian", gaussian=Gaussian(covariance))
         federation = learnt(method, feature_context(), tasks)
         rows = [row for row in federation.state.ledger.uploads if row.stage == MOMENTS and row.up_bytes]
         assert len(rows) == 8
@@ -73,7 +73,7 @@ def test_its_stage_sends_nothing_but_the_model_to_clients_that_did_not_train():
     """Half of the clients train in a round; everyone is asked for moments, and no teacher goes with it."""
     tasks, sent = feature_tasks(0, [2, 2, 2], [[9, 6, 5, 7], [8, 4, 7, 6], [6, 6, 6, 6]]), []
     for kind in (FedAvg, FedLwF):
-        method = kind(training(rounds=1, fraction=0.5), on="features", replay_head="gaussian", loss_over="task")
+        method = kind(training(rounds=1, fraction=0.5), trains="features", ccvr="gaussian", loss_classes="task")
         rows = learnt(method, feature_context(), tasks).state.ledger.uploads
         sent.append([row.down_bytes for row in rows if row.stage == MOMENTS])
     assert sent[0] == sent[1]
@@ -81,7 +81,7 @@ def test_its_stage_sends_nothing_but_the_model_to_clients_that_did_not_train():
 
 def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():
     tasks = feature_tasks(0, [2, 2], SIZES[:2])
-    method = FedAvg(training(rounds=3), on="features", replay_head="gaussian")
+    method = FedAvg(training(rounds=3), trains="features", ccvr="gaussian")
     federation, shapes = federation_of(method, feature_context(), tasks), []
 
     def look(done):
@@ -102,12 +102,12 @@ def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():
     ]
 
 
-@pytest.mark.parametrize("on", ["images", "features"])
-def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(on):
-    images = on == "images"
+@pytest.mark.parametrize("trains", ["images", "features"])
+def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(trains):
+    images = trains == "images"
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES) if images else feature_tasks(0, [2, 2, 2], SIZES)
     context = tiny_context() if images else feature_context()
-    method = FedAvg(training(fraction=0.5), on=on, replay_head="gaussian", gaussian=Gaussian(samples=16, lr=0.1))
+    method = FedAvg(training(fraction=0.5), trains=trains, ccvr="gaussian", gaussian=Gaussian(samples=16, lr=0.1))
     whole, saved = assert_resumes(lambda: federation_of(method, context, tasks))
     last = federation_of(method, context, tasks)
     last.restore(*saved[-1])
@@ -121,7 +121,7 @@ def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
     tasks = image_tasks(np.random.default_rng(1), [3, 2], [[12, 9], [10, 8]])
     # Class 2 comes back: the second task's first class is the first task's last.
     second = [(images, labels - 1) for images, labels in tasks[1]]
-    method = class_of(name)(training=training(), replay_head="gaussian")
+    method = class_of(name)(training=training(), ccvr="gaussian")
     server = learnt(method, tiny_context(), [tasks[0], second]).server
     labels = torch.cat([labels for task in (tasks[0], second) for _, labels in task])
     assert [server.replay.known[column].count for column in range(4)] == torch.bincount(labels).tolist()
@@ -131,20 +131,20 @@ def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
 
 def test_stale_features_are_told_once_and_fixed_ones_are_not(caplog):
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES)
-    learnt(FedAvg(training(), replay_head="gaussian"), tiny_context(), tasks)
+    learnt(FedAvg(training(), ccvr="gaussian"), tiny_context(), tasks)
     [told] = [record.message for record in caplog.records]
-    assert told.startswith("method.replay_head=gaussian: the features train")
+    assert told.startswith("method.ccvr=gaussian: the features train")
     caplog.clear()
-    method = FedAvg(training(), on="features", replay_head="gaussian")
+    method = FedAvg(training(), trains="features", ccvr="gaussian")
     learnt(method, feature_context(), feature_tasks(0, [2, 2, 2], SIZES))
     assert caplog.records == []
 
 
 def test_what_is_impossible_is_refused_with_its_key():
-    with pytest.raises(UserError, match=r"^method\.replay_head=gaussian has no meaning with all data in one place"):
-        Centralised(replay_head="gaussian")
+    with pytest.raises(UserError, match=r"^method\.ccvr=gaussian has no meaning with all data in one place"):
+        Centralised(ccvr="gaussian")
     for knobs, told in (
-        ({"replay_head": "gauss"}, r"method\.replay_head=gauss is not known \(did you mean gaussian"),
+        ({"ccvr": "gauss"}, r"method\.ccvr=gauss is not known \(did you mean gaussian"),
         ({"gaussian": {"covariance": "low"}}, r"method\.gaussian\.covariance=low is not known"),
         ({"gaussian": {"lr": 0}}, r"method\.gaussian\.lr=0\.0 is out of range"),
         ({"gaussian": {"least": 0}}, r"method\.gaussian\.least=0 is out of range"),
@@ -154,10 +154,10 @@ def test_what_is_impossible_is_refused_with_its_key():
 
 
 def test_covariances_that_no_memory_holds_are_refused_before_any_work():
-    method = FedAvg(training(), on="features", replay_head="gaussian")
+    method = FedAvg(training(), trains="features", ccvr="gaussian")
     with pytest.raises(UserError, match=r"^method\.gaussian\.covariance=full needs 7\.45e\+08 GiB for the covariances"):
         method.check(feature_context(10**7), [600, 400])
-    FedAvg(training(), on="features", replay_head="gaussian", gaussian=Gaussian("diagonal")).check(
+    FedAvg(training(), trains="features", ccvr="gaussian", gaussian=Gaussian("diagonal")).check(
         feature_context(10**7), [1000]
     )
 
@@ -178,7 +178,7 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
             own = np.flatnonzero(of_class & (np.arange(len(of_class)) % 2 == client // 2))
             clients.append((torch.from_numpy(Z[train][own]), torch.from_numpy(y[train][own])))
         tasks.append(clients)
-    method = FedAvg(training(rounds=5, lr=0.1, batch_size=16), on="features", replay_head="gaussian")
+    method = FedAvg(training(rounds=5, lr=0.1, batch_size=16), trains="features", ccvr="gaussian")
     federation = learnt(method, feature_context(64, seed=seed), tasks)
 
     def accuracy() -> float:
@@ -193,7 +193,7 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
 
 @pytest.mark.parametrize("covariance", ["full", "diagonal"])
 def test_the_command_resumes_it_from_its_files_bit_for_bit(covariance, tmp_path, monkeypatch):
-    choice = ("method=fedavg", "method.on=features", "method.replay_head=gaussian", "method.training.rounds=1")
+    choice = ("method=fedavg", "method.trains=features", "method.ccvr=gaussian", "method.training.rounds=1")
     choice += (f"method.gaussian.covariance={covariance}", "method.gaussian.samples=64", "method.gaussian.lr=0.1")
     choice += ("tasks=3", "clients=3")
     whole = run_in(tmp_path / "whole", *choice)
