@@ -19,7 +19,7 @@ from fcl_bench.protocol.context import Prediction
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
-from tests.small_methods import NAMES, short_run
+from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import run_in
 
 

@@ -27,7 +27,7 @@ from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove,
 log = logging.getLogger(__name__)
 
 #: Version of the run folder's files; part of the run id. A change to a method's numbers raises its `revision` instead.
-SCHEMA = 4
+SCHEMA = 5
 
 #: The largest number of client-task pairs whose samples are separate arrays in partition.npz.
 SEPARATE = 20_000
