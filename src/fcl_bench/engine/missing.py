@@ -108,7 +108,7 @@ class MissingClients(Step):
             return
         samples, _ = self._transport.samples(task.index)
         counts = SampleCounts(int(samples[client]), int(round_.held.announced[client]))
-        read = self._validation.unless_bad(Arrival(client, upload, counts), schema_of(self._server, task, stage))
+        read = self._validation.read(Arrival(client, upload, counts), schema_of(self._server, task, stage))
         if read is None:
             absences["late_dropped"] += 1
             self._server.lose_late(task)

@@ -166,7 +166,9 @@ class Tree(Step):
             node = self._round[level, number]
             if arrival is not None:
                 with node.watch.running():
-                    node.take(self._validation.read(arrival, round_.schema), arrival)
+                    read = self._validation.read(arrival, round_.schema)
+                    assert read is not None  # of a node, whose upload is not left out
+                    node.take(read, arrival)
             node.waiting -= 1
             node.slowest = max(node.slowest, path)
             if node.waiting:
