@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -325,12 +325,15 @@ class Validation(Step):
         self._middleware, self._server, self._context = middleware, server, context
         self._transport, self._notices, self._drops = transport, notices, drops
 
-    def take(self, round_: Round, turn: Turn) -> None:
-        if turn.arrival is not None:
-            turn.source = turn.arrival.client
-            with round_.watch.running():
-                turn.upload = self.received(round_, turn)
-            turn.arrival = None
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        for turn in turns:
+            if turn.arrival is not None:
+                turn.source = turn.arrival.client
+                with round_.watch.running():
+                    turn.upload = self.received(round_, turn)
+                turn.arrival = None
+            yield turn
+            del turn
 
     def received(self, round_: Round, turn: Turn) -> Message | None:
         """What a turn brings, decoded and validated; None: it was refused, and the client has its old state again.
