@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.engine.transports.base import TransportChoice
     from fcl_bench.execution.adapt import FirstStage, NoAdaptation
-    from fcl_bench.options.faults.base import Faults, NoFaults
-    from fcl_bench.options.noise.base import NoNoise
+    from fcl_bench.options.faults.base import Faults
     from fcl_bench.options.noise.gaussian import Gaussian
-    from fcl_bench.options.secure.base import NoSecurity, SecureSums
+    from fcl_bench.options.none import NoFaults, NoNoise, NoSecurity
+    from fcl_bench.options.secure.base import SecureSums
     from fcl_bench.protocol.method import Method
 
 #: Each group's choice names its class in `_target_`, a dataclass of the choice's knobs -> the attribute by which such a

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fcl_bench.engine.codec import Chain, Codec, Middleware, decoded, encoded
+from fcl_bench.engine.codec import Chain, Codec, Middleware, chained, decoded, encoded
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
 from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, real
@@ -40,6 +40,12 @@ def test_what_is_sent_passes_the_steps_in_order_and_what_is_received_in_reverse(
     # A chain is a step, too.
     nested = Chain([Writing("x"), chain])
     assert nested.receive(nested.send(Message({}, "s"), 0), 0).stage == "s>x>a>b>c<c<b<a<x"
+
+
+def test_a_single_step_is_no_chain():
+    alone, other = Writing("a"), Writing("b")
+    assert chained([alone]) is alone
+    assert chained([alone, other]).send(Message({}, "s"), 0).stage == "s>a>b"
 
 
 def test_no_step_changes_nothing():

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
@@ -97,7 +97,7 @@ class Clients:
             ]
         data = NodeData(self.context, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
         uploads = Uploads.of(self.method, self.context)
-        chain = Chain([*self.middleware, Codec.of_clients(uploads, self.context)])
+        chain = chained([*self.middleware, Codec.of_clients(uploads, self.context)])
         truth = None if self.elsewhere else self._right
         return Node(self.method.client(self.context), self.context, data, chain, uploads, truth)
 

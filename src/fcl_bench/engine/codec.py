@@ -67,6 +67,11 @@ class Chain(Middleware):
         return next((answer for answer in answers if answer is not None), None)
 
 
+def chained(steps: Sequence[Middleware]) -> Middleware:
+    """Several steps as one; a single step is itself."""
+    return steps[0] if len(steps) == 1 else Chain(steps)
+
+
 class Codec(Middleware):
     """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
 
@@ -128,7 +133,10 @@ def encoded(message: Message, wire: WireFormat, uploads: Uploads = UNDECLARED) -
         FloatingPointError: a value is not finite before it is sent.
     """
     if wire.dtype not in HALF and not uploads.has_forms(message.stage):
-        return _plain(message, wire)
+        whole = _converted(message.tensors, wire.dtype, None)
+        if not all_finite(*(part for part in pieces(whole) if part.is_floating_point())):
+            raise _not_finite(message, whole, wire)
+        return message if whole is message.tensors else message.with_tensors(whole)
     sent: dict[str, torch.Tensor] = {}
     for name, tensor in message.items():
         if not tensor.is_floating_point():
@@ -153,14 +161,6 @@ def encoded(message: Message, wire: WireFormat, uploads: Uploads = UNDECLARED) -
     if not all_finite(*(part for part in sent.values() if part.is_floating_point())):
         raise _not_finite(message, sent, wire)
     return message.with_tensors(sent)
-
-
-def _plain(message: Message, wire: WireFormat) -> Message:
-    """What `encoded` returns where no tensor has a form of its own: it travels as it is, in `wire.dtype`."""
-    sent = _converted(message.tensors, wire.dtype, None)
-    if not all_finite(*(part for part in pieces(sent) if part.is_floating_point())):
-        raise _not_finite(message, sent, wire)
-    return message if sent is message.tensors else message.with_tensors(sent)
 
 
 def _converted(
@@ -221,7 +221,9 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
 
 def travels_whole(message: Message) -> bool:
     """Whether each tensor of an encoded message is a whole tensor of the message itself, in no special form."""
-    return not any(sent.dtype is torch.int8 or name.endswith((SCALE, PACKED, HELD)) for name, sent in message.items())
+    return not any(
+        sent.dtype is torch.int8 or name.endswith((SCALE, PACKED, HELD)) for name, sent in message.tensors.items()
+    )
 
 
 def narrower(tensor: torch.Tensor, dtype: torch.dtype | None) -> bool:
@@ -283,7 +285,8 @@ def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -
     """
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
-    if whole_only and (wire is None or (wire.dtype not in HALF and _all_of(upload, wire.dtype))):
+    types = {tensor.dtype for tensor in upload.tensors.values()}
+    if whole_only and (wire is None or (wire.dtype not in HALF and types <= {wire.dtype})):
         return None
     for name, wanted in expected.items():
         packed, scale, held = (None if whole_only else upload.get(name + suffix) for suffix in suffixes)
@@ -297,11 +300,6 @@ def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -
         if found or (held is not None and (found := _held_objection(whole, held, wanted))):
             return name, *found
     return None
-
-
-def _all_of(upload: Message, dtype: torch.dtype) -> bool:
-    """Whether all tensors are of this type."""
-    return all(tensor.dtype is dtype for tensor in upload.tensors.values())
 
 
 def rounding_of(upload: Message, name: str) -> float:

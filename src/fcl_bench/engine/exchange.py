@@ -8,6 +8,7 @@ codec.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -242,20 +243,16 @@ class Late:
 Table = tuple[list[str], Iterable[Sequence[Any]]]
 
 
-class Step:
+class Step(ABC):
     """One thing that happens to every turn of a round."""
 
-    def begin(self, round_: Round) -> None:
-        """Before the first turn."""
+    @abstractmethod
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        """The turns of a round, on their way from the transport to the server.
 
-    def take(self, round_: Round, turn: Turn) -> None:
-        """Before the server absorbs what the turn brings."""
-
-    def absorbed(self, round_: Round, turn: Turn) -> None:
-        """After that."""
-
-    def finish(self, round_: Round) -> None:
-        """After the last turn."""
+        A generator: what stands before its `yield` happens before the server absorbs what the turn brings; what follows
+        happens after that, and before the next client's turn. It then forgets the turn, for the next one's sake.
+        """
 
     def report(self) -> Mapping[str, Any]:
         """Its entries in run.json's `transport`."""
@@ -269,7 +266,7 @@ class Step:
         """What a resumed run needs, as JSON and tensors that only grow."""
         return {}, {}
 
-    def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
         """Take over what `save` returned."""
 
 
@@ -289,19 +286,15 @@ class Exchange:
 
         The next client's turn begins when this one's upload is absorbed, and no upload is retained.
         """
+        answers = self._transport.exchange(round_.present, round_.broadcast)
+        # A generator expression would retain an answer while the next one is made.
+        turns: Iterator[Turn] = map(lambda answer: answer.turn(round_), answers)  # noqa: C417
         for step in self._steps:
-            step.begin(round_)
-        for answer in self._transport.exchange(round_.present, round_.broadcast):
-            turn = answer.turn(round_)
-            for step in self._steps:
-                step.take(round_, turn)
+            turns = step.passed(round_, turns)
+        for turn in turns:
             if turn.upload is not None:
                 yield turn.source, turn.upload
-            for step in self._steps:
-                step.absorbed(round_, turn)
-            del answer, turn
-        for step in self._steps:
-            step.finish(round_)
+            del turn
 
     def report(self) -> dict[str, Any]:
         """What the steps say in run.json's `transport`."""
@@ -331,19 +324,27 @@ class Accounting(Step):
     def __init__(self, state: FederationState) -> None:
         self._state = state
 
-    def take(self, round_: Round, turn: Turn) -> None:
-        reply, columns = turn.reply, round_.columns
-        if reply is None:
-            return
-        columns["up_bytes"][turn.client] = reply.upload.nbytes
-        columns["down_bytes"][turn.client] = self._state.ledger.send(turn.client, round_.broadcast)
-        columns["client_seconds"][turn.client] = reply.seconds
-        batched = self._state.batched_turns
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        for turn in turns:
+            if turn.reply is not None:
+                self._cost(round_, turn.client, turn.reply)
+                if turn.fate != SUMMED and turn.reply.revealed is not NOTHING:  # a sum has what its uploads reveal
+                    self.reveal(round_, turn.client, turn.reply.revealed)
+            yield turn
+            if turn.reply is not None and turn.fate != DROPPED:
+                self._keeps(round_, turn.client, turn.reply)
+            del turn
+        self._state.ledger.add_round(round_.task.index, round_.number, round_.broadcast.stage, round_.columns)
+
+    def _cost(self, round_: Round, client: int, reply: Reply) -> None:
+        """Count bytes and seconds of a turn."""
+        columns, batched = round_.columns, self._state.batched_turns
+        columns["up_bytes"][client] = reply.upload.nbytes
+        columns["down_bytes"][client] = self._state.ledger.send(client, round_.broadcast)
+        columns["client_seconds"][client] = reply.seconds
         batched["turns_batched" if reply.together > 1 else "turns_single"] += 1
         if reply.alone and reply.alone not in batched["single_because"]:
             batched["single_because"].append(reply.alone)
-        if turn.fate != SUMMED:  # of these the sum reveals what is revealed
-            self.reveal(round_, turn.client, reply.revealed)
 
     def reveal(self, round_: Round, client: int, alone: Leakage) -> None:
         """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
@@ -352,20 +353,15 @@ class Accounting(Step):
         if len(alone.samples):
             self._state.ledger.told.add(alone.samples)
 
-    def absorbed(self, round_: Round, turn: Turn) -> None:
-        reply = turn.reply
-        if reply is None or turn.fate == DROPPED:
-            return
+    def _keeps(self, round_: Round, client: int, reply: Reply) -> None:
+        """Count what a client keeps, and the labels that it gave its samples."""
         state = self._state
         for kind, size in reply.stored.items():
             state.client_storage_bytes[kind] = max(state.client_storage_bytes.get(kind, 0), size)
         state.client_storage_max_bytes = max(state.client_storage_max_bytes, sum(reply.stored.values()))
         state.client_samples_kept = max(state.client_samples_kept, reply.samples_kept)
-        round_.columns["accepted"][turn.client] = reply.accepted
-        round_.columns["right"][turn.client] = NOBODY_KNOWS if reply.right is None else reply.right
-
-    def finish(self, round_: Round) -> None:
-        self._state.ledger.add_round(round_.task.index, round_.number, round_.broadcast.stage, round_.columns)
+        round_.columns["accepted"][client] = reply.accepted
+        round_.columns["right"][client] = NOBODY_KNOWS if reply.right is None else reply.right
 
 
 def schema_of(server: Server, task: Task, stage: str) -> Schema:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
@@ -87,7 +87,8 @@ class Kept:
         """Bytes that `broadcast` costs this receiver, which has the tensors from now on."""
         if broadcast is not self._sent:
             self._sent, self._costs = broadcast, {}
-            self._forget(frozenset(broadcast) - frozenset(broadcast.kept))
+            if self.names:
+                self._forget(broadcast.tensors.keys() - broadcast.kept)
         if not broadcast.kept:
             return broadcast.nbytes
         there = self.names.get(receiver, frozenset())
@@ -97,9 +98,9 @@ class Kept:
         size, self.names[receiver] = self._costs[there]
         return size
 
-    def _forget(self, changing: frozenset[str]) -> None:
+    def _forget(self, changing: Collection[str]) -> None:
         """Forget tensors that change again, such as weights of classes that come back: no receiver has the new ones."""
-        left = {there: there - changing for there in set(self.names.values())}
+        left = {there: there.difference(changing) for there in set(self.names.values())}
         self.names = {receiver: left[there] for receiver, there in self.names.items()}
 
     def state(self) -> dict[str, Any]:
@@ -248,8 +249,9 @@ class Exchanges:
         Raises:
             ValueError: `task` is before the last one entered.
         """
-        if len(self) and task < int(self._rows.array["task"][-1]):
-            raise ValueError(f"task {task} after task {self._rows.array['task'][-1]}: the ledger is kept in order")
+        before = self._rows.array["task"]
+        if before.size and task < before[-1]:
+            raise ValueError(f"task {task} after task {before[-1]}: the ledger is kept in order")
         if stage not in self._stages:
             self._stages.append(stage)
         rows = np.empty(np.size(columns["client"]), dtype=_ROW)

@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.evaluation import Evaluation, Predictions
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
 from fcl_bench.engine.ledger import Ledger
@@ -26,7 +26,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
-from fcl_bench.protocol.message import Message, require_message
+from fcl_bench.protocol.message import require_message
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
@@ -87,7 +87,7 @@ class Federation:
         self.rounds = RoundAccuracy(evaluate_rounds, self._evaluation, np.array([len(own) for own in stream.test]))
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and not steps
-        self._middleware = Chain([*middleware, Codec.of_server(Uploads.of(method, context), context, as_sent)])
+        self._middleware = chained([*middleware, Codec.of_server(Uploads.of(method, context), context, as_sent)])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
@@ -158,7 +158,9 @@ class Federation:
         server, watch = self.server, self._watch
         with watch.running():
             present = self._participants(task, number, held.labelled)
-            broadcast = replace(broadcast_of(server, task, number), task=task.index, round=number)
+            broadcast = server.broadcast(task, number)
+            require_message(f"{type(server).__name__}.broadcast", broadcast)
+            broadcast = replace(broadcast, task=task.index, round=number)
             schema = schema_of(server, task, broadcast.stage)
             broadcast = self._middleware.send(broadcast, None)
         round_ = Round(task, number, present, broadcast, schema, held, watch)
@@ -227,13 +229,6 @@ class Federation:
         for name, audit in self.audits.items():
             audit.rows = saved["audits"][name]
             audit.load_state_dict(parts[f"{_AUDIT}{name}."])
-
-
-def broadcast_of(server: Server, task: Task, round_: int) -> Message:
-    """What the server broadcasts. Raises a `UserError` if that is no message of tensors."""
-    broadcast = server.broadcast(task, round_)
-    require_message(f"{type(server).__name__}.broadcast", broadcast)
-    return broadcast
 
 
 def participants_of(server: Server, named: Iterable[int], clients: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 from fcl_bench.engine.exchange import LATE, LOST, Arrival, Round, Step, Turn, schema_of
@@ -51,28 +51,31 @@ class MissingClients(Step):
         self._state, self._server, self._validation, self._notices = state, server, validation, notices
         self._transport, self._tasks, self._sums = transport, tasks, server.context.sums
         self._minimum, self._drops = minimum, drops
-        self._gone = 0
 
-    def begin(self, round_: Round) -> None:
-        self._gone = 0
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        gone = 0
+        for turn in turns:
+            if turn.fate == LOST:
+                gone += turn.reason not in SIMULATED
+                self._lost(round_, turn, gone)
+                round_.columns[LOST][turn.client] = 1
+            elif turn.fate == LATE:
+                self._note("late", turn.client, round_)
+                round_.columns[LATE][turn.client] = 1
+                if not self._sums:
+                    self._server.await_late(round_.task)
+            elif turn.earlier is not None:
+                with round_.watch.running():
+                    self._absorb_earlier(round_, turn.client, turn.earlier)
+                turn.earlier = None
+            yield turn
+            del turn
 
-    def take(self, round_: Round, turn: Turn) -> None:
-        if turn.fate == LOST:
-            self._gone += turn.reason not in SIMULATED
-            self._lost(round_, turn)
-            round_.columns[LOST][turn.client] = 1
-        elif turn.fate == LATE:
-            self._note("late", turn.client, round_)
-            round_.columns[LATE][turn.client] = 1
-            if not self._sums:
-                self._server.await_late(round_.task)
-        elif turn.earlier is not None:
-            with round_.watch.running():
-                self._absorb_earlier(round_, turn.client, turn.earlier)
-            turn.earlier = None
+    def _lost(self, round_: Round, turn: Turn, gone: int) -> None:
+        """Continue without a client whose failure is simulated, or that the transport may lose; else the run ends.
 
-    def _lost(self, round_: Round, turn: Turn) -> None:
-        """Continue without a client whose failure is simulated, or that the transport may lose; else the run ends."""
+        `gone` is how many of the round's clients the transport has lost.
+        """
         if turn.reason in SIMULATED:
             self._note(cast(Missing, turn.reason), turn.client, round_)
             return
@@ -81,8 +84,8 @@ class MissingClients(Step):
         if self._minimum is None:
             raise UserError(where, remedy)
         present = len(round_.present)
-        if present - self._gone < self._minimum * present:
-            left = f"{present - self._gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
+        if present - gone < self._minimum * present:
+            left = f"{present - gone} of {present} clients are left, and transport.minimum={self._minimum:g}"
             raise UserError(f"{where}; {left}", remedy)
         self._notices.tell(f"lost {turn.client}", f"{where}; the round goes on without it")
         self._note("lost", turn.client, round_)
@@ -108,7 +111,7 @@ class MissingClients(Step):
             return
         samples, _ = self._transport.samples(task.index)
         counts = SampleCounts(int(samples[client]), int(round_.held.announced[client]))
-        read = self._validation.unless_bad(Arrival(client, upload, counts), schema_of(self._server, task, stage))
+        read = self._validation.read(Arrival(client, upload, counts), schema_of(self._server, task, stage))
         if read is None:
             absences["late_dropped"] += 1
             self._server.lose_late(task)

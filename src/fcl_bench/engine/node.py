@@ -81,27 +81,26 @@ class NodeData:
 
     def samples(self, task: int, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Indices of a client's labelled samples of a task, and of its unlabelled ones."""
-        indices = self.holdings[task][client]
+        held = self.holdings[task]
+        indices = held.indices[held.ends[client] : held.ends[client + 1]]
         known = self._known[indices]
         return (indices, indices[:0]) if known.all() else (indices[known], indices[~known])
 
     def client_data(self, task: int, client: int) -> ClientData:
         """A client's samples of a task."""
         known, unknown = self.samples(task, client)
-        chosen = torch.from_numpy(known).to(self._context.device) if len(unknown) else self._own(task, client)
+        held = self.holdings[task]
+        # All clients' indices are copied at once: a task has many rounds, and a copy in each turn costs more.
+        if self._dealt is None or self._dealt[0] != task:
+            self._dealt = task, torch.from_numpy(held.indices).to(self._context.device)
+        chosen = self._dealt[1][held.ends[client] : held.ends[client + 1]]
+        if len(unknown):
+            chosen = torch.from_numpy(known).to(self._context.device)
         labels = self._labels.index_select(0, chosen)
         inputs = of_context(self._inputs.index_select(0, chosen), self._context)
         # Most clients know all their labels: no rows are taken without a look at indices.
         unlabelled = self.inputs(unknown) if len(unknown) else inputs[:0]
         return ClientData(client, task, inputs, labels, unlabelled)
-
-    def _own(self, task: int, client: int) -> torch.Tensor:
-        """Indices of a client's samples of a task, on the device."""
-        held = self.holdings[task]
-        # All clients' indices are copied at once: a task has many rounds, and a copy in each turn costs more.
-        if self._dealt is None or self._dealt[0] != task:
-            self._dealt = task, torch.from_numpy(held.indices).to(self._context.device)
-        return self._dealt[1][held.ends[client] : held.ends[client + 1]]
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
         """Samples on the device."""
@@ -156,8 +155,8 @@ class Node:
         self._before: dict[int, State | None] = {}
 
     @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """A block that computes as the problem says, in a process of clients too."""
+    def computing(self) -> Iterator[None]:
+        """A block that computes as the problem says; a process of clients does turns in it, as the server's runs do."""
         context = self._context
         with environment.computing(context.threads), environment.choosing_kernels(context.cudnn), compiler_errors():
             yield
@@ -168,11 +167,10 @@ class Node:
 
     def train_batched(self, shards: Sequence[ClientData], broadcast: Message) -> str | None:
         """Have clients train side by side before their turns; returns why they don't (see `Client`)."""
-        with self._computing():
-            # A broadcast is the same for all clients.
-            received = self._middleware.receive(broadcast, shards[0].client)
-            states = [self.keeps(client_data.client) for client_data in shards]
-            return self._client.train_batched(shards, received, states)
+        # A broadcast is the same for all clients.
+        received = self._middleware.receive(broadcast, shards[0].client)
+        states = [self.keeps(client_data.client) for client_data in shards]
+        return self._client.train_batched(shards, received, states)
 
     def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
@@ -181,10 +179,6 @@ class Node:
             client, broadcast: whose turn it is, and what it receives.
             client_data: the client's samples; None: they are looked up.
         """
-        with self._computing():
-            return self._turn(client, broadcast, client_data)
-
-    def _turn(self, client: int, broadcast: Message, client_data: ClientData | None) -> Reply:
         task, round_ = broadcast.task, broadcast.round
         client_data = self.data.client_data(task, client) if client_data is None else client_data
         state = self._states.get(client, {})
@@ -209,8 +203,10 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        groups = self._uploads.groups(made, received.stage, client_data.labels)
-        alone, grouped = self._leakage(groups, client_data, guesses)
+        alone, grouped = NOTHING, None
+        if self._uploads.leak:
+            groups = self._uploads.groups(made, received.stage, client_data.labels)
+            alone, grouped = self._leakage(groups, client_data, guesses)
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
@@ -218,7 +214,7 @@ class Node:
         }
         self._before[client] = self._states.get(client)
         self._states[client], self._versions[client] = kept, versions(kept)
-        accepted, right = self._counted(task, client, guesses)
+        accepted, right = (0, 0) if guesses is None else self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
         return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
 
@@ -226,8 +222,6 @@ class Node:
         self, groups: Groups, client_data: ClientData, guesses: torch.Tensor | None
     ) -> tuple[Leakage, Grouped | None]:
         """What an upload reveals of single samples; and, where uploads are added up, what decides it for the sum."""
-        if not any(groups.values()):
-            return NOTHING, Grouped({}, {}, NOTHING.samples) if self._context.sums else None
         alone, grouped = revealed(groups, len(client_data.labels)), None
         if len(alone.samples) or self._context.sums:
             numbers = self._learnt_from(client_data.task, client_data.client, guesses)
@@ -242,10 +236,8 @@ class Node:
             learnt = np.concatenate([learnt, unlabelled[(guesses >= 0).cpu().numpy()]])
         return self.data.numbers(learnt)
 
-    def _counted(self, task: int, client: int, guesses: torch.Tensor | None) -> tuple[int, int | None]:
+    def _counted(self, task: int, client: int, guesses: torch.Tensor) -> tuple[int, int | None]:
         """How many samples a client labelled itself, and how many of these labels are right."""
-        if guesses is None:
-            return 0, 0
         _, unlabelled = self.data.samples(task, client)
         right = None if self._truth is None else self._truth(self.data.numbers(unlabelled), guesses)
         return int((guesses >= 0).sum()), right

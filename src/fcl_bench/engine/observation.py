@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -22,26 +22,20 @@ class Observation(Step):
 
     def __init__(self, audits: Mapping[str, Audit], transport: Transport) -> None:
         self._audits, self._transport = audits, transport
-        self._seen: set[int] = set()
 
-    def begin(self, round_: Round) -> None:
-        self._seen = set()
-
-    def absorbed(self, round_: Round, turn: Turn) -> None:
-        reply = turn.reply
-        if (
-            round_.number == 0
-            and reply is not None
-            and turn.fate in (ARRIVES, SUMMED)
-            and round_.held.labelled[turn.client]
-        ):
-            self._seen.add(turn.client)
-            self._observe(round_, turn.client, reply.guesses)
-
-    def finish(self, round_: Round) -> None:
-        if round_.number == 0:
-            for client in sorted(set(np.flatnonzero(round_.held.labelled).tolist()) - self._seen):
-                self._observe(round_, client)
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        if round_.number > 0:
+            yield from turns
+            return
+        unseen = set(np.flatnonzero(round_.held.labelled).tolist())
+        for turn in turns:
+            yield turn
+            if turn.reply is not None and turn.fate in (ARRIVES, SUMMED) and turn.client in unseen:
+                unseen.remove(turn.client)
+                self._observe(round_, turn.client, turn.reply.guesses)
+            del turn
+        for client in sorted(unseen):
+            self._observe(round_, client)
 
     def _observe(self, round_: Round, client: int, guesses: torch.Tensor | None = None) -> None:
         data = self._transport.everything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -20,7 +20,6 @@ from fcl_bench.linalg.structure import (
     packed_grams_trouble,
     sums_trouble,
 )
-from fcl_bench.linalg.tensors import Flat
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.dp_mechanism import noise_room
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
@@ -107,9 +106,11 @@ def validate_upload(
 
 
 def _relative_errors(arrival: Arrival, message: Message, expected: Schema, context: Context | None) -> dict[str, float]:
-    """By field whose numbers are looked at jointly, the relative error of its numbers."""
+    """The relative error of the numbers of each field that is looked at jointly, or compared with such a field."""
+    joint = {name for name, wanted in expected.items() if wanted.joint}
+    joint |= {expected[name].of for name in joint if expected[name].of in expected}
     summed = torch.finfo(torch.float64 if context is None else context.dtype).eps
-    errors = {name: rounding_of(arrival.upload, name) + _SUMMED * summed for name in _compared(expected)}
+    errors = {name: rounding_of(arrival.upload, name) + _SUMMED * summed for name in joint}
     if not arrival.rounding:
         return errors
     return {name: error + _root_of(arrival.rounding, message.get(name)) for name, error in errors.items()}
@@ -119,7 +120,7 @@ def _widened(message: Message, expected: Schema, dtype: torch.dtype | None) -> M
     """The message in the statistics' type, except for fields that are only added up."""
     narrow = {
         name: tensor.to(dtype)
-        for name, tensor in message.items()
+        for name, tensor in message.tensors.items()
         if narrower(tensor, dtype) and not expected[name].added
     }
     return message.with_tensors({**message, **narrow}) if narrow else message
@@ -157,8 +158,7 @@ def first_objection(
         if name not in tensors and not wanted.optional:
             return name, "is missing", f"the fields {', '.join(expected)}"
     sides: dict[str, int] = {}
-    small = _surely_small(tensors, expected, largest)
-    ends = _extremes(tensors, expected, small)
+    ends = _extremes(tensors, expected)
     for name, tensor in tensors.items():
         if name not in expected:
             return name, "is no field of this upload", f"the fields {', '.join(expected)}"
@@ -167,7 +167,7 @@ def first_objection(
         if tensor.shape != wanted.shape and not _fits(tensor.shape, wanted, sides):
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if name not in small and (context := _values(tensor, wanted, largest, ends.get(name))):
+        if context := _values(tensor, wanted, largest, ends.get(name)):
             return name, *context
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These cost more, so they come last.
@@ -175,12 +175,6 @@ def first_objection(
         if expected[name].joint and (context := _form(name, tensors, expected[name], rounding, announced)):
             return name, *context
     return None
-
-
-def _compared(expected: Schema) -> set[str]:
-    """Names of the fields whose numbers are looked at jointly, and of those that they are compared with."""
-    joint = {name for name, wanted in expected.items() if wanted.joint}
-    return joint | {expected[name].of for name in joint if expected[name].of in expected}
 
 
 def _fits(shape: torch.Size, wanted: Field, sides: dict[str, int]) -> bool:
@@ -223,47 +217,19 @@ def _values(
     return None
 
 
-def _surely_small(tensors: Mapping[str, torch.Tensor], expected: Schema, largest: float) -> set[str]:
-    """Names of the real tensors whose norms show that their values are in range: no value exceeds its tensor's norm.
+def _extremes(tensors: Mapping[str, torch.Tensor], expected: Schema) -> dict[str, tuple[float, float]]:
+    """The least and the largest number of each real tensor.
 
-    All norms are computed at once; the remaining tensors are checked one by one.
-    """
-    real = {
-        name: expected[name]
-        for name, tensor in tensors.items()
-        if name in expected and expected[name].kind == "real" and tensor.is_floating_point()
-    }
-    names = [name for name, wanted in real.items() if wanted.around_zero > 0]
-    if not names:
-        return set()
-    # Half of the limit, since a norm is rounded too. A norm that is infinite or NaN is below nothing.
-    most = {name: min(largest, expected[name].around_zero) / 2 for name in names}
-    if isinstance(tensors, Flat) and float(torch.linalg.vector_norm(tensors.buffer)) < min(most.values()):
-        positive = [name for name, wanted in real.items() if wanted.from_zero]
-        if positive and bool((torch.cat([tensors[name].flatten() for name in positive]) >= 0).all()):
-            names += positive
-        return set(names)
-    norms = torch.stack(torch._foreach_norm([tensors[name] for name in names])).tolist()
-    return {name for name, norm in zip(names, norms, strict=True) if norm < most[name]}
-
-
-def _extremes(tensors: Mapping[str, torch.Tensor], expected: Schema, small: set[str]) -> dict[str, tuple[float, float]]:
-    """The least and the largest number of each real tensor whose norm does not show that its values are in range.
-
-    They are read at once: batch norms have a variance in every layer, and a GPU would be waited for twice for each.
+    They are read at once: a network has tens of tensors, and a GPU would be waited for twice for each.
     """
     names = [
         name
         for name, tensor in tensors.items()
-        if name in expected
-        and expected[name].kind == "real"
-        and name not in small
-        and tensor.is_floating_point()
-        and tensor.numel()
+        if name in expected and expected[name].kind == "real" and tensor.is_floating_point() and tensor.numel()
     ]
     if not names:
         return {}
-    ends = torch.stack([end.double() for name in names for end in torch.aminmax(tensors[name])])
+    ends = torch.stack([end for name in names for end in torch.aminmax(tensors[name])])
     return {name: (least, most) for name, (least, most) in zip(names, ends.view(-1, 2).tolist(), strict=True)}
 
 
@@ -359,40 +325,40 @@ class Validation(Step):
         self._middleware, self._server, self._context = middleware, server, context
         self._transport, self._notices, self._drops = transport, notices, drops
 
-    def take(self, round_: Round, turn: Turn) -> None:
-        if turn.arrival is not None:
-            turn.source = turn.arrival.client
-            with round_.watch.running():
-                turn.upload = self.received(round_, turn)
-            turn.arrival = None
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        for turn in turns:
+            if turn.arrival is not None:
+                turn.source = turn.arrival.client
+                with round_.watch.running():
+                    turn.upload = self.received(round_, turn)
+                turn.arrival = None
+            yield turn
+            del turn
 
     def received(self, round_: Round, turn: Turn) -> Message | None:
         """What a turn brings, decoded and validated; None: it was refused, and the client has its old state again.
 
         Raises:
-            BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
+            BadUpload: see `read`.
         """
-        arrival = turn.arrival
-        assert arrival is not None
-        if arrival.sender or arrival.client == EVERYONE:
-            return self.read(arrival, round_.schema)
-        upload = self.unless_bad(arrival, round_.schema)
+        assert turn.arrival is not None
+        upload = self.read(turn.arrival, round_.schema)
         if upload is None:
             self._transport.refused(turn.client)
             round_.columns[DROPPED][turn.client] = 1
             turn.fate = DROPPED
         return upload
 
-    def read(self, arrival: Arrival, schema: Schema) -> Message:
-        """What the receiver computes with. Raises `BadUpload` if it is not as expected."""
-        return validate_upload(arrival, schema, self._middleware, self._server, self._context)
+    def read(self, arrival: Arrival, schema: Schema) -> Message | None:
+        """What the receiver computes with; None: one client's upload is not as expected and is left out.
 
-    def unless_bad(self, arrival: Arrival, schema: Schema) -> Message | None:
-        """The same; None for a bad upload that is left out."""
+        Raises:
+            BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
+        """
         try:
-            return self.read(arrival, schema)
+            return validate_upload(arrival, schema, self._middleware, self._server, self._context)
         except BadUpload as bad:
-            if not self._drops:
+            if not self._drops or arrival.sender or arrival.client == EVERYONE:
                 raise
             self._notices.tell(f"client {arrival.client}", f"{bad}; it is left out of the round (on_bad_upload=drop)")
             return None

@@ -1,4 +1,7 @@
-"""Where a run's options come in: what stands between the clients and the loop, composed in one place."""
+"""Where a run's options come in: what stands between the clients and the loop, composed in one place.
+
+An option is imported where it is chosen.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,7 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Asking, Transport
 from fcl_bench.engine.validation import OptionStep
-from fcl_bench.options.faults.base import Faults
-from fcl_bench.options.faults.transport import Faulty
-from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.tree.tree import Tree
+from fcl_bench.options.none import NoFaults, NoSecurity
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
@@ -21,8 +21,7 @@ from fcl_bench.protocol.method import Method
 def client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:
     """What uploads pass through at the clients before the wire codec: noise, and then masks over what is noisy."""
     steps = [*settings.noise.middleware(method, context, settings.scalars.tasks)]
-    if isinstance(settings.secure, SecureSums):
-        # Imported here, since the packages that it needs are installed only for secure sums.
+    if not isinstance(settings.secure, NoSecurity):
         from fcl_bench.options.secure.party import Parties, seeded
 
         uploads = Uploads.of(method, context)
@@ -32,9 +31,11 @@ def client_middleware(method: Method, context: Context, settings: Settings) -> S
 
 def wrapped(transport: Transport, method: Method, context: Context, settings: Settings) -> Transport:
     """The transport with clients that fail, and sums in place of uploads."""
-    if isinstance(settings.faults, Faults):
+    if not isinstance(settings.faults, NoFaults):
+        from fcl_bench.options.faults.transport import Faulty
+
         transport = Faulty(transport, settings.faults, context.seed)
-    if isinstance(settings.secure, SecureSums):
+    if not isinstance(settings.secure, NoSecurity):
         from fcl_bench.options.secure.transport import SummingTransport
 
         open_stages = Uploads.of(method, context).open_stages()
@@ -45,12 +46,14 @@ def wrapped(transport: Transport, method: Method, context: Context, settings: Se
 def exchange_steps(method: Method, context: Context, settings: Settings) -> list[OptionStep]:
     """What happens to answers between the transport and the server."""
     found: list[OptionStep] = []
-    if isinstance(settings.secure, SecureSums):
+    if not isinstance(settings.secure, NoSecurity):
         from fcl_bench.options.secure.sums import SummedUploads
 
         found.append(lambda accounting, validation: SummedUploads(accounting, context))
     fan_in = settings.transport.fan_in
     if fan_in is not None:
+        from fcl_bench.options.tree.tree import Tree
+
         clients = settings.scalars.clients
         found.append(lambda accounting, validation: Tree(clients, fan_in, method, context, validation))
     return found

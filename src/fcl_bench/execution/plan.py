@@ -26,8 +26,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
-from fcl_bench.options.noise.gaussian import Gaussian
-from fcl_bench.options.secure.base import SecureSums
+from fcl_bench.options.none import NoNoise, NoSecurity
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import generator
@@ -283,7 +282,7 @@ def _check_noise(settings: Settings, context: Context) -> None:
 def _check_share(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where shares of the noise would not add up to the noise that is promised of a sum."""
     noise, secure = settings.noise, settings.secure
-    if not (isinstance(noise, Gaussian) and noise.share_of and isinstance(secure, SecureSums)):
+    if isinstance(noise, NoNoise) or not noise.share_of or isinstance(secure, NoSecurity):
         return
     key = f"noise.share_of={noise.share_of}"
     if settings.faults.fails:

@@ -89,7 +89,8 @@ class _Federation:
             # From here on memory has no turn's state, should this one fail.
             self._current.pop(client, None)
             store.prune((state, checkpoint))
-            reply = node.turn(client, broadcast)
+            with node.computing():
+                reply = node.turn(client, broadcast)
             if after := node.keeps(client):
                 store.save(name, [client], {f"{client}.{key}": value for key, value in after.items()})
             self._current[client] = name if after else None

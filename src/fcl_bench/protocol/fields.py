@@ -5,7 +5,6 @@ The engine checks every upload against its fields; nothing else is absorbed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -115,25 +114,10 @@ class Field:
         shape = tuple(sizes.get(side, side) if isinstance(side, str) else side for side in self.shape)
         return self if shape == self.shape else replace(self, shape=shape)
 
-    # These follow from the fields above, and every upload is looked at by them.
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
         return self.kind == "whole" or self.per_sample is not None or bool(self.form or self.of or self.zero_without)
-
-    @cached_property
-    def around_zero(self) -> float:
-        """Up to which size all real numbers of either sign are in range, if no other bound matters; 0: none is."""
-        if self.kind != "real" or self.below is not None or self.widest is not None:
-            return 0.0
-        below = math.inf if self.least is None else -self.least
-        above = math.inf if self.most is None else self.most
-        return max(0.0, min(below, above))
-
-    @cached_property
-    def from_zero(self) -> bool:
-        """Whether all real numbers from 0 on are in range, and no others."""
-        return self.kind == "real" and self.least == 0 and self.below is self.widest is self.most is None
 
 
 #: The fields of an upload by name. A name that ends with "*" stands for all names that begin like it, such as those of
@@ -246,6 +230,11 @@ class Uploads:
         """Whether the wire may give a field of the stage a form of its own: packed, in 8 bits, or held columns."""
         fields = self.declared.get(stage, {}).values()
         return any(own.unit or own.form == "gram" or own.columns == CLASSES for own in fields)
+
+    @cached_property
+    def leak(self) -> bool:
+        """Whether any field holds sums or moments of samples."""
+        return any(own.leaks for schema in self.declared.values() for own in schema.values())
 
     def groups(self, upload: Message, stage: str, labels: torch.Tensor) -> dict[str, dict[str, torch.Tensor | None]]:
         """For SUMS and for MOMENTS, the fields of an upload, and which sum each of its samples is in.

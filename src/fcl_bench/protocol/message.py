@@ -85,12 +85,12 @@ class Message(Mapping[str, torch.Tensor]):
     @property
     def nbytes(self) -> int:
         """The payload in bytes: the tensors' values and the numbers of samples and clients, no names or framing."""
-        return self.nbytes_without(())
+        values = sum(tensor.nbytes for tensor in self.tensors.values())
+        return values + (0 if self.samples is None else SAMPLES_BYTES) + (0 if self.clients == 1 else _CLIENTS)
 
     def nbytes_without(self, there: Collection[str]) -> int:
         """The payload in bytes for a receiver that keeps the tensors named in `there`."""
-        values = sum(tensor.nbytes for name, tensor in self.items() if name not in there)
-        return values + (0 if self.samples is None else SAMPLES_BYTES) + (0 if self.clients == 1 else _CLIENTS)
+        return self.nbytes - sum(tensor.nbytes for name, tensor in self.tensors.items() if name in there)
 
 
 def require_message(where: str, message: Any) -> None:

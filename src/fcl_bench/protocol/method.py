@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -138,11 +139,20 @@ class Server(ABC):
         What `Method.uploads` declares for the stage, with the lengths of this task. A server narrows it by what only
         its state knows.
         """
-        sizes = {"c": len(task.columns), **self.method.sizes(self.context)}
+        sizes = {"c": len(task.columns)}
         found: dict[str, Field] = {}
-        for name, field in self.method.uploads(self.context)[stage].items():
+        for name, field in self._declared[stage].items():
             found |= like(self.matching(name), field) if name.endswith("*") else {name: field.sized(sizes)}
         return found
+
+    @cached_property
+    def _declared(self) -> Mapping[str, Schema]:
+        """What the method declares, with the lengths that are the same in every task."""
+        sizes = self.method.sizes(self.context)
+        return {
+            stage: {name: field.sized(sizes) for name, field in fields.items()}
+            for stage, fields in self.method.uploads(self.context).items()
+        }
 
     def matching(self, name: str) -> Mapping[str, torch.Tensor]:
         """The tensors that a declared name with "*" stands for in the round at hand, of the shapes of an upload's."""

@@ -59,7 +59,9 @@ class Host:
         """The replies of this process's clients of a round; a turn is done when its reply is asked for."""
         self.node.commit()
         for client in self._here(present):
-            yield self.node.turn(client, broadcast)
+            with self.node.computing():
+                reply = self.node.turn(client, broadcast)
+            yield reply
 
     def _here(self, clients: Sequence[int]) -> list[int]:
         own = frozenset(self.own)

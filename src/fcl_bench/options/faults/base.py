@@ -22,17 +22,6 @@ class Fate(Enum):
 
 
 @dataclass
-class NoFaults:
-    """Every client answers every time."""
-
-    name: ClassVar[str] = "none"
-    fails: ClassVar[bool] = False
-
-    def check(self, clients: int, tasks: int) -> None:
-        """There is nothing to rule out."""
-
-
-@dataclass
 class Faults(ABC):
     """Clients that fail.
 

@@ -1,4 +1,4 @@
-"""The choices of `secure=...`: whether uploads are masked, and the knobs of the masks."""
+"""`secure=sums`: the knobs of the masks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from fcl_bench.errors import UserError, installing
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
-
-
-@dataclass
-class NoSecurity:
-    """The server sees every upload."""
-
-    name: ClassVar[str] = "none"
-    sums: ClassVar[bool] = False
-
-    def check(self, method: Method, context: Context, clients: int, drops: bool) -> None:
-        """There is nothing to rule out."""
 
 
 @dataclass

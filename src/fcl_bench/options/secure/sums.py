@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -70,24 +71,28 @@ class SummedUploads(Step):
     def __init__(self, accounting: Accounting, context: Context) -> None:
         self._accounting, self._release = accounting, context.release
         self._notices = Notices(log)
+
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
         #: For clients whose uploads are masked, which sums their samples are in.
-        self._hidden: dict[int, Grouped] = {}
+        hidden: dict[int, Grouped] = {}
+        for turn in turns:
+            if turn.fate == SUMMED and turn.reply is not None and turn.reply.grouped is not None:
+                hidden[turn.client] = turn.reply.grouped
+            if turn.client == EVERYONE and turn.arrival is not None:
+                turn.arrival = self._total(round_, turn.arrival)
+                for client, alone in revealed_together(hidden).items():
+                    self._accounting.reveal(round_, client, alone)
+            yield turn
+            del turn
 
-    def begin(self, round_: Round) -> None:
-        self._hidden = {}
-
-    def take(self, round_: Round, turn: Turn) -> None:
-        if turn.fate == SUMMED and turn.reply is not None and turn.reply.grouped is not None:
-            self._hidden[turn.client] = turn.reply.grouped
-        if turn.client != EVERYONE or turn.arrival is None:
-            return
-        if self._release is not None:
-            turn.arrival = replace(turn.arrival, upload=self._release.counted(turn.arrival.upload))
-        for client, alone in revealed_together(self._hidden).items():
-            self._accounting.reveal(round_, client, alone)
-        if turn.arrival.clients == 1:
+    def _total(self, round_: Round, total: Arrival) -> Arrival:
+        """A sum, with whole counts of samples; tells the user if it is that of one client."""
+        if total.clients == 1:
             self._notices.tell(
                 "alone",
                 f"task {round_.task.index}, round {round_.number} has one client, whose upload the secure sum is;"
                 " rounds like this hide nothing",
             )
+        if self._release is None:
+            return total
+        return replace(total, upload=self._release.counted(total.upload))

@@ -9,7 +9,7 @@ clients there is no node, and it absorbs their own uploads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,7 +116,16 @@ class Tree(Step):
         #: Of all rounds so far.
         self._path_seconds = 0.0
 
-    def begin(self, round_: Round) -> None:
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        self._begin(round_)
+        for turn in turns:
+            self._take(round_, turn)
+            yield turn
+            del turn
+        self._finish(round_)
+
+    def _begin(self, round_: Round) -> None:
+        """Place the nodes of a round."""
         self._round, self._slowest = {}, 0.0
         children = [(0, client) for client in dict.fromkeys(round_.present)]
         for level in range(1, 1 + len(self.sizes)):
@@ -128,7 +137,7 @@ class Tree(Step):
             self._round |= {(level, number): node for number, node in parents.items()}
             children = [(level, number) for number in parents]
 
-    def take(self, round_: Round, turn: Turn) -> None:
+    def _take(self, round_: Round, turn: Turn) -> None:
         """Give an upload to its node. The turn then brings what the nodes that it completes send to the server."""
         if turn.earlier is not None:
             self._relayed(turn.client, turn.earlier)
@@ -166,7 +175,9 @@ class Tree(Step):
             node = self._round[level, number]
             if arrival is not None:
                 with node.watch.running():
-                    node.take(self._validation.read(arrival, round_.schema), arrival)
+                    read = self._validation.read(arrival, round_.schema)
+                    assert read is not None  # of a node, whose upload is not left out
+                    node.take(read, arrival)
             node.waiting -= 1
             node.slowest = max(node.slowest, path)
             if node.waiting:
@@ -211,7 +222,8 @@ class Tree(Step):
         """A number that is unique among the nodes of all levels."""
         return sum(self.sizes[: level - 1]) + number
 
-    def finish(self, round_: Round) -> None:
+    def _finish(self, round_: Round) -> None:
+        """Enter what the round's nodes did."""
         rows = [
             (
                 *(
