@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Iterator
@@ -18,7 +19,6 @@ from fcl_bench.config import GROUPS, load_settings, target_class
 from fcl_bench.errors import UserError
 from tests.small_methods import ALIASES, NAMES, architecture
 
-EXPERIMENTS = sorted(file.stem for file in config_dir().glob("experiment/*.yaml"))
 #: Tested elsewhere: `logger` in tests/tracking, experiments and profiles here and in tests/papers.
 CHOICES = sorted(
     (file.parent.name, file.stem)
@@ -27,15 +27,19 @@ CHOICES = sorted(
 )
 
 
+@functools.cache
 def compose_settings(*overrides: str):
     return load_settings(composed(overrides))
 
 
+def of_choice(group: str, choice: str):
+    extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
+    return compose_settings(f"{group}={choice}", *extra)
+
+
 @pytest.mark.parametrize(("group", "choice"), CHOICES)
 def test_every_choice_composes_and_converts(group, choice):
-    extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
-    settings = compose_settings(f"{group}={choice}", *extra)
-    assert dataclasses.is_dataclass(getattr(settings, group))
+    assert dataclasses.is_dataclass(getattr(of_choice(group, choice), group))
 
 
 def node_of(group: str, choice: str) -> dict[str, Any]:
@@ -90,21 +94,12 @@ def test_classes_of_a_group_have_names_of_their_own_in_a_runs_identity(group):
     """Whatever module they are in."""
     named: dict[str, type] = {}
     for choice in [choice for of, choice in CHOICES if of == group]:
-        extra = ["backbone.name=resnet18.tv_in1k"] if choice == "timm" else []
-        settings = compose_settings(f"{group}={choice}", *extra)
+        settings = of_choice(group, choice)
         # A transport has no part in it, or its knobs.
         name = settings.identity().get(group, {}).get("choice", choice)
         found = type(getattr(settings, group))
         assert named.setdefault(name, found) is found
         assert "." not in name
-
-
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_composes_and_converts(experiment):
-    settings = compose_settings(f"experiment={experiment}")
-    assert settings.data.name in ("cifar100", "imagenet_r", "domainnet")
-    # What is typed wins over the experiment.
-    assert compose_settings(f"experiment={experiment}", "tasks=3", "backbone=tiny").backbone.name == "tiny"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fot", "fedprotip", "centralised"])

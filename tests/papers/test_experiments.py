@@ -44,11 +44,10 @@ NO_KEY = ("task ", "average over", "images made at 32 pixels")
 OPEN = {
     "how it is trained is not said": r"method\.training\..*|beta|method\.restart",
 }
-#: One table of each kind, for the tests that take seconds.
+#: One table of each kind, whose likely cells are few.
 SAMPLED = {
-    *("fedran_table3", "fedran_table6", "fedran_figure6", "stsa_table1", "stsa_table4"),
-    *("afl_table1", "afl_table1_gradient", "afl_table3", "stsa_table1_gradient", "afcl_stability_plasticity"),
-    *("afcl_accuracy", "fedprotip_table1", "fedprotip_table3", "fedprotip_table15"),
+    *("fedran_figure6", "stsa_table1", "stsa_table4", "stsa_table1_gradient"),
+    *("afl_table1", "afl_table1_gradient", "afl_table3", "fedprotip_table15"),
 }
 PRINTED = printed().query("method != ''")
 
@@ -139,19 +138,14 @@ def test_the_miniature_has_a_cell_for_every_cell(experiment):
 
 
 @pytest.mark.parametrize("experiment", experiments())
-def test_the_last_cell_in_miniature_composes_and_says_where_it_is_from(experiment):
-    """All cells of both profiles: -m slow."""
-    settings = settings_for(*grid_cells(experiment, "quick")[-1])
-    assert (settings.resolved["experiment"], settings.resolved["profile"]) == (experiment, "quick")
-    assert "grid" not in settings.resolved
-    assert (settings.data.name, settings.scalars.tasks <= 6) == ("digits", True)
-
-
-@pytest.mark.parametrize("experiment", experiments())
-def test_the_last_cell_of_every_grid_composes(experiment):
+def test_the_last_cell_of_both_grids_composes_and_says_where_it_is_from(experiment):
     """All cells: -m slow. The two profiles have presets of their own."""
-    for profile in PROFILES:
-        assert settings_for(*grid_cells(experiment, profile)[-1]).resolved["profile"] == profile
+    full, quick = (settings_for(*grid_cells(experiment, profile)[-1]) for profile in ("full", "quick"))
+    assert full.data.name in ("cifar100", "imagenet_r", "domainnet")
+    assert full.resolved["profile"] == "full"
+    assert (quick.resolved["experiment"], quick.resolved["profile"]) == (experiment, "quick")
+    assert "grid" not in quick.resolved
+    assert (quick.data.name, quick.scalars.tasks <= 6) == ("digits", True)
 
 
 @pytest.mark.slow
@@ -220,6 +214,7 @@ def test_an_unknown_grid_is_the_users_mistake(experiment, profile):
         runs_of(experiment, profile)
 
 
+@pytest.mark.slow_cases("fedprotip_table15-1")
 @pytest.mark.parametrize(("experiment", "index"), [("afcl_sensitivity", -1), ("fedprotip_table15", 1)])
 def test_a_cell_in_miniature_runs(experiment, index, tmp_path):
     outcome = run(settings_for(*grid_cells(experiment, "quick")[index], f"out={tmp_path}", "tasks=2"))
