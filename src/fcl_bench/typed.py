@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import sys
@@ -71,7 +72,7 @@ def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
         else:
             raise UserError(f"{prefix}{name}={given} has the wrong type", _wanted(schema, name))
     try:
-        node = OmegaConf.merge(OmegaConf.structured(schema), knobs)
+        node = OmegaConf.merge(_structured(schema), knobs)
         _check_knobs(node, prefix)
         return OmegaConf.to_object(node)
     except ConfigKeyError as error:
@@ -89,6 +90,12 @@ def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
         value = OmegaConf.select(OmegaConf.create(knobs), key)
         typed = "null" if value is None else str(value)
         raise UserError(f"{prefix}{key}={typed} has the wrong type", _wanted(schema, key)) from error
+
+
+@functools.cache
+def _structured(schema: type) -> Any:
+    """The fields of a dataclass with their defaults; to be copied, as `merge` does."""
+    return OmegaConf.structured(schema)
 
 
 def _number_or_text(given: Any) -> Any:
@@ -126,6 +133,7 @@ def _require_usual(key: str, value: Any) -> None:
         raise UserError(f"{key}={value} holds what cannot be printed", "printable characters")
 
 
+@functools.cache
 def types_of(schema: type) -> dict[str, Any]:
     """The declared type of each field of a dataclass."""
     hints = get_type_hints(schema)
