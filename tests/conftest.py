@@ -100,12 +100,21 @@ def command(in_process: Callable[..., tuple[int, str, str]]) -> Callable[..., tu
     return partial(in_process, main, "fcl-bench")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session", autouse=True)
 def no_pictures() -> Iterator[None]:
-    """Runs draw none, which is half of a short one's time; `pytestmark = pytest.mark.usefixtures("no_pictures")`."""
+    """Runs of this process draw none, which is half of a short one's time, unless a test asks for `pictures`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
+        if "torch" in sys.modules:  # otherwise nothing that was collected runs anything
+            patch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})
         yield
+
+
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw theirs."""
+    from fcl_bench.execution.pictures import drawn
+
+    monkeypatch.setattr("fcl_bench.execution.run.drawn", drawn)
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ from fcl_bench.execution.run import Outcome
 from tests.conftest import write_features
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CLOSED_FORM = {
     "fedran": ("method.M=64", "method.rank=8"),
     "stsa": ("method.M=64",),

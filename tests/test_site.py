@@ -21,6 +21,7 @@ NEEDED = ("sphinx", "furo", "myst_nb")
 MISSING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs_as_it_stands(tmp_path):
     """Its cells, one after the other in one process, as a notebook runs them; the last one compares a prediction."""
     notebook = json.loads((DOCS / "tutorials" / "tutorial.ipynb").read_text())

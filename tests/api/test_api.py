@@ -16,7 +16,6 @@ import fcl_bench
 from fcl_bench.composition import config_dir
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = {"data": "digits", "tasks": 2, "clients": 2, "overrides": {"method.M": 64}}
 TYPED = ("data=digits", "tasks=2", "clients=2", "method.M=64")
 
@@ -147,6 +146,7 @@ def test_threads_may_make_runs(out, made):
     assert found == {0: 0, 1: 1}
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_or_written_elsewhere(tmp_path):
     """In a process of its own, where no command has arranged what is printed."""
     script = f"import fcl_bench; fcl_bench.run('stsa', profile='full', **{SMALL})"

@@ -34,8 +34,6 @@ from tests.methods.training_harness import (
 )
 from tests.small_runs import interrupted_in, run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 #: Where a round of training started: task, round, the model, the bases then.
 Start = tuple[int, int, dict[str, torch.Tensor], dict[str, np.ndarray]]
 

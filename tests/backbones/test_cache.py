@@ -169,6 +169,7 @@ def _slow_extraction(folder: Path, log: Path) -> None:
     assert torch.equal(found.features, FEATURES)
 
 
+@pytest.mark.slow
 def test_parallel_runs_extract_once(tmp_path):
     context = multiprocessing.get_context("spawn")
     log = tmp_path / "log"

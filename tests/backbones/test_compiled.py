@@ -37,8 +37,6 @@ from tests.methods.training_harness import federation_of, tiny_context
 from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CPU = torch.device("cpu")
 METHODS = (FedAvg, FedProx, Scaffold, FedDyn, FedDisco, Centralised)
 #: 9, 7 and 8 images in batches of 4: batches of 4, 3 and 1.

@@ -45,6 +45,7 @@ def preset(choice: str) -> Timm:
     return backbone
 
 
+@pytest.mark.slow_cases("vit_b16")
 @pytest.mark.parametrize("choice", PRESETS)
 def test_a_preset_names_the_papers_network(choice):
     assert preset(choice).name == PRESETS[choice][0]

@@ -148,7 +148,7 @@ def test_fresh_references_are_made_of_a_run_from_before_there_were_faults(tmp_pa
     assert all(0 < float(share) <= 100 for share in found.groups())
 
 
-def test_the_command_of_a_whole_run_runs(tmp_path, command, no_pictures):
+def test_the_command_of_a_whole_run_runs(tmp_path, command):
     features = write_features(tmp_path / "features.npz")
     first, *arguments = children.whole_run(features, tmp_path / "out", "method=afl", "tasks=2")
     assert Path(first).is_file()

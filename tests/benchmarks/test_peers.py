@@ -43,6 +43,7 @@ def clean_regularization(W, C, args):
 """
 
 
+@pytest.mark.slow
 def test_sides_take_turns_and_what_is_missing_is_told(tmp_path, monkeypatch, capfd):
     checkouts, out = tmp_path / "checkouts", tmp_path / "out"
     (checkouts / "STSA").mkdir(parents=True)

@@ -221,6 +221,7 @@ def test_rounding_keeps_columns_of_length_one_and_is_finer_with_more_bits():
     close(torch.linalg.vector_norm(mixed, dim=0), torch.ones(6, dtype=V.dtype))
 
 
+@pytest.mark.slow
 def test_the_script_tries_every_variant(tmp_path, capsys):
     file, out = write_features(tmp_path / "features.npz"), tmp_path / "found.json"
     options = ["--tasks", "2", "--clients", "3", "--beta", "0.5", "--M", "30", "--rank", "4", "--input-rank", "4"]

@@ -188,6 +188,7 @@ def test_many_processes_may_probe_one_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     line = f"{sys.executable} -m fcl_bench out={tmp_path} {' '.join(SMALL)} | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
@@ -235,6 +236,7 @@ def test_an_interrupt_exits_130_and_the_same_command_goes_on(command, tmp_path, 
     assert err == "fcl-bench: interrupted (the same command without force=true goes on where it stopped)\n"
 
 
+@pytest.mark.slow
 def test_peak_memory_is_reset_between_jobs(command, tmp_path):
     """A large first run must not be the peak of the small one after it."""
     import json

@@ -171,6 +171,7 @@ def test_a_folder_that_is_deleted_during_a_run_is_one_line(command, tmp_path, mo
     assert "Traceback" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "word", "code"), [(signal.SIGTERM, "terminated", 143), (signal.SIGHUP, "hung up", 129)]
 )

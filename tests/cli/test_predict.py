@@ -15,7 +15,6 @@ from fcl_bench.execution.predicting import Model
 from tests.conftest import write_features
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = ("method=stsa", "method.M=64", "tasks=2", "clients=2", "device=cpu")
 
 

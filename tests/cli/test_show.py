@@ -105,6 +105,7 @@ def test_lines_fit_the_terminal(command, monkeypatch, columns):
         assert max(len(line) for line in lines if " " in line.strip()) <= int(columns)
 
 
+@pytest.mark.slow_cases("method", "backbone")
 @pytest.mark.parametrize("group", [*GROUPS, "logger"])
 def test_the_commands_that_are_shown_compose(group, command):
     for name in choices_of(group):

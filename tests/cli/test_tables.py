@@ -31,6 +31,7 @@ def files(folder):
     return sorted(entry.name for entry in folder.iterdir() if entry.name != ".lock")
 
 
+@pytest.mark.slow
 def test_runs_become_a_table_and_a_figure(tables, finished):
     code, out, err = tables("--out", finished)
     assert (code, err) == (0, "")
@@ -89,6 +90,7 @@ def test_formats_measures_and_grouping_are_of_choice(tables, finished):
     assert "A_avg" not in out
 
 
+@pytest.mark.slow
 def test_a_papers_tables_need_no_run(tables, tmp_path):
     code, out, err = tables("--out", tmp_path, "--paper", "stsa", "--table", "Table 5")
     assert (code, err) == (0, "")
@@ -110,6 +112,7 @@ def test_a_paper_beside_runs_that_are_not_of_its_setting(tables, finished):
     assert "not run" in (finished / "tables" / "papers" / "fedran-figure-6.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_page_and_every_figure_on_request(tables, finished):
     code, out, err = tables("--out", finished, "--name", "whole", "--html", "--figures", "--metrics", "A_T")
     assert (code, err) == (0, "")
@@ -148,6 +151,7 @@ def test_the_papers_tables_as_one_page(tables, tmp_path):
     assert "not run" in page
 
 
+@pytest.mark.slow
 def test_nothing_is_done_where_nothing_has_changed(tables, finished, tmp_path):
     import shutil
 

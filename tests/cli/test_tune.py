@@ -11,7 +11,6 @@ from fcl_bench.errors import UserError
 from fcl_bench.sweeps.search import Range, parse_range
 from tests.small_runs import interrupt_at
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
 
 

@@ -271,6 +271,7 @@ def test_the_table_of_wrong_input_is_long_enough():
     assert len({typed for typed, _ in BAD_INPUT}) >= 40
 
 
+@pytest.mark.slow
 def test_an_error_in_the_middle_of_a_run_is_told_once(tmp_path, inputs):
     """In a process of its own, since the log's handlers are the process's."""
     arguments = ["data=imagefolder", f"data.path={inputs}/images", "backbone=pixels", "tasks=2", "clients=2"]

@@ -184,7 +184,6 @@ def test_a_split_from_elsewhere_has_it_too_and_a_task_that_it_empties_is_refused
 SMALL = ("data=digits", "split.imbalance=0.1", "tasks=3", "clients=4", "partition.min_size=0")
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("split", ["class_incremental", "class_overlap", "si_blurry"])
 def test_the_files_of_a_run_say_which_samples_went_where(split, tmp_path):
     overrides = (*SMALL, f"split={split}", "label_rate=0.5")
@@ -206,7 +205,6 @@ def test_the_files_of_a_run_say_which_samples_went_where(split, tmp_path):
     assert sum(len(parts[f"test_t{t}"]) for t in range(3)) == len(dealt.dataset.test)
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_joint_learns_what_the_clients_hold(tmp_path):
     """The ceiling is that of the same stream."""
     weights = []

@@ -207,7 +207,6 @@ def hostile_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return switched
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_with_fail_the_run_ends_in_one_line_and_can_be_gone_on_with(tmp_path, hostile_runs):
     honest = run_in(tmp_path / "honest", *RUN).record
     hostile_runs(True)
@@ -221,7 +220,6 @@ def test_with_fail_the_run_ends_in_one_line_and_can_be_gone_on_with(tmp_path, ho
     assert after["dropped"] == {"uploads": 0, "clients": []}
 
 
-@pytest.mark.usefixtures("no_pictures")
 def test_with_drop_the_record_counts_it_and_the_id_is_another(tmp_path, hostile_runs):
     honest = run_in(tmp_path, *RUN)
     hostile_runs(True)
@@ -248,7 +246,6 @@ def scaled(by: float) -> Callable[[Message], Message]:
     return lambda upload: upload.with_tensors({name: value * by for name, value in upload.items()})
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("by", [-1e6, -20.0], ids=["turned round, a million times as large", "turned round, larger"])
 def test_a_hostile_model_spoils_the_mean_and_no_robust_aggregate(tmp_path, monkeypatch, by):
     def accuracy(aggregate: str, change: Callable[[Message], Message] | None = None) -> float:

@@ -152,8 +152,14 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     assert RoundAccuracy(0, None, np.array([4])).tensors() == {}
 
 
-@pytest.mark.parametrize("name", [*filter(trains_by_gradient, NAMES), "fedcbc"])
-def test_every_method_that_trains_can_be_watched(name, no_pictures, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "fedavg" else pytest.param(name, marks=pytest.mark.slow)
+        for name in [*filter(trains_by_gradient, NAMES), "fedcbc"]
+    ],
+)
+def test_every_method_that_trains_can_be_watched(name, tmp_path):
     """A task's last row is its A_t and of its last exchange, whatever comes after the model's rounds."""
     run = run_in(tmp_path, *short_run(name), "data=digits", "tasks=2", "clients=2", "evaluate_rounds=1")
     last: dict[str, float] = {}

@@ -12,8 +12,6 @@ from fcl_bench.protocol.method import Client, Server
 from tests.own_methods import own_method
 from tests.test_adding import TRAINING, block_with
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CLOSED_FORM = block_with("class MyClient(")
 TRAINED = block_with("class MemoryClient(")
 UPLOAD = '"C": sums}'

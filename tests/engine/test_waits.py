@@ -109,6 +109,7 @@ def resnet18() -> Context:
     return Context(512, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32), start)
 
 
+@pytest.mark.slow
 def test_the_host_waits_six_times_for_a_client_however_large_the_network(resnet18):
     """Thrice for the stopwatch's ends, twice for numbers that must be finite, once for their range."""
     large = counted_round(FedAvg(training=ONCE), resnet18, images)
@@ -127,6 +128,7 @@ def test_a_step_waits_for_nothing_and_uploads_its_crops():
     assert twice.uploads == 1 + 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedNTD(training=ONCE)], ids=lambda method: method.name)
 def test_a_step_of_these_methods_waits_for_nothing_either(method):
     once, twice = (
@@ -135,6 +137,7 @@ def test_a_step_of_these_methods_waits_for_nothing_either(method):
     assert once.waits == twice.waits
 
 
+@pytest.mark.slow
 def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
     """Beside the two steps: a model is one buffer, however many tensors it has."""
     counted = counted_round(FedAvg(training=ONCE), resnet18, images)
@@ -151,6 +154,13 @@ def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
 MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
 
 
+@pytest.mark.slow_cases(
+    "ranpac, every fold of a task",
+    "ranpac, a fold held out",
+    "centred_sketch gaussian",
+    "centred_sketch gaussian, diagonal",
+    "fedklda of three maps",
+)
 @every_method
 def test_the_host_waits_for_a_closed_form_client_a_fixed_number_of_times(method):
     name = next(name for name, own in METHODS.items() if own is method)
@@ -194,9 +204,8 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=[pytest.mark.slow] * (n > 2)) for n, run in enumerate(RUNS)], ids=" ".join
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS, ids=" ".join)
 def test_runs_that_train_mix_no_devices(run, tmp_path):
     choice = (f"method={run[0]}", *run[1:], *SMALL)
     with simulated_cuda():

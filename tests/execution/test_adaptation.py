@@ -33,8 +33,6 @@ from tests.execution.adaptation_runs import METHODS, SMALL, STSA, plan_of
 from tests.methods.training_harness import learn_image_task
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 #: Of the network that is sent: convolutions, batch norms with their statistics, a head of 4 classes.
 VALUES = 9 * (3 * 4 + 4 * 8 + 8 * 16 + 16 * 32) + 4 * (4 + 8 + 16 + 32) + 4 * 33
 

@@ -17,8 +17,6 @@ from fcl_bench.typed import typed_instance
 from tests.execution.adaptation_runs import SMALL, STSA, plan_of
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
     """The untrained network's features against the adapted one's, after the first task."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fcl_bench.results.collect import collect
 from tests.execution.adaptation_runs import SMALL
 from tests.small_runs import run_in
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 #: A sample of every client's is alone: as many clients as a small class has samples.
 PILORA = (

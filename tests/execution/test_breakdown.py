@@ -10,7 +10,6 @@ from fcl_bench.execution.plan import make_plan
 from tests.small_runs import interrupted_in, run_in, settings_for
 
 SMALL = ("method=stsa", "method.M=64", "tasks=3", "clients=3")
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

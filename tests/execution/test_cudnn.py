@@ -18,8 +18,6 @@ from tests.methods.training_harness import federation_of, tiny_context
 from tests.simulated_cuda import simulated_cuda
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CUDA = torch.device("cuda")
 #: benchmark, deterministic, allow_tf32
 CHOSEN = {"deterministic": (False, True, False), "autotuned": (True, False, False)}

@@ -22,8 +22,6 @@ from tests.execution.adaptation_runs import STSA as FEDAVG
 from tests.methods.training_harness import learn_image_task
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 BASE = (
     *("data=digits", "backbone=tiny", "backbone.width=1", "backbone.architecture=vit", "tasks=5", "clients=2"),
     *METHODS["stsa"],

@@ -7,8 +7,6 @@ import pytest
 from fcl_bench.engine import loop as engine
 from tests.small_runs import interrupted_in, run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 SMALL = ("method=afl", "data=digits", "tasks=4", "clients=2")
 
 

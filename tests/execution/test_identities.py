@@ -16,7 +16,6 @@ from fcl_bench.execution.plan import make_plan
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = ("method=afl", "tasks=3", "clients=2")
 
 

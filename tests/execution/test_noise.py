@@ -14,7 +14,6 @@ from fcl_bench.results.collect import collect
 from tests.small_runs import interrupted_in, run_in, settings_for
 
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = ("data=digits", "tasks=2", "clients=3", "beta=1")
 STSA = ("method=stsa", "method.M=null", "method.gamma=1", *SMALL)
@@ -34,7 +33,7 @@ def W_of(outcome) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory, no_pictures):
+def noisy(tmp_path_factory):
     out = tmp_path_factory.mktemp("noisy")
     return out, run_in(out, *STSA, *NOISE)
 

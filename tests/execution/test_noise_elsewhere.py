@@ -13,7 +13,6 @@ from tests.flower.town import Town, reached
 from tests.small_runs import run_in, settings_for
 
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = ("data=digits", "tasks=2", "clients=5", "beta=1", "logger=none")
 NOISE = ("noise=gaussian", "noise.multiplier=0.05")

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.own_methods import own_method
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SOURCE = '''
 from dataclasses import dataclass

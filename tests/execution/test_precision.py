@@ -18,8 +18,6 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CPU = torch.device("cpu")
 FLAGS = "processor\t: 0\nflags\t\t: fpu avx512_bf16 {} amx_tile amx_int8\nbugs\t\t: amx_bf16_of_a_bug\n"
 TRAINED = ("method=fedavg", "data=digits", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=2", "beta=10")

@@ -14,13 +14,10 @@ from tests.conftest import write_features
 from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
 SMALL = ("tasks=2", "clients=2", "device=cpu", "predictions=true")
-#: Of the methods that train, those that bring something of their own to prediction, and one that does not; the others
-#: take minutes together.
-_OWN = {"fedavg", "fedprotip", "fedicarl", "lorm", "pilora", "regmean", "l2p", "mfcl"}
+#: Methods that train take minutes together.
 EVERY = [
-    pytest.param(name, marks=[pytest.mark.slow] if trains_by_gradient(name) and name not in _OWN else [])
+    pytest.param(name, marks=pytest.mark.slow) if trains_by_gradient(name) and name != "fedavg" else name
     for name in NAMES
 ]
 #: Knobs under which a model consists of other parts.
@@ -67,11 +64,13 @@ def agrees(out, *overrides: str) -> Model:
     return model
 
 
+@pytest.mark.slow_cases("fedcbc")
 @pytest.mark.parametrize("name", EVERY)
 def test_every_methods_model_reaches_the_runs_own_accuracy(name, tmp_path):
     agrees(tmp_path, *short_run(name), *SMALL)
 
 
+@pytest.mark.slow_cases("published PILoRA", "an adapted network", "a network adapted by low-rank updates")
 @pytest.mark.parametrize("name", OTHERS)
 def test_models_of_other_parts_do_too(name, tmp_path):
     method = OTHERS[name][0].removeprefix("method=")

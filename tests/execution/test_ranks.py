@@ -76,7 +76,7 @@ def features(tmp_path_factory) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def alone(no_pictures, caplog):
+def alone(caplog):
     """A run in this process, with its notes in run.log."""
     caplog.set_level("INFO", logger="fcl_bench")
     return run_in

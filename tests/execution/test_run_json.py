@@ -11,8 +11,6 @@ import pytest
 from fcl_bench.execution.run_json import RunRecord
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 TINY = ("data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=3", "partition.min_size=0")
 TRAINED = ("rounds=1", "epochs=1", "augment=none")
 RUNS = {

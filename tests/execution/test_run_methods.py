@@ -11,8 +11,6 @@ from tests.conftest import shared, write_features
 from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 CLOSED_FORM = [name for name in NAMES if not trains_by_gradient(name)]
 
 
@@ -94,6 +92,7 @@ def test_bounds_have_their_file_and_survive_a_resume(method, tmp_path, monkeypat
     assert (rows.certified <= rows.agree).all()
 
 
+@pytest.mark.slow
 def test_afl_ends_at_the_centralised_least_squares(tmp_path):
     """59.93 % on the shared CIFAR-100 features, for any beta, number of clients and order."""
     features = shared("data/cifar100-mobilenetv2.npz")

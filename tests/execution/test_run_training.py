@@ -14,13 +14,10 @@ import torch
 from PIL import Image
 
 from fcl_bench.engine import loop as engine
-from fcl_bench.execution import pictures
 from fcl_bench.execution.run import Outcome
 from tests.conftest import write_features
 from tests.execution.training_runs import TINY
 from tests.small_runs import run_in
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 #: With everything on that a checkpoint has to keep.
 METHODS = {
@@ -48,11 +45,6 @@ ROUNDS = {
 }
 #: What a run leaves that has no seconds in it.
 EXACT = ("model.safetensors", "accuracy_matrix.csv", "task_aware_matrix.csv", "partition.npz")
-
-
-@pytest.fixture
-def with_pictures(monkeypatch):
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", pictures.drawn)
 
 
 @pytest.fixture(scope="module")
@@ -221,6 +213,7 @@ def test_the_id_covers_what_determines_the_result(whole, images, tmp_path, overr
     assert (plan.id == whole("fedavg").record["run_id"]) is same
 
 
+@pytest.mark.slow
 def test_centralised_is_the_ceiling(images, tmp_path):
     """With enough rounds it knows all classes, where fedavg knows those of the last task."""
     longer = ("method.training.rounds=8", "method.training.lr=0.05", "method.training.augment=none")
@@ -286,7 +279,7 @@ def test_drift_has_its_table_and_its_place_in_the_record(whole, method):
     assert outcome.record["drift"]["mean"] == pytest.approx(np.mean(means[:2]))
 
 
-def test_drift_and_theory_of_a_resumed_run_have_their_pictures(images, tmp_path, monkeypatch, with_pictures):
+def test_drift_and_theory_of_a_resumed_run_have_their_pictures(images, tmp_path, monkeypatch, pictures):
     overrides = (*choice("fedprotip", images), "checkpoint_rounds=1")
     with interrupted(2, 1, monkeypatch):
         run_in(tmp_path, *overrides)
@@ -303,7 +296,7 @@ def test_without_drift_there_is_no_trace_of_it(images, tmp_path):
     assert not list(outcome.folder.glob("drift*"))
 
 
-def test_drift_of_a_single_task_is_measured_and_not_drawn(images, tmp_path, with_pictures):
+def test_drift_of_a_single_task_is_measured_and_not_drawn(images, tmp_path, pictures):
     outcome = run_in(tmp_path, *choice("fedavg", images), "tasks=1", "drift=2")
     assert outcome.record["drift"] == {"last": [], "mean": None}
     assert (pd.read_csv(outcome.folder / "drift.csv").drift == 0).all()

@@ -154,6 +154,7 @@ def test_of_two_threads_that_begin_at_once_one_sets_the_number(monkeypatch):
     assert given == [1]
 
 
+@pytest.mark.slow
 def test_a_small_run_has_the_same_bits_with_any_number_of_cores(tmp_path):
     checksums = []
     for threads in (1, 2):

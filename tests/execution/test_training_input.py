@@ -11,8 +11,6 @@ from tests.conftest import write_features
 from tests.execution.training_runs import TINY
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def one_line(err: str) -> str:
     [line] = err.splitlines()

@@ -1,4 +1,4 @@
-"""A run of every method: twice alike, and interrupted and resumed."""
+"""A whole run of every method: twice alike, and interrupted and resumed; tests/conformance resumes without files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in
 
 
-@pytest.mark.parametrize("method", NAMES)
+#: The others take minutes together.
+QUICK = "stsa"
+
+
+@pytest.mark.parametrize(
+    "method", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path, monkeypatch):
     choice = (*short_run(method), "tasks=3", "clients=3", "wire.gram=packed", "wire.columns=held")
     with monkeypatch.context() as patch:
@@ -17,7 +23,6 @@ def test_every_method_runs_twice_alike_and_resumes_bit_for_bit(method, tmp_path,
         whole = run_in(tmp_path / "whole", *choice)
     with interrupted_in(2, monkeypatch):
         run_in(tmp_path / "parts", *choice)
-    monkeypatch.setattr("fcl_bench.execution.run.drawn", lambda *_: {})  # the first one has drawn its pictures
     parts = run_in(tmp_path / "parts", *choice)
     assert parts.record["metrics"] == whole.record["metrics"]
     assert parts.record["report"] == whole.record["report"]

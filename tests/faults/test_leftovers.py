@@ -13,7 +13,6 @@ from tests.small_runs import run_in, settings_for
 
 LEFT = "0" * 32
 SMALL = ("method=afl", "tasks=2", "clients=2")
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

@@ -211,6 +211,7 @@ def test_the_order_of_the_columns_does_not_matter(d, m, q, seed):
     np.testing.assert_allclose(again, sigma, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_whole_layer_in_float32():
     """The size of a residual block's convolution; Phi is as orthonormal as float32 has it."""
     rng = np.random.default_rng(6)

@@ -287,7 +287,6 @@ def test_impossible_knobs_are_refused():
             typed_instance(AIR, {knob: value}, "method")
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("correction", ["weights", "logits"])
 def test_a_run_on_an_imbalanced_stream_counts_each_stage(correction, tmp_path):
     overrides = (

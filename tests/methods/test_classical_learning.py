@@ -9,7 +9,7 @@ import pytest
 
 from tests.small_runs import run_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 #: As docs/methods/fedewc.md and docs/methods/fedlwf.md report it.
 SCALE = (

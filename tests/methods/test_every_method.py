@@ -95,8 +95,8 @@ def test_the_server_keeps_no_upload(method):
     # STSA-E keeps a task's columns until there are more than M for each class, so a remainder may differ.
     slack = 8 * 3 * 30 * 30 if isinstance(method, STSAE) else 0
     if getattr(method, "remainder", "") == "gaussian":
-        slack = 8 * (30 * 4 + 4) * (400 - 40)  # its factors are kept until the task ends
-    assert after(400) <= after(40) + slack
+        slack = 8 * (30 * 4 + 4) * (60 - 20)  # its factors are kept until the task ends
+    assert after(60) <= after(20) + slack
 
 
 @every_method

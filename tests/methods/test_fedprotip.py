@@ -23,8 +23,6 @@ from tests.methods.fedprotip_harness import (
 )
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):

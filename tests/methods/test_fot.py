@@ -48,8 +48,6 @@ from tests.methods.training_harness import (
 )
 from tests.small_runs import run_in
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 DIMENSIONS = {"body.stage2.0": 36, "body.stage3.0": 72, "body.stage4.0": 144, HEADS: 32}
 
 

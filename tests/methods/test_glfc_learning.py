@@ -9,7 +9,7 @@ import pytest
 
 from tests.small_runs import run_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 #: As docs/methods/glfc.md reports it: 5 tasks of 2 classes, 5 clients.
 SCALE = (

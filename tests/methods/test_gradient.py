@@ -43,6 +43,7 @@ from tests.methods.training_harness import (
 )
 
 
+@pytest.mark.slow_cases("resnet-dtype2")
 @pytest.mark.parametrize(
     ("network", "dtype"), [("tiny", torch.float32), ("tiny", torch.float64), ("resnet", torch.float64)]
 )

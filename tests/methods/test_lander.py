@@ -173,6 +173,7 @@ def test_cur_alone_scales_the_steps_of_fedavg():
         assert_allclose(ours.network.state()[name].numpy(), value.numpy(), atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_teacher_holds_the_old_classes_on_the_images():
     """How far the old classes' distribution moves in the second task, on the images that were made for it."""
     synthesis = {"images": 48, "batch": 24, "g_steps": 20, "noise": 16, "lr_g": 0.01}

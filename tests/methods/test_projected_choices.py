@@ -300,7 +300,6 @@ def test_the_variant_sets_what_is_not_typed():
 FEATURES = ("method.trains=features", "method.frozen_stages=0", "backbone=pixels")
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize(
     "choice",
     [

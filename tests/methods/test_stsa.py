@@ -160,6 +160,7 @@ def mean_errors(beta: float, draws: int) -> dict[str, float]:
     return {name: np.linalg.norm(totals[name] - exact) / np.linalg.norm(exact) for name in ("paper", "unbiased")}
 
 
+@pytest.mark.slow
 def test_the_printed_estimator_is_biased_under_label_skew_and_the_unbiased_one_is_not():
     """Erratum 1: the unbiased one's mean error falls with the number of draws, the printed one's stays."""
     few, many = mean_errors(beta=0.1, draws=100), mean_errors(beta=0.1, draws=6400)

@@ -309,6 +309,7 @@ def test_a_number_of_one_task_matches_no_run(frame):
     assert not frame.loc[single, "metric"].isin([*METRICS.values()]).any()
 
 
+@pytest.mark.slow
 def test_a_command_line_takes_every_setting(frame):
     assert compose_all(frame) > 60
 

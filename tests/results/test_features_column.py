@@ -18,8 +18,6 @@ NAME = "test_resnet"
 SMALL = ("method=afl", "tasks=2", "clients=2")
 NEW_STEM = (*SMALL, "backbone=timm", f"backbone.name={NAME}", "backbone.stem=cifar", "backbone.transform.size=8")
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def weights(folder, seed: int) -> str:
     torch.manual_seed(seed)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fcl_bench.papers.matching import Matcher, settings_of
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from tests.results.test_paper_tables import OURS, cell, table_of
 from tests.small_runs import run_in
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SMALL = ("method=fedran", "method.M=32", "method.rank=8", "tasks=2", "clients=2", "beta=0.1")
 TRAINED = ("method.trains=features", "method.training.rounds=3", "method.training.epochs=1")

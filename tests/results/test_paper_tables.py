@@ -63,6 +63,7 @@ def by_heading(table, row=0):
 OURS, DIFFERENCE = "ours, cpu, task-agnostic", "difference, cpu, task-agnostic"
 
 
+@pytest.mark.slow
 def test_ours_is_the_mean_of_the_runs_of_exactly_that_setting(finished, runs):
     table = table_of(runs, finished, cell(value="90.1", spread="0.3"))
     own = runs[runs["beta"] == 0.1]

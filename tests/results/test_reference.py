@@ -87,6 +87,7 @@ def test_a_sample_comes_out_again(tmp_path, monkeypatch):
     assert len(beside(collect(tmp_path / "runs"), ["closed-form-digits"])) > 1
 
 
+@pytest.mark.slow
 def test_they_are_shown_where_there_are_no_runs_of_ones_own(in_process, tmp_path):
     given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv")
     code, out, _ = in_process(tables, *given)
@@ -104,6 +105,7 @@ def test_a_slip_in_a_condition_on_them_is_told(in_process, tmp_path):
     assert "--where bogus=1: unknown key bogus" in err
 
 
+@pytest.mark.slow
 def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_process, tmp_path):
     given = ("fcl-tables", "--out", tmp_path, "--reference", "comparison", "--format", "csv")
     assert in_process(tables, *given, "--figures", "--html")[0] == 0

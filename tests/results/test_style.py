@@ -136,6 +136,7 @@ sys.stdout.buffer.write(drawn(figure, sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_figure_is_the_same_file_each_time(kind):
     def written():

@@ -219,7 +219,7 @@ def changed(path: Path) -> None:
     write_json(path, {**content, "schema": content["schema"] + 1})
 
 
-def test_a_complete_run_of_another_schema_is_done_again(tmp_path, no_pictures, caplog):
+def test_a_complete_run_of_another_schema_is_done_again(tmp_path, caplog):
     outcome = run_in(tmp_path, *SMALL)
     changed(outcome.folder / "run.json")
     again = run_in(tmp_path, *SMALL)
@@ -227,7 +227,7 @@ def test_a_complete_run_of_another_schema_is_done_again(tmp_path, no_pictures, c
     assert json.dumps(again.record["metrics"]) == json.dumps(outcome.record["metrics"])
 
 
-def test_an_interrupted_run_of_another_schema_starts_again(tmp_path, monkeypatch, no_pictures, caplog):
+def test_an_interrupted_run_of_another_schema_starts_again(tmp_path, monkeypatch, caplog):
     with interrupted_in(1, monkeypatch):
         run_in(tmp_path, *SMALL)
     [state] = (tmp_path / "runs").glob("*/checkpoint/state.json")
@@ -236,7 +236,7 @@ def test_an_interrupted_run_of_another_schema_starts_again(tmp_path, monkeypatch
     assert "starting from the first task" in caplog.text
 
 
-def test_a_complete_run_needs_no_checkpoint(tmp_path, no_pictures):
+def test_a_complete_run_needs_no_checkpoint(tmp_path):
     """A process killed between the record and the removal of its checkpoint leaves both."""
     outcome = run_in(tmp_path, *SMALL)
     left = outcome.folder / "checkpoint"
@@ -246,7 +246,7 @@ def test_a_complete_run_needs_no_checkpoint(tmp_path, no_pictures):
     assert not left.exists()
 
 
-def test_a_checkpoint_is_tensors_rows_of_numbers_and_json(tmp_path, monkeypatch, no_pictures):
+def test_a_checkpoint_is_tensors_rows_of_numbers_and_json(tmp_path, monkeypatch):
     with interrupted_in(1, monkeypatch):
         run_in(tmp_path, *SMALL)
     [folder] = (tmp_path / "runs").glob("*/checkpoint")

@@ -16,8 +16,6 @@ from tests.conftest import write_features
 from tests.data.split_cases import dataset_of
 from tests.small_runs import settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 SMALL = ("tasks=2", "clients=3", "cache.enabled=false")
 #: Methods on frozen features, and one that trains a network on the images.
 SWEEPS = {

@@ -65,6 +65,7 @@ def test_jobs_side_by_side_share_the_cores_and_report_back(command, tmp_path, pl
     assert out.count(" of 2 was complete already: ") == 2
 
 
+@pytest.mark.slow
 def test_jobs_as_submitit_sends_them(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     data = ("data=features", f"data.path={write_features(tmp_path / 'f.npz')}", f"out={tmp_path}")
@@ -142,6 +143,7 @@ def test_a_job_that_meets_its_time_limit_too_often_is_no_bug(command, tmp_path, 
     assert f"{said} (a larger hydra.launcher.timeout_min; " in err
 
 
+@pytest.mark.slow
 def test_a_killed_worker_is_told_with_its_command(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     deadly = ("data._target_=tests.sweeps.sweep_cases.Deadly", "data.name=deadly", "seed=0,1", f"out={tmp_path}")

@@ -25,8 +25,6 @@ from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking,
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, settings_for
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 TASKS = 3
 SMALL = ("data=features", "method.M=16", "method.rank=8", f"tasks={TASKS}", "clients=2", "cache.enabled=false")
 CHOICES = sorted(file.stem for file in config_dir().glob("logger/*.yaml"))

@@ -211,7 +211,6 @@ def test_a_silent_client_is_as_one_without_samples():
 LISTED = ListedFaults(silent=["1@0", "3@1", "0@1"])
 
 
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("missed", ["1@0.2", "1@0.3"])
 def test_a_client_that_missed_the_moments_still_chooses_its_exemplars(missed, tmp_path):
     """Nothing that comes later builds on either, and the client was left out for the rest of the task."""
