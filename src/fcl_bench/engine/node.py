@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Reply, Stopwatch
@@ -159,7 +158,7 @@ class Node:
     def _computing(self) -> Iterator[None]:
         """A block that computes as the problem says, in a process of clients too."""
         context = self._context
-        with environment.computing(context.threads), environment.choosing_kernels(context.cudnn), compiler_errors():
+        with environment.computing(context.threads), environment.choosing_kernels(context.cudnn):
             yield
 
     def commit(self) -> None:
