@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -34,8 +31,10 @@ def compile_body(body: torch.nn.Module) -> None:
     """Have `body` run compiled from its next call on, whoever calls it; names, parameters and hooks stay as they are.
 
     A copy of `body` runs as written, until it is compiled itself. The number of images is open from the first batch on:
-    numbers would otherwise depend on which sizes came before, and a resumed run would end with other bits. What cannot
-    be compiled as a whole is an error, so nothing runs as written unnoticed.
+    numbers would otherwise depend on which sizes came before, and a resumed run would end with other bits.
+
+    Raises (when `body` is called):
+        UserError: it cannot be compiled as a whole, so nothing runs as written unnoticed.
     """
     body.compile(fullgraph=True, backend=BACKEND)
     compiled = body._compiled_call_impl
@@ -43,19 +42,10 @@ def compile_body(body: torch.nn.Module) -> None:
 
     def call(images: torch.Tensor) -> torch.Tensor:
         torch._dynamo.maybe_mark_dynamic(images, 0)
-        features: torch.Tensor = compiled(images)
+        try:
+            features: torch.Tensor = compiled(images)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UserError(f"{_KEY}: torch could not compile the network: {first_line(error)}", _REMEDY) from error
         return features
 
     body._compiled_call_impl = call
-
-
-@contextmanager
-def compiler_errors() -> Iterator[None]:
-    """A block in which a failure of torch's compiler is a `UserError`."""
-    try:
-        yield
-    except Exception as error:
-        dynamo = sys.modules.get("torch._dynamo.exc")
-        if dynamo is None or not isinstance(error, dynamo.TorchDynamoException):
-            raise
-        raise UserError(f"{_KEY}: torch could not compile the network: {first_line(error)}", _REMEDY) from error

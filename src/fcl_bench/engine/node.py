@@ -11,7 +11,6 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Reply, Stopwatch
@@ -158,7 +157,7 @@ class Node:
     def computing(self) -> Iterator[None]:
         """A block that computes as the problem says; a process of clients does turns in it, as the server's runs do."""
         context = self._context
-        with environment.computing(context.threads), environment.choosing_kernels(context.cudnn), compiler_errors():
+        with environment.computing(context.threads), environment.choosing_kernels(context.cudnn):
             yield
 
     def commit(self) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.compiled import compiler_errors
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.loop import Federation
@@ -111,7 +110,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
     link.begin(ProcessInfo.here("the server", plan.id, plan.context, plan.prepares))
     if plan.context.cudnn == "autotuned" and plan.context.device.type != "cuda":
         log.warning("cudnn=autotuned changes nothing here: this process computes on the CPU")
-    with environment.choosing_kernels(plan.context.cudnn), compiler_errors():
+    with environment.choosing_kernels(plan.context.cudnn):
         inputs = prepare_inputs(plan, folder.path, link)
         with environment.computing(plan.context.threads):
             return _learn(plan, folder, begin, tracking, link, inputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import interpolate, pad
@@ -64,13 +65,13 @@ class Augment:
 
         Args:
             images: (b, 3, h, w) uint8 on any device; not modified. Or float from 0 to 1, as a generator makes them: the
-                result is then differentiable.
+                result is then differentiable. Features (b, d) stay as they are.
             generator: on the CPU, so that the draws don't depend on the device.
 
         Returns:
             (b, 3, h, w) of the same type on the same device; `images` itself if nothing can change.
         """
-        if self.kind == "none" or not len(images):
+        if self.kind == "none" or images.dim() < 4 or not len(images):
             return images
         moved = self._moved(images, generator)
         return self._brightened(moved, generator) if self.kind == "crop_flip_brightness" else moved
@@ -116,9 +117,8 @@ class Standardise:
 
     def __init__(self, size: int, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.size = size
-        self._mean = torch.tensor(mean).view(1, -1, 1, 1)
-        self._std = torch.tensor(std).view(1, -1, 1, 1)
-        self._constants: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+        #: Mean and deviation, on the device where they were last used.
+        self._statistics = torch.tensor([mean, std]).view(2, 1, -1, 1, 1)
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Resize (bicubic, antialiased) to `size` where needed, scale to 0..1, subtract the mean, divide by std.
@@ -129,7 +129,8 @@ class Standardise:
         Returns:
             (b, 3, size, size) float32 on that device, channels last.
         """
-        mean, std = self._on(images.device)
+        self._statistics = self._statistics.to(images.device)
+        mean, std = self._statistics
         return self.scaled(images).sub_(mean).div_(std)
 
     def scaled(self, images: torch.Tensor) -> torch.Tensor:
@@ -144,13 +145,9 @@ class Standardise:
 
     def pixels(self, images: torch.Tensor) -> torch.Tensor:
         """Standardise images (b, 3, size, size) with pixels from 0 to 1, as a generator makes them; differentiable."""
-        mean, std = self._on(images.device)
+        self._statistics = self._statistics.to(images.device)
+        mean, std = self._statistics
         return (images - mean) / std
-
-    def _on(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        if device not in self._constants:
-            self._constants[device] = (self._mean.to(device), self._std.to(device))
-        return self._constants[device]
 
 
 def _central_square(images: torch.Tensor) -> torch.Tensor:
@@ -160,16 +157,17 @@ def _central_square(images: torch.Tensor) -> torch.Tensor:
     return images[..., top : top + side, left : left + side]
 
 
+@dataclass(eq=False)
 class Samples:
     """A client's own samples, in shuffled batches.
 
-    Args:
+    Attributes:
         inputs: (n, ...) images in uint8, or features, on the network's device.
         labels: (n,) int64.
     """
 
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
-        self.inputs, self.labels = inputs, labels
+    inputs: torch.Tensor
+    labels: torch.Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -179,13 +177,7 @@ class Samples:
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """One pass: (b, ...) inputs, augmented if they are images, and (b,) labels; every draw is of `generator`."""
         for chosen in epoch_batches(len(self), size, generator, self.inputs.device):
-            yield self.batch(chosen, augment, generator)
-
-    def batch(
-        self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The samples of one batch, of `batches`; `chosen` (b,) says which, and any draw is of `generator`."""
-        return augmented(self.inputs.index_select(0, chosen), augment, generator), self.labels.index_select(0, chosen)
+            yield augment(self.inputs.index_select(0, chosen), generator), self.labels.index_select(0, chosen)
 
 
 class Pool:
@@ -205,7 +197,7 @@ class Pool:
         """`count` samples with their labels, drawn with replacement."""
         chosen = torch.randint(len(self._labels), (count,), generator=self._generator).to(self._inputs.device)
         inputs = self._inputs[chosen]
-        return augmented(inputs, augment, self._generator) if augment else inputs, self._labels[chosen]
+        return augment(inputs, self._generator) if augment else inputs, self._labels[chosen]
 
 
 class Replayed(Samples):
@@ -227,8 +219,3 @@ class Replayed(Samples):
         for inputs, labels in self._own.batches(size, augment, generator):
             more, theirs = self._pool.draw(self._count, augment)
             yield torch.cat([inputs, more]), torch.cat([labels, theirs])
-
-
-def augmented(inputs: torch.Tensor, augment: Augmentation, generator: torch.Generator) -> torch.Tensor:
-    """Images after `augment`; features as they are."""
-    return augment(inputs, generator) if inputs.dtype == torch.uint8 else inputs

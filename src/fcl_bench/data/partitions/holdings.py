@@ -42,13 +42,10 @@ class Holdings(Sequence[np.ndarray]):
     def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
 
     def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        if isinstance(client, slice):
-            return [self[k] for k in range(*client.indices(len(self)))]
-        if client < 0:
-            client += len(self)
-        if not 0 <= client < len(self):
-            raise IndexError(client)
-        return self.indices[self.ends[client] : self.ends[client + 1]]
+        chosen = range(len(self.ends) - 1)[client]
+        if isinstance(chosen, range):
+            return [self[k] for k in chosen]
+        return self.indices[self.ends[chosen] : self.ends[chosen + 1]]
 
     def sizes(self) -> np.ndarray:
         """(K,) samples of each client."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augment, augmented
+from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -264,7 +264,7 @@ class ProjectedClient(GradientClient):
             return client_data.inputs
         seed = derived_seed(self.context.seed, "augmented bases", client_data.task, client_data.client)
         augment = Augment(self.method.training.augment)
-        return augmented(client_data.inputs, augment, torch.Generator().manual_seed(seed))
+        return augment(client_data.inputs, torch.Generator().manual_seed(seed))
 
     def columns_of(self, client_data: ClientData) -> dict[str, torch.Tensor]:
         """(d_l, m_s) by layer, in float64, since a spectrum of differences follows."""

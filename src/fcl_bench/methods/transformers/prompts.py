@@ -7,7 +7,7 @@ They are chosen or mixed by the image's query, its features without a prompt.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augmentation, Samples
+from fcl_bench.data.images.batches import Augmentation, Samples, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -216,11 +216,12 @@ class KnownQueries(Samples):
         super().__init__(own.inputs, own.labels)
         self._queries, self._body = queries, body
 
-    def batch(
-        self, chosen: torch.Tensor, augment: Augmentation, generator: torch.Generator
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        self._body.expect(self._queries[chosen])
-        return super().batch(chosen, augment, generator)
+    def batches(
+        self, size: int, augment: Augmentation, generator: torch.Generator
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for chosen in epoch_batches(len(self), size, generator, self.inputs.device):
+            self._body.expect(self._queries[chosen])
+            yield self.inputs[chosen], self.labels[chosen]
 
 
 class PromptClient(GradientClient):
