@@ -8,7 +8,6 @@ from tests.repeated_sums import refuse_sums_in_any_order
 from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import interrupted_in, run_in
 
-
 #: The others take minutes together.
 QUICK = "stsa"
 

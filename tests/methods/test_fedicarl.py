@@ -12,7 +12,6 @@ import torch
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
-from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.exemplars.fedicarl import EXEMPLARS, Binary
@@ -20,7 +19,6 @@ from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Distilled
 from tests.methods.fedicarl_harness import (
-    CLASSES,
     CLIENTS,
     SIZES,
     both,
@@ -35,9 +33,9 @@ from tests.methods.fedicarl_harness import (
     training,
 )
 from tests.methods.plain_training import differing, state_of
-from tests.methods.training_harness import federation_of, tiny_context
+from tests.methods.training_harness import federation_of
 from tests.small_methods import short_run
-from tests.small_runs import run_in, settings_for
+from tests.small_runs import run_in
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -286,7 +284,6 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
         ({"ccvr": "gaussian", "classify": "nme"}, "method.ccvr=gaussian"),
         ({"variant": "published", "classify": "nme"}, "method.classify=nme"),
         ({"variant": "published", "choose": "random"}, "method.choose=random"),
-        ({"variant": "published", "scope": "total"}, "method.scope=total"),
         ({"variant": "published", "loss": "bce"}, "method.loss=bce"),
         ({"variant": "published"}, "method.training.weighting=samples"),
     ],
@@ -294,21 +291,6 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
 def test_knobs_that_contradict_each_other_are_told(knobs, told):
     with pytest.raises(UserError, match=told):
         fedicarl(**knobs)
-
-
-def test_a_total_that_leaves_nothing_is_told():
-    method = fedicarl(scope="total", memory=2)
-    with pytest.raises(UserError, match="method.memory=2 in all leaves nothing to each of 3 clients"):
-        method.check(context_on("images"), CLASSES)
-    with pytest.raises(UserError, match="method.scope=total"):
-        method.check(tiny_context(), CLASSES)
-    fedicarl(scope="total", memory=3).check(context_on("images"), CLASSES)
-
-
-def test_a_run_says_how_many_clients_share_the_memory(tmp_path):
-    choice = ("method=fedicarl", "method.trains=features", "method.scope=total", "method.memory=42", "clients=4")
-    plan = make_plan(settings_for(tmp_path, *choice))
-    assert plan.settings.method.budget(plan.context) == 10
 
 
 def test_nearest_means_are_only_asked_once_a_task_is_over(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 
 import numpy as np
@@ -204,20 +203,18 @@ def test_exemplars_by_signal_are_herded_under_the_model_that_came_with_it(monkey
 # Memory ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("memory", "clients", "scope", "each"), [(8, 3, "client", 8), (17, 3, "total", 5)])
-def test_the_budget_is_never_exceeded_and_lists_are_cut_from_the_end(memory, clients, scope, each):
-    method, tasks, before = glfc(memory=memory, scope=scope, **NONE), tasks_of(), [{}, {}, {}]
+def test_the_budget_is_never_exceeded_and_lists_are_cut_from_the_end():
+    method, tasks, before = glfc(memory=8, **NONE), tasks_of(), [{}, {}, {}]
     most: list[int] = []
-    context = dataclasses.replace(tiny_context(), clients=clients)
-    federation = federation_of(method, context, tasks)
+    federation = federation_of(method, tiny_context(), tasks)
 
     def after(done):
         for client in range(3):
             state = state_of_client(done, client)
             lists = {int(name[7:]): kept for name, kept in state.items() if name.startswith("images.")}
-            assert sum(map(len, lists.values())) <= each
+            assert sum(map(len, lists.values())) <= 8
             for column, own in before[client].items():
-                share = each // len(lists)
+                share = 8 // len(lists)
                 assert torch.equal(lists[column], own[:share])
             before[client] = lists
             most.append(sum(map(len, lists.values())))
@@ -342,7 +339,6 @@ def test_a_client_without_a_label_takes_no_part():
         ({"variant": "published"}, "method.signal=boundary contradicts method.variant=published"),
         ({"variant": "published", "signal": "entropy"}, "method.training.weighting=samples"),
         ({"variant": "published", "signal": "entropy", "proxy": "none"}, "method.proxy=none"),
-        ({"variant": "published", "signal": "entropy", "scope": "total"}, "method.scope=total"),
     ],
     ids=str,
 )
@@ -359,11 +355,3 @@ def test_knobs_that_contradict_each_other_are_told(knobs, told):
 def test_wrong_knobs_name_the_key(knobs):
     with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
         typed_instance(GLFC, knobs, "method")
-
-
-def test_a_total_that_leaves_nothing_is_told():
-    method, context = glfc(scope="total", memory=2), tiny_context()
-    with pytest.raises(UserError, match="method.memory=2 in all leaves nothing to each of 3 clients"):
-        method.check(dataclasses.replace(context, clients=3), [2, 2])
-    with pytest.raises(UserError, match="method.scope=total"):
-        method.check(context, [2, 2])

@@ -27,9 +27,8 @@ from tests.small_runs import settings_for
 # Runs -----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("knobs", [{}, {"send": "generator"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    method = lander({"fraction": 0.7, "rounds": 3}, **knobs)
+def test_a_resumed_run_is_an_uninterrupted_one():
+    method = lander({"fraction": 0.7, "rounds": 3})
     whole, _ = assert_resumes(lambda: federation_of(method, tiny_context(), pictures()), step=3)
     assert len(whole.server.ended_with) == len(SIZES)
 
@@ -126,7 +125,6 @@ def test_anchors_of_a_file_are_by_the_data_sets_classes(tmp_path):
         {"anchor_size": 0},
         {"anchors": " "},
         {"final": "first"},
-        {"send": "features"},
         {"synthesis": {"batch": 1}},
         {"synthesis": {"g_steps": 0}},
     ],
@@ -142,7 +140,6 @@ def test_wrong_knobs_name_the_key(knobs):
     [
         ({}, r"method\.training\.weighting=samples contradicts method\.variant=published"),
         ({"final": "last"}, r"method\.final=last contradicts"),
-        ({"send": "generator"}, r"method\.send=generator contradicts"),
     ],
 )
 def test_what_contradicts_the_published_variant_is_told(knobs, told):

@@ -212,7 +212,6 @@ def test_classes_that_come_back_are_learnt_beside_synthetic_ones(frozen_heads):
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [
-        ({"send": "images"}, r"^method\.send=images: .*\(method\.send=generator; method=target sends images\)$"),
         (
             {"variant": "published", "generator": {"temperature": 5.0}},
             r"^method\.generator\.temperature=5 contradicts method\.variant=published \(1000, or method\.variant=w",

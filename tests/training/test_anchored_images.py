@@ -17,7 +17,6 @@ from fcl_bench.methods.data_free.generators.anchored import (
     NoisyLayers,
     Synthesis,
     balanced,
-    drawn_images,
 )
 from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.images import opposition
@@ -345,22 +344,3 @@ def test_the_seed_makes_the_images():
 
     assert torch.equal(made(1), made(1))
     assert not torch.equal(made(1), made(2))
-
-
-def test_a_generator_that_was_sent_draws_the_same_images_for_all():
-    ours = inversion()
-    with seeded(1):
-        ours.run()
-    values = ours.generator.state()
-    assert not any(name.startswith("noisy.") for name in values)
-
-    def drawn(made_with: int):
-        with seeded(made_with):
-            new = AnchoredGenerator(SIZE, 5, SIDE, 12)
-        with seeded(9):
-            return drawn_images(new, values, random_anchors(range(CLASSES), SIZE, 4), Synthesis(**SMALL))
-
-    images, labels = drawn(1)
-    assert images.shape == (20, 3, SIDE, SIDE)
-    assert labels.tolist() == ([0, 1, 2] * 8)[:12] + ([0, 1, 2] * 8)[:8]
-    assert all(torch.equal(a, b) for a, b in zip((images, labels), drawn(2), strict=True))

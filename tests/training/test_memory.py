@@ -11,7 +11,6 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.exemplars.memory import (
-    budget_of_each,
     herd,
     lists_in,
     memory_size,
@@ -124,10 +123,6 @@ def images_of(labels: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Ten
 
 def last_first(candidates, column, count):
     return torch.arange(len(candidates) - 1, -1, -1)[:count]
-
-
-def test_a_budget_is_each_clients_or_shared():
-    assert [budget_of_each(2000, "client", 7), budget_of_each(2000, "total", 7)] == [2000, 285]
 
 
 def test_every_class_has_the_same_share_and_lists_keep_their_beginning():

@@ -144,11 +144,9 @@ class DataFreeMethod(GradientMethod):
 
     Args:
         loss_classes: as in any gradient method; here the task's own by default, since the teacher holds the old.
-        send: what goes to the clients: images, or the generator, of which they draw images themselves.
     """
 
     loss_classes: str = knob("task", choices=("seen", "task"))
-    send: str = knob("images", choices=("images", "generator"))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,12 +28,7 @@ from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
-from fcl_bench.methods.data_free.generators.anchored import (
-    AnchoredGenerator,
-    AnchoredInversion,
-    Synthesis,
-    drawn_images,
-)
+from fcl_bench.methods.data_free.generators.anchored import AnchoredInversion, Synthesis
 from fcl_bench.methods.data_free.generators.anchors import (
     Bounded,
     MappedNetwork,
@@ -65,8 +60,6 @@ class LANDERClient(DataFreeClient):
     method: LANDER
     #: Of the turn at hand.
     _objective: Bounded | None = None
-    #: A task and the images that its generator makes, the same for all clients.
-    _drawn: tuple[int, torch.Tensor] | None = None
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of any gradient method, and the total loss of the first epoch, 4 bytes."""
@@ -92,7 +85,7 @@ class LANDERClient(DataFreeClient):
             self._objective = Bounded(*base)
         else:
             assert isinstance(teacher, MappedNetwork)
-            images = self.images(client_data, broadcast)
+            images = self.made(client_data, broadcast)["images"][: method.synthesis.images]
             pool = ImagePool(
                 images,
                 images.new_zeros(len(images)),  # nobody asks for their classes
@@ -108,20 +101,6 @@ class LANDERClient(DataFreeClient):
     def anchors(self, broadcast: Message) -> torch.Tensor:
         """(C, d_e) of all columns."""
         return torch.cat([broadcast[f"{_ANCHORS}{task}"] for task in range(len(Heads.from_message(broadcast).sizes))])
-
-    def images(self, client_data: ClientData, broadcast: Message) -> torch.Tensor:
-        """(n, 3, size, size) uint8: the images that were sent, or those that the sent generator makes."""
-        made, knobs = self.made(client_data, broadcast), self.method.synthesis
-        if self.method.send == "images":
-            return made["images"][: knobs.images]
-        if self._drawn is None or self._drawn[0] != client_data.task:
-            old = self.anchors(broadcast)[: -Heads.from_message(broadcast).sizes[-1] or None]
-            with self.trainer.reproducible(derived_seed(self.context.seed, "drawn images", client_data.task)):
-                self._drawn = (
-                    client_data.task,
-                    drawn_images(self.method.new_generator(self.start.size, old), made, old, knobs)[0],
-                )
-        return self._drawn[1]
 
 
 class LANDERServer(DataFreeServer):
@@ -170,23 +149,12 @@ class LANDERServer(DataFreeServer):
         images, labels = inversion.run()
         used = len(images) if method.published else knobs.images
         self.made = {"images": images[:used], "labels": labels[:used]}
-        if method.send == "generator":
-            self.made = inversion.generator.state()
-
-    def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.method.send == "images":
-            return super().samples_to_show(count)
-        anchors = self.all_anchors()
-        maker = self.method.new_generator(self.start.size, anchors)
-        images, labels = drawn_images(maker, self.made, anchors, self.method.synthesis)
-        return images[:count], labels[:count]
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """The teacher, the images without their classes, and the anchors of all classes."""
         sent = super().extra_broadcast()
         sent.pop(made_prefix(self.task - 1) + "labels", None)
-        needed = self.method.ltc > 0 or self.method.send == "generator"
-        return {**sent, **(self.anchors if needed else {})}
+        return {**sent, **(self.anchors if self.method.ltc else {})}
 
     def broadcast(self, task: Task, round_: int) -> Message:
         message = super().broadcast(task, round_)
@@ -260,7 +228,7 @@ class LANDER(DataFreeMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.published:
-            self.require_published(send="images", final="best", weighting="uniform")
+            self.require_published(final="best", weighting="uniform")
 
     @property
     def published(self) -> bool:
@@ -346,8 +314,3 @@ class LANDER(DataFreeMethod):
                 "one for each class of the data set",
             )
         return rows[list(task.classes)]
-
-    def new_generator(self, side: int, anchors: torch.Tensor) -> AnchoredGenerator:
-        """A generator before it has learnt, on the device of the anchors."""
-        knobs = self.synthesis
-        return AnchoredGenerator(self.anchor_size, knobs.noise, side, knobs.batch).to(anchors.device)

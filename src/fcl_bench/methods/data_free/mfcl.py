@@ -254,7 +254,6 @@ class MFCL(DataFreeMethod):
 
     Args:
         training: as in the paper: 100 rounds of 10 epochs, the step size from 0.1 towards 0.01.
-        send: the generator; images are refused.
         synthetic: images that a client makes at each step.
         w_ft: weight of the heads' loss on real and synthetic samples; 0: without.
         w_kd: weight of the distillation; 0: without. Without both, this is fedavg, and nothing is generated.
@@ -277,7 +276,6 @@ class MFCL(DataFreeMethod):
             weighting="uniform",
         )
     )
-    send: str = knob("generator", choices=("generator", "images"))
     synthetic: int = knob(128, least=1)
     w_ft: float = knob(1.0, least=0)
     w_kd: float = knob(0.1, least=0)
@@ -291,11 +289,6 @@ class MFCL(DataFreeMethod):
             raise UserError(
                 f"method.generator.temperature={given:g} contradicts method.variant=published",
                 f"{_PUBLISHED_TEMPERATURE:g}, or method.variant=working",
-            )
-        if self.send != "generator":
-            raise UserError(
-                f"method.send={self.send}: clients of method=mfcl draw new images at every step",
-                "method.send=generator; method=target sends images",
             )
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:

@@ -325,6 +325,7 @@ class TARGET(DataFreeMethod):
     """Knobs of TARGET.
 
     Args:
+        send: what goes to the clients: images, or the generator, of which they draw images themselves.
         kd: weight of the distillation; 0: fedavg, nothing is made.
         temperature: T, of the distillation.
         synthetic_batch: synthetic images in each step of a client; None: as many as `training.batch_size`, or 500
@@ -339,6 +340,7 @@ class TARGET(DataFreeMethod):
     client_half = TARGETClient
     server_half = TARGETServer
 
+    send: str = knob("images", choices=("images", "generator"))
     kd: float = knob(25.0, least=0)
     temperature: float = knob(2.0, above=0)
     synthetic_batch: int | None = knob(None, least=2)

@@ -114,9 +114,7 @@ class FediCaRLClient(ExemplarClient):
             seed = derived_seed(self.context.seed, "exemplars", client_data.task, client_data.client, column)
             return random_order(count, len(candidates), seed)
 
-        state = self.with_exemplars(
-            state, client_data.inputs, client_data.labels, self.method.budget(self.context), ranking
-        )
+        state = self.with_exemplars(state, client_data.inputs, client_data.labels, self.method.memory, ranking)
         return (self.sums(state, client_data) if self.method.classify == "nme" else Message({})), state
 
     def sums(self, state: State, client_data: ClientData) -> Message:
@@ -263,9 +261,7 @@ class FediCaRL(ExemplarMethod):
         if self.classify == "nme" and self.ccvr != "none":
             raise UserError(f"method.ccvr={self.ccvr}: method.classify=nme uses no heads", "method.ccvr=none")
         if self.published:
-            self.require_published(
-                scope="client", choose="herding", loss="ce_kd", classify="softmax", weighting="uniform"
-            )
+            self.require_published(choose="herding", loss="ce_kd", classify="softmax", weighting="uniform")
 
     @property
     def published(self) -> bool:

@@ -210,7 +210,7 @@ class GLFCClient(PrototypeClient):
         state = {**state, **own}
         if not self.method.memory:
             return state
-        share = self.method.budget(self.context) // len(state[_LEARNT])
+        share = self.method.memory // len(state[_LEARNT])
         inputs, labels = (state.pop(f"{kind}last", None) for kind in _WAITING)
         if inputs is None or labels is None:  # they are exemplars already
             inputs, labels = client_data.inputs[:0], client_data.labels[:0]
@@ -220,7 +220,7 @@ class GLFCClient(PrototypeClient):
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """At the end of a task: choose the exemplars of its classes."""
-        budget = self.method.budget(self.context)
+        budget = self.method.memory
         return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels, budget, self.ranking)
 
     def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
@@ -283,7 +283,7 @@ class GLFC(ExemplarMethod):
         if self.reconstructs and not self.trains_network:
             raise UserError("method.trains=features: method.proxy=reconstruct makes images", "method.proxy=none")
         if self.published:
-            self.require_published(scope="client", signal="entropy", proxy="reconstruct", weighting="uniform")
+            self.require_published(signal="entropy", proxy="reconstruct", weighting="uniform")
 
     @property
     def published(self) -> bool:

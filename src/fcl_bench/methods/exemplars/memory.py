@@ -26,27 +26,9 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
 _IMAGES, _FEATURES = "images.", "features."
-#: Whether the budget is each client's or that of all clients together.
-SCOPES = ("client", "total")
 
 #: (candidates (n, ...), their class, m) -> (min(m, n),) which of them to keep, the most telling first.
 Ranking = Callable[[torch.Tensor, int, int], torch.Tensor]
-
-
-def budget_of_each(memory: int, scope: str, clients: int) -> int:
-    """How many samples each of `clients` may keep."""
-    return memory if scope == "client" else memory // clients
-
-
-def require_budget(memory: int, scope: str, clients: int | None) -> None:
-    """Raise a `UserError` if the knobs `memory` and `scope` leave nothing to each of `clients` (None: nobody says)."""
-    if scope == "total" and clients is None:
-        raise UserError("method.scope=total: nobody says how many clients there are", "method.scope=client")
-    if memory and not budget_of_each(memory, scope, clients or 1):
-        raise UserError(
-            f"method.memory={memory} in all leaves nothing to each of {clients} clients",
-            f"at least {clients}, or method.scope=client",
-        )
 
 
 def herd(features: torch.Tensor, count: int, again: bool = False) -> torch.Tensor:
@@ -198,11 +180,9 @@ class ExemplarMethod(GradientMethod):
 
     Args:
         memory: samples that a client may keep.
-        scope: whether `memory` is each client's, or that of all clients together.
     """
 
     memory: int = knob(2000, least=0)
-    scope: str = knob("client", choices=SCOPES)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,11 +190,3 @@ class ExemplarMethod(GradientMethod):
             raise UserError(
                 "method.loss_classes=task: exemplars are of earlier tasks' classes", "method.loss_classes=seen"
             )
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        super().check(context, classes_per_task)
-        require_budget(self.memory, self.scope, context.clients)
-
-    def budget(self, context: Context) -> int:
-        """How many samples a client may keep."""
-        return budget_of_each(self.memory, self.scope, context.clients or 1)

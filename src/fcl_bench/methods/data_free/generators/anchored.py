@@ -119,50 +119,11 @@ class AnchoredGenerator(nn.Module):
         made: torch.Tensor = self.images(self.noisy(self.norm(anchors)))
         return made
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Weights and running statistics, except the noise, which is drawn anew."""
-        return {
-            name: value
-            for name, value in self.state_dict().items()
-            if value.is_floating_point() and not name.startswith("noisy.")
-        }
-
-    @torch.no_grad()
-    def load(self, values: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
-        own = self.state()
-        for name, value in values.items():
-            own[name].copy_(value)
-
 
 def balanced(count: int, classes: int) -> torch.Tensor:
     """(count,) columns: 0 to classes - 1 again and again, and random ones for the remainder."""
     whole = torch.arange(classes).repeat(count // classes)
     return torch.cat([whole, torch.randint(classes, (count % classes,))])
-
-
-@torch.no_grad()
-def drawn_images(
-    generator: AnchoredGenerator, values: dict[str, torch.Tensor], anchors: torch.Tensor, knobs: Synthesis
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images in uint8 that a sent generator makes, as many as `AnchoredInversion` keeps and uses, and their columns.
-
-    Args:
-        generator: any; takes over `values`.
-        values: its `state`.
-        anchors: (C, d_e) of the classes.
-        knobs: how many.
-    """
-    generator.load(values)
-    generator.train()  # as it made images when it learnt; batch norm by running statistics gives other ones
-    wanted = min(knobs.images, knobs.stored)
-    images, labels = [], []
-    for _ in range(-(-wanted // knobs.batch)):
-        targets = balanced(knobs.batch, len(anchors)).to(anchors.device)
-        generator.noisy.renew()
-        images.append(to_bytes(generator(anchors[targets])))
-        labels.append(targets)
-    return torch.cat(images)[:wanted], torch.cat(labels)[:wanted]
 
 
 class AnchoredInversion(Inversion[MappedNetwork]):
