@@ -216,7 +216,6 @@ def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(tr
     federation, other = learnt(method, trains), learnt(FedAvg(training(), trains=trains), trains)
     assert same(model_of(federation), model_of(other))
     assert federation.server.generator.classes.shape[0] == 0
-    assert federation.server.state_dict().keys() == other.server.state_dict().keys()
     bytes_of = [[(r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (federation, other)]
     assert bytes_of[0] == bytes_of[1]
     for alpha, beta in ((1.0, 0.0), (0.0, 1.0)) if trains == "features" else ((1.0, 1.0),):

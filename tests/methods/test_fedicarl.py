@@ -169,7 +169,7 @@ def test_with_room_for_everything_one_client_trains_on_what_centralised_has(trai
     assert [row.samples for row in uploads] == [13, 13, 9, 9, 12, 12]
     if trains == "images":
         joint = learnt(Centralised(training(rounds=1)), trains, sizes)
-        assert rows(joint.server.state_dict()["images"]) == rows(seen[-1][3])
+        assert rows(joint.server.samples["images"]) == rows(seen[-1][3])
 
 
 # The nearest mean -----------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ class Doubling(Middleware):
 def test_an_upload_that_names_a_class_twice_is_refused():
     method, transport = fedicarl(classify="nme", trains="features"), partial(InProcess.of, middleware=[Doubling()])
     federation = federation_of(method, context_on("features"), tasks_on("features"), transport=transport)
-    with pytest.raises(UserError, match="it names a class twice"):
+    with pytest.raises(UserError, match="classes names something twice"):
         federation.run(lambda _: None)
 
 

@@ -154,7 +154,6 @@ def test_without_weights_it_is_fedavg_bit_for_bit_and_byte_for_byte():
     ours = learnt(mfcl(w_ft=0.0, w_kd=0.0), tiny_context(), tasks())
     theirs = learnt(FedAvg(training(), loss_classes="task"), tiny_context(), tasks())
     assert same(model_of(ours), model_of(theirs))
-    assert ours.server.state_dict().keys() == theirs.server.state_dict().keys()
     rows = [[(r.stage, r.up_bytes, r.down_bytes) for r in f.state.ledger.uploads] for f in (ours, theirs)]
     assert rows[0] == rows[1]
     for weights in ({"w_ft": 1.0, "w_kd": 0.0}, {"w_ft": 0.0, "w_kd": 1.0}):
