@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.exchanges import Rows, Upload
+from fcl_bench.engine.exchanges import RawSamples, Rows, Upload
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.protocol.message import Message
 
 STAGES = ("model", "statistics", "bases")

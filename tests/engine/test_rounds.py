@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.evaluation import Evaluation, Predictions
-from fcl_bench.engine.rounds import RoundAccuracy
+from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.projection.fedprotip import FedProTIP

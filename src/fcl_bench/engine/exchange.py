@@ -26,7 +26,7 @@ from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
-    from fcl_bench.engine.state import FederationState
+    from fcl_bench.engine.loop import FederationState
     from fcl_bench.engine.transport import Transport
 
 #: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused,

@@ -4,15 +4,46 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.wire import WireFormat, column_bytes
+
+#: Of a label on the wire, an int32.
+_LABEL = 4
+
+
+@dataclass(frozen=True)
+class RawSamples:
+    """The cost of sending samples as they are, as `centralised_ridge` and `centralised` do.
+
+    Attributes:
+        kind: "features", or "images" for methods that train the network.
+        sample_bytes: bytes of a sample with its label.
+        upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
+    """
+
+    kind: str
+    sample_bytes: int
+    upload_bytes: int = 0
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor, wire: WireFormat) -> RawSamples:
+        """The cost of samples like `inputs` (n, ...): images travel as bytes, features in the wire's type."""
+        numbers = int(np.prod(inputs.shape[1:]))
+        if inputs.dtype == torch.uint8:
+            return cls("images", numbers + _LABEL)
+        scales = numbers * column_bytes(0, wire.dtype)
+        return cls("features", numbers * column_bytes(1, wire.dtype) - scales + _LABEL, scales)
+
+    def cost(self, samples: np.ndarray) -> np.ndarray:
+        """Bytes for these numbers of samples; 0 for no samples."""
+        return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)
 
 
 def _kept_as(kind: type, default: Any = MISSING) -> Any:
@@ -276,7 +307,7 @@ class Exchanges:
 
     def state(self) -> dict[str, Any]:
         """The state outside the rows, as JSON; clients that keep the same tensors share one list of names."""
-        raw = None if self._raw is None else self._raw.state()
+        raw = None if self._raw is None else asdict(self._raw)
         return {"stages": self._stages, "raw": raw, **self._kept.state()}
 
     def tensors(self) -> dict[str, torch.Tensor]:

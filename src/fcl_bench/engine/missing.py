@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from fcl_bench.engine.exchange import LATE, LOST, Arrival, Round, Step, Turn, schema_of
-from fcl_bench.engine.state import FederationState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import Validation
 from fcl_bench.errors import UserError
@@ -16,6 +15,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.loop import FederationState
 
 #: What can become of a client whose upload does not arrive in time.
 Missing = Literal["silent", "gone", "lost", "late"]

@@ -14,7 +14,7 @@ from fcl_bench import environment
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Reply, Stopwatch
-from fcl_bench.engine.raw_cost import RawSamples
+from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Groups, Leakage, revealed
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State

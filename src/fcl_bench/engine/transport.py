@@ -13,8 +13,8 @@ from fcl_bench.engine.client_state import ClientStore, resolved
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
+from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.node import Node, NodeData
-from fcl_bench.engine.raw_cost import RawSamples
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.raw_cost import RawSamples
+from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.errors import UserError
 
@@ -48,7 +48,7 @@ class NodeInfo(ProcessInfo):
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
             labelled=[labelled[own].tolist() for _, labelled in counts],
-            raw=raw.state(),
+            raw=asdict(raw),
             data=data,
             platform=platform.platform(),
         )
