@@ -5,7 +5,7 @@ The engine checks every upload against its fields; nothing else is absorbed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -141,11 +141,6 @@ def real(*shape: Side, least: float | None = None, optional: bool = False, **kno
 def gram_matrix(side: Side, least: float | None = None, **known: Any) -> Field:
     """The sum of h h' over samples: symmetric and positive semidefinite; `least` is 0 where no h is negative."""
     return Field((side, side), "real", least, form="gram", **known)
-
-
-def whole_or_diagonal(sides: Sequence[int], **known: Any) -> Field:
-    """A Gram matrix, or its diagonal (one side)."""
-    return gram_matrix(sides[0], **known) if len(sides) == 2 else real(*sides, least=0, **known)
 
 
 def orthonormal(rows: Side, columns: Side, widest: int | None = None, **known: Any) -> Field:
