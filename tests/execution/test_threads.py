@@ -65,14 +65,14 @@ def test_another_number_is_refused(given):
 
 @pytest.mark.parametrize(("overrides", "threads"), [([], 1), (["threads=2"], 2), (["method.M=70000"], 3)])
 def test_a_run_computes_with_them_and_records_them(tmp_path, monkeypatch, three, overrides, threads):
-    found, turn = set(), Node._turn
+    found, turn = set(), Node.turn
 
     def watched(*arguments):
         blas = {library["num_threads"] for library in environment._blas_libraries().info()}
         found.add((torch.get_num_threads(), frozenset(blas)))
         return turn(*arguments)
 
-    monkeypatch.setattr(Node, "_turn", watched)
+    monkeypatch.setattr(Node, "turn", watched)
     blas = environment._blas_libraries().info()
     few = ["clients=2", "tasks=2", f"out={tmp_path}", "method=fedncm"]
     record = run(settings(*few, *overrides)).record
@@ -84,8 +84,8 @@ def test_a_run_computes_with_them_and_records_them(tmp_path, monkeypatch, three,
 
 
 def test_a_first_stage_trains_with_the_threads_of_the_process(tmp_path, monkeypatch, three):
-    found, turn = [], Node._turn
-    monkeypatch.setattr(Node, "_turn", lambda *given: (found.append(torch.get_num_threads()), turn(*given))[1])
+    found, turn = [], Node.turn
+    monkeypatch.setattr(Node, "turn", lambda *given: (found.append(torch.get_num_threads()), turn(*given))[1])
     stage = ["adapt=fedavg", "backbone=tiny", "backbone.width=4", "adapt.training.rounds=1", "cache.enabled=false"]
     run(settings("clients=2", "tasks=2", "method=fedncm", *stage, f"out={tmp_path}"))
     assert found == [3, 3, 1, 1, 1, 1]
