@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 
 from fcl_bench.engine.loop import Federation
 from fcl_bench.protocol.context import Context
@@ -39,9 +39,11 @@ def from_outside() -> Method:
 
 
 def context_for(method: Method) -> Context:
-    if not method.trains_network:
-        return feature_context()
-    return tiny_context(architecture=architecture(method.name) if method.name in NAMES else "conv")
+    if method.trains_network:
+        context = tiny_context(architecture=architecture(method.name) if method.name in NAMES else "conv")
+    else:
+        context = feature_context()
+    return dataclasses.replace(context, clients=len(SIZES[0]))
 
 
 def tasks_for(method: Method) -> ImageTasks:
@@ -57,8 +59,3 @@ def tasks_for(method: Method) -> ImageTasks:
 def federation_for(method: Method, **options: Any) -> Federation:
     """A run before its first task; `options` are those of `federation_of`."""
     return federation_of(method, context_for(method), tasks_for(method), **options)
-
-
-def model_after(federation: Federation) -> dict[str, torch.Tensor]:
-    federation.run(lambda _: None)
-    return federation.server.model()

@@ -240,23 +240,6 @@ def test_bytes(gamma):
                 take_in(server, 0, sent, first, round_)
 
 
-@pytest.mark.parametrize("correction", ["weights", "logits"])
-@pytest.mark.parametrize("gamma", [2.0, "gcv"])
-def test_a_server_goes_on_from_its_state_to_the_bit(correction, gamma):
-    tasks, _, _ = blurred_tasks(np.random.default_rng(2))
-    method, context, stream = AIR(M=20, gamma=gamma, correction=correction), context_of(8), stream_of(tasks)
-    whole, _ = learn(method, context, tasks)
-    server = method.server(context)
-    for task, clients in zip(stream, tasks, strict=True):
-        saved, server = server, method.server(context)
-        if task.index:
-            server.load_state_dict({name: tensor.clone() for name, tensor in saved.state_dict().items()})
-        learn_task(method, context, server, task, clients)
-    assert whole.model().keys() == server.model().keys()
-    assert all(torch.equal(tensor, server.model()[name]) for name, tensor in whole.model().items())
-    assert whole.report() == server.report()
-
-
 def test_uploads_that_contradict_the_counts_are_refused():
     tasks, context = tasks_of_sizes([[9, 7]]), context_of(8)
     Z, labels = tasks[0][1]

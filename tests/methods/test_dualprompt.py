@@ -17,14 +17,13 @@ from tests.methods.prompt_harness import (
     context,
     digest,
     exchanges,
-    fresh,
     heads_alone,
     pictures,
     run_of,
     training,
 )
 from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 from tests.training.vit.prompt_oracle import naive_features
 
 
@@ -214,17 +213,6 @@ def test_nothing_is_kept_by_clients():
 
 
 # Interruptions, seeds, knobs ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{"fraction": 0.7}, {"augment": "crop"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    method = small(training=training(**knobs))
-    assert_resumes(lambda: fresh(method), step=3)
-
-
-def test_classes_that_come_back_are_learnt_and_resumed():
-    method, tasks = small(), pictures(recurring=True)
-    assert_resumes(lambda: fresh(method, tasks), step=3)
 
 
 def test_new_prompts_follow_from_the_runs_seed():

@@ -17,7 +17,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
 from tests.methods.harness import draw_tasks, turn
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_images
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, same
+from tests.methods.whole_runs import feature_context, learnt, same
 from tests.training.class_vaes_oracle import (
     FIT,
     SMALL,
@@ -294,11 +294,6 @@ def test_classes_that_a_client_cannot_have_are_refused(classes, said):
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{}, {"variant": "published", "scaling": "none"}, {"fraction": 0.5}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    assert_resumes(lambda: federation_of(method(**knobs), CONTEXT, feature_tasks(True)))
 
 
 def test_a_class_without_a_labelled_sample_is_never_named():

@@ -16,14 +16,13 @@ from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.pilora_harness import CLASSES, D, R, context, pictures, pilora
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import learnt, model_of, same
 
 
 def copied(server) -> dict[str, torch.Tensor]:
@@ -162,15 +161,6 @@ def test_it_learns():
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{"fraction": 0.7}, {"variant": "published"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    def made():
-        return federation_of(pilora(**knobs), context(), pictures(), unlabelled=[(1, 0)])
-
-    whole, _ = assert_resumes(made, step=2)
-    assert whole.server.report()[MEANS] > 0
 
 
 def test_the_report_counts_the_means_that_left():

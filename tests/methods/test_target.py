@@ -18,7 +18,6 @@ from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import STREAMS, exchanged, federation, pictures, training
 from tests.methods.harness import turn
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
@@ -26,7 +25,7 @@ from tests.methods.training_harness import (
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import learnt, model_of, same
 
 POOL, NOISE = 20, 6
 
@@ -273,11 +272,6 @@ def test_the_variants_sizes():
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("send", ["images", "generator"])
-def test_a_resumed_run_is_an_uninterrupted_one(send):
-    assert_resumes(lambda: federation_of(target({"fraction": 0.7}, send=send), tiny_context(), pictures()), step=2)
 
 
 def test_the_same_seed_makes_the_same_images_and_another_others():
