@@ -54,6 +54,7 @@ def test_the_printed_weights_of_eq_8_are_not_the_right_ones():
     assert np.abs(printed_u - right_u).max() > 0.1
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -105,6 +105,7 @@ def test_an_overflow_leaves_zeros_and_no_nan():
     assert np.isfinite(server.report()["condition"])
 
 
+@pytest.mark.slow
 def test_dead_features_have_a_moore_penrose_inverse():
     """An exact zero on the diagonal ends the elimination; what is left is as if the feature were not there."""
     tasks = few_each(2, 60)
@@ -135,6 +136,7 @@ def test_the_sum_keeps_its_id_and_an_unknown_aggregation_is_refused(tmp_path):
         run_in(tmp_path, *words, "method.aggregation=pairs")
 
 
+@pytest.mark.slow
 def test_on_digits_fifty_clients_are_enough_to_see_the_collapse(tmp_path):
     """docs/methods/afl.md: the command there."""
     words = ("method=afl", "data=digits", "tasks=1", "method.gamma=0", "method.ri=false", "clients=50")

@@ -63,6 +63,7 @@ def test_weights_agree_with_the_oracle(seed, M, normalise):
         assert relative_error(classifiers[-1], oracle.printed(H, labels, 0.3)) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -69,6 +69,7 @@ def test_a_rank_that_covers_every_client_gives_stsa(rank, ridge):
             assert relative_error(W, theirs.numpy()) < 1e-8
 
 
+@pytest.mark.slow
 def test_factors_and_the_whole_matrix_agree():
     rng = np.random.default_rng(1)
     factors, whole = (Estimate(100, torch.float64, CPU, low_rank) for low_rank in (True, False))

@@ -47,6 +47,7 @@ def learnt_with_both(method: DSAL, context, tasks: Tasks) -> tuple[DSALServer, l
     return server, found
 
 
+@pytest.mark.slow_cases("0-150", "1-150", "2-150", "3-150")
 @pytest.mark.parametrize("M", [None, 20, 150])
 @pytest.mark.parametrize("seed", range(4))
 def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
@@ -64,6 +65,7 @@ def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
     assert relative_error(server.predict(torch.from_numpy(Z)), scores) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), clients=st.integers(1, 60), beta=st.sampled_from([0.05, 0.5, 100]))
 def test_neither_partition_nor_order_changes_either_stream(seed, clients, beta):

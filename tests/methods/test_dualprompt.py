@@ -85,6 +85,7 @@ def test_a_step_is_that_of_the_equations():
         assert float(values[kind].grad.abs().max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_test_sample_takes_the_nearest_tasks_prompts_and_all_classes_compete():
     method = small(training=training(rounds=3, lr=0.05))
     server = learn_images(method, context(), pictures())

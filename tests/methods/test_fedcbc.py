@@ -82,6 +82,12 @@ def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
 # What is learnt -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(
+    "{'alpha': 0.0}-True",
+    "{'alpha': 2.0}-True",
+    "{'variant': 'published', 'scaling': 'none', 'alpha': 1.0}-True",
+    "{}-False",
+)
 @pytest.mark.parametrize(
     ("knobs", "recurring"),
     [
@@ -124,6 +130,7 @@ def test_published_scores_are_at_a_random_z_of_each_sample_and_class():
     assert torch.equal(server.predict(Z), found)
 
 
+@pytest.mark.slow
 def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_come_back_is_forgotten():
     rng, sizes = np.random.default_rng(1), [[40, 30, 20]] * 3
     tasks = [
@@ -149,6 +156,7 @@ def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_co
             assert torch.equal(later[-1].weights[: 2 * t + 2], found[t][-1].weights)
 
 
+@pytest.mark.slow_cases("published", "working")
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_the_order_of_the_clients_turns_changes_no_bit(variant):
     ours = method(variant=variant, scaling="range" if variant == "working" else "none")
@@ -328,6 +336,7 @@ def test_a_fraction_of_the_clients_takes_part_and_everyone_says_its_range():
     assert len({tuple(clients) for clients in counted.values()}) > 2
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run_and_the_same_is_the_same():
     ends = [learnt(method(), feature_context(INPUTS, seed=seed), feature_tasks()).server for seed in (0, 0, 1)]
     assert same(ends[0].state_dict(), ends[1].state_dict())

@@ -89,6 +89,7 @@ def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
         assert error(server, oracle.distances(*pooled(tasks[: t + 1]), Q, knobs_of(method)), Q) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

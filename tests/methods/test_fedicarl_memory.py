@@ -84,6 +84,7 @@ def test_exemplars_are_herded_under_the_tasks_final_model(trains):
     assert len(compared) > 10
 
 
+@pytest.mark.slow
 def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
     def run(seed):
         federation = learnt(fedicarl(choose="random"), seed=seed)

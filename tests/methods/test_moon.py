@@ -139,6 +139,7 @@ def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_fedavg(caplog)
     assert caplog.text.count("MOON is FedAvg") == 1
 
 
+@pytest.mark.slow_cases("images-feature", "images-logits")
 @pytest.mark.parametrize(
     ("trains", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
 )

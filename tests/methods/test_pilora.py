@@ -119,6 +119,7 @@ def test_an_upload_that_contradicts_itself_is_refused():
 # Predictions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_names_the_class_of_the_nearest_prototype_and_so_does_the_saved_model():
     tasks = pictures()
     server = learn_images(pilora(rounds=3), context(), tasks)
@@ -152,6 +153,7 @@ def test_the_variant_leaves_training_as_it_is():
     assert same(*models)
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Three classes of images: from a third to nearly all."""
     tasks = image_tasks(np.random.default_rng(3), [3], [[40, 40]])
@@ -183,6 +185,7 @@ def test_classes_that_come_back_train_their_old_prototypes_and_no_others():
     assert server.predict(images).shape[1] == 7
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_repeat():
     runs = [model_of(learnt(pilora(), context(seed=seed), pictures())) for seed in (0, 0, 1)]
     assert same(runs[0], runs[1])

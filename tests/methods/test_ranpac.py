@@ -63,6 +63,7 @@ def test_every_choice_and_solution_agree_with_the_oracle(seed, M, ridge, scope, 
         assert relative_error(ours, theirs) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
