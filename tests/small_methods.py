@@ -11,7 +11,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.methods.autoencoders.fedcbc import VAETraining
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
-from fcl_bench.methods.data_free import target
+from fcl_bench.methods.data_free import fedgen, target
 from fcl_bench.methods.data_free.generators import anchored
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.methods.exemplars.proxy import Inversion
@@ -79,6 +79,7 @@ _QUICK: dict[str, dict[str, Any]] = {
         "synthesis": anchored.Synthesis(batch=8, noise=8, warmup=1, batches=1, g_steps=2, kd_steps=2),
     },
     "mfcl": {"synthetic": 8, "generator": Generation(width=8, noise=8, steps=3)},
+    "fedgen": {"generator": fedgen.Generation(steps=5)},
     "dualprompt": {"e_layers": [2, 3]},
     **{name: {"inversion": Inversion(perturbation=2, iterations=2, images=2)} for name in ("glfc", "lga")},
     **{name: {"layers": [0, 1], "components": 3} for name in ("coda_prompt", "cprompt")},

@@ -294,6 +294,7 @@ def test_extraction_goes_through_the_cache(tmp_path, checkpoint):
     assert not extract_features(NAME, backbone.open(other, CPU), other, FeatureCache(tmp_path / "cache")).cache_hit
 
 
+@pytest.mark.slow
 def test_mobilenet_on_real_images_agrees_with_the_recipe_of_its_weights():
     """../shared/weights says how timm loads them; here with torchvision's transforms, written out."""
     import timm

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,20 +19,9 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.task import Task
 from fcl_bench.protocol.wire import WireFormat
-from tests.engine.hostile_cases import small
+from tests.conformance.cases import EVERY, context_for, method_of
 from tests.methods.harness import on_wire, take_in, turn
-from tests.methods.training_harness import image_shard, image_tasks, images_stream, tiny_context
-from tests.methods.whole_runs import feature_context
-from tests.small_methods import NAMES, architecture
-from tests.test_adding import block_with
-
-
-def from_outside(monkeypatch: pytest.MonkeyPatch) -> Method:
-    """The page's own method, as an author would write it."""
-    source, module = block_with("class MyClient("), ModuleType("from_outside")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(source, vars(module))
-    return vars(module)[re.findall(r"^class (\w+)\(", source, flags=re.M)[-1]](M=8)
+from tests.methods.training_harness import image_shard, image_tasks, images_stream
 
 
 def changed(name: str, sent: torch.Tensor, declared: Field) -> Iterator[tuple[str, torch.Tensor]]:
@@ -101,13 +87,11 @@ def try_stage(method: Method, context: Context, task: Task, round_: int, server:
     return count
 
 
-@pytest.mark.parametrize("name", [*NAMES, "from outside"])
-def test_wrong_uploads_are_refused_in_every_stage(name, monkeypatch):
-    outside = name == "from outside"
-    method = from_outside(monkeypatch) if outside else small(name)
+@pytest.mark.parametrize("name", EVERY)
+def test_wrong_uploads_are_refused_in_every_stage(name):
+    method = method_of(name)
     images = method.trains_network
-    context = tiny_context(architecture="conv" if outside else architecture(name)) if images else feature_context()
-    context = replace(context, clients=2, wire=WireFormat(torch.float64))
+    context = replace(context_for(method), clients=2, wire=WireFormat(torch.float64))
     rng = np.random.default_rng(0)
     sizes = [[9, 7]]
     if images:

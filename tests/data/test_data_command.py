@@ -32,6 +32,7 @@ def pinned(hub: FakeHub, tmp_path, name: str) -> None:
         hub.commits[wanted.repo] = wanted.revision
 
 
+@pytest.mark.slow
 def test_the_list_tells_size_licence_revision_and_presence(call, hub, tmp_path):
     pinned(hub, tmp_path, "cifar10")
     code, out, err = call("list")
@@ -177,6 +178,7 @@ def test_wrong_arguments_are_one_line_and_exit_2(call, tmp_path, typed, told):
     assert told.format(tmp_path) in line
 
 
+@pytest.mark.slow
 def test_the_command_downloads_from_the_address_in_the_environment(hub, tmp_path):
     """In a process of its own, as a user's: only HF_ENDPOINT tells it of another hub."""
     pinned(hub, tmp_path, "cifar10")
@@ -192,6 +194,7 @@ def test_the_command_downloads_from_the_address_in_the_environment(hub, tmp_path
     assert "data cifar10: file 2 of 2, " in done.stdout
 
 
+@pytest.mark.slow
 def test_a_run_goes_from_the_hub_to_a_result(hub, tmp_path):
     from tests.small_runs import run_in
 

@@ -55,6 +55,7 @@ def no_network(monkeypatch):
 WANTED = Repository("cifar10", "uoft-cs/cifar10", None, ("train", "test"))
 
 
+@pytest.mark.slow_cases("vtab")
 @pytest.mark.parametrize("name", list(COPIES))
 def test_every_data_set_downloads_with_its_own_settings(name, hub, tmp_path, monkeypatch, caplog):
     COPIES[name](hub.root)

@@ -260,6 +260,7 @@ def test_clients_elsewhere_are_one_line(tmp_path):
         make_plan(settings_for(tmp_path, "parallel_clients=2", "transport=ranks", *FINETUNE))
 
 
+@pytest.mark.slow
 def test_a_run_says_who_trained_together_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
     single = run_in(tmp_path / "single", *FINETUNE)
     whole = run_in(tmp_path / "whole", *FINETUNE, "parallel_clients=auto")

@@ -13,6 +13,7 @@ from fcl_bench.execution import pictures as figures
 from fcl_bench.execution.pictures import accuracy_figure
 
 
+@pytest.mark.slow_cases("10")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("tasks", [1, 2, 10, 60])
 def test_the_figure_shows_the_curve_and_the_matrix(tasks, tmp_path):

@@ -85,6 +85,7 @@ def test_tasks_without_a_label_are_passed_by(images, tmp_path, caplog, method):
     assert pd.read_csv(outcome.folder / "tasks.csv").labelled.tolist() == [0, 1, 1, 1, 1, 0]
 
 
+@pytest.mark.slow
 def test_tables_average_over_seeds_and_keep_the_test_protocols_apart(images, tmp_path):
     """A network from scratch has other weights with every seed; a test on task-pure batches is another column."""
     common = (*images, *TINY, "method.training.rounds=1", "method.columns=40", "method=fedprotip")

@@ -28,6 +28,7 @@ def drawn(seed: int, d: int, M: int, classes: int):
     )
 
 
+@pytest.mark.slow
 def test_it_is_the_covariance_of_samples():
     P, Sigma, means, weights = drawn(0, 6, 12, 3)
     Q = covariance(P, Sigma, means, weights)
@@ -57,6 +58,7 @@ def test_the_diagonal_is_exact(mean, deviation):
     assert found == pytest.approx(expected, rel=1e-7, abs=1e-16 * deviation**2)
 
 
+@pytest.mark.slow
 def test_off_the_diagonal_it_is_the_series_after_order_two():
     """Against the whole double integral: what is missing is of order 3, and small."""
     for rho in (-0.9, -0.3, 0.2, 0.6):

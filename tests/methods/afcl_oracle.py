@@ -24,16 +24,6 @@ def encode(labels, classes):
     return Y
 
 
-def registration_order(tasks):
-    """After each task: the classes in the order of GKM's columns (Eq. 2)."""
-    known, orders = [], []
-    for clients in tasks:
-        for _, labels in clients:
-            known = known + unknown_classes(known, labels)
-        orders.append(known)
-    return orders
-
-
 def afcl(tasks, gamma, ridge):
     """W (d, C_t) after each task, columns in the common order, 0 for a class that nobody registered."""
     d = tasks[0][0][0].shape[1]

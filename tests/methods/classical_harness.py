@@ -13,7 +13,7 @@ from fcl_bench.training.knobs import Training
 from tests.methods.classical_oracle import Classical
 from tests.methods.harness import draw_tasks
 from tests.methods.training_harness import federation_of, image_tasks, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context
+from tests.methods.whole_runs import feature_context
 
 #: Client 1 misses the second task, client 2 comes with it and has a single sample of the last.
 SIZES = [[14, 9, 0], [12, 0, 8], [9, 7, 1]]
@@ -72,9 +72,3 @@ def assert_as_written_down(method: GradientMethod, oracle: Classical, recurring:
     expected = oracle.learn([[(Z.numpy(), y.numpy()) for Z, y in clients] for clients in tasks], heads)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=2e-6)
-
-
-def assert_goes_on(method: GradientMethod) -> None:
-    """From every other round of the stream on, bit for bit."""
-    context_of, stream = STREAMS[method.trains]
-    assert_resumes(lambda: federation_of(method, context_of(), stream()), step=2)

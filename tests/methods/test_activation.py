@@ -91,6 +91,7 @@ def test_a_linear_projection_of_full_rank_changes_no_class(method, M):
         assert relative_error(narrow, raw.numpy()) > 0.1
 
 
+@pytest.mark.slow
 def test_the_ridge_on_linear_features_is_a_smaller_one_on_the_features():
     """||W||^2 is least at tr V'(PP')^-1 V for V = P W, and PP' is about M I: a ridge lambda of H is lambda / M of Z."""
     server, _ = learn(STSA(M=4000, activation="none", gamma=4000.0), context_of(8), TASKS)

@@ -17,10 +17,8 @@ from tests.methods.harness import (
     context_of,
     draw_tasks,
     learn,
-    learn_task,
     random_tasks,
     relative_error,
-    stream_of,
 )
 from tests.small_runs import run_in
 
@@ -107,6 +105,7 @@ def test_an_overflow_leaves_zeros_and_no_nan():
     assert np.isfinite(server.report()["condition"])
 
 
+@pytest.mark.slow
 def test_dead_features_have_a_moore_penrose_inverse():
     """An exact zero on the diagonal ends the elimination; what is left is as if the feature were not there."""
     tasks = few_each(2, 60)
@@ -117,20 +116,6 @@ def test_dead_features_have_a_moore_penrose_inverse():
     R, condition = inverse(torch.diag(torch.tensor([2.0, 0.0])))
     torch.testing.assert_close(R, torch.diag(torch.tensor([0.5, 0.0])))
     assert condition == 1 / torch.finfo(torch.float32).eps
-
-
-@pytest.mark.parametrize("knobs", [{}, {"gamma": 0.0, "ri": False}, {"ridge": 2.0}])
-def test_a_restored_server_goes_on_bit_for_bit(knobs):
-    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
-    method = recursive(**knobs)
-    whole, _ = learn(method, context, tasks)
-    before, _ = learn(method, context, tasks[:2])
-    after = method.server(context)
-    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    assert after.report() == before.report()
-    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
-    assert torch.equal(after.model()["W"], whole.model()["W"])
-    assert after.report() == whole.report()
 
 
 def test_a_ridge_is_added_after_the_recursion():
@@ -151,6 +136,7 @@ def test_the_sum_keeps_its_id_and_an_unknown_aggregation_is_refused(tmp_path):
         run_in(tmp_path, *words, "method.aggregation=pairs")
 
 
+@pytest.mark.slow
 def test_on_digits_fifty_clients_are_enough_to_see_the_collapse(tmp_path):
     """docs/methods/afl.md: the command there."""
     words = ("method=afl", "data=digits", "tasks=1", "method.gamma=0", "method.ri=false", "clients=50")

@@ -17,9 +17,8 @@ from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
+from tests.methods.whole_runs import feature_context, learnt, model_of, same
 from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
-from tests.small_runs import interrupted_in, run_in
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
 
@@ -31,6 +30,7 @@ def training(**knobs) -> Training:
 SMALL = [name for name in NAMES if trains_by_gradient(name) and name != "centralised" and architecture(name) == "conv"]
 
 
+@pytest.mark.slow_cases("glfc", "lga")
 @pytest.mark.parametrize("name", SMALL)
 def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name):
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])
@@ -102,19 +102,6 @@ def test_a_new_task_predicts_by_its_trained_heads_until_its_moments_are_in():
     ]
 
 
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(trains):
-    images = trains == "images"
-    tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES) if images else feature_tasks(0, [2, 2, 2], SIZES)
-    context = tiny_context() if images else feature_context()
-    method = FedAvg(training(fraction=0.5), trains=trains, ccvr="gaussian", gaussian=Gaussian(samples=16, lr=0.1))
-    whole, saved = assert_resumes(lambda: federation_of(method, context, tasks))
-    last = federation_of(method, context, tasks)
-    last.restore(*saved[-1])
-    inputs = torch.cat([inputs for inputs, _ in tasks[2]])
-    assert torch.equal(last.server.predict(inputs), whole.server.predict(inputs))
-
-
 @pytest.mark.parametrize("name", ["fedavg", "fedprotip"])
 def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
     """FedProTIP gives it a second logit, of which the larger counts."""
@@ -162,6 +149,7 @@ def test_covariances_that_no_memory_holds_are_refused_before_any_work():
     )
 
 
+@pytest.mark.slow_cases("1", "2")
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head(seed):
     """10 classes in 5 tasks, each class with two clients of four: the trained head knows the last task only."""
@@ -189,18 +177,3 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
     federation.server.replay.weight = None
     assert calibrated > 0.8
     assert calibrated > accuracy() + 0.4
-
-
-@pytest.mark.parametrize("covariance", ["full", "diagonal"])
-def test_the_command_resumes_it_from_its_files_bit_for_bit(covariance, tmp_path, monkeypatch):
-    choice = ("method=fedavg", "method.trains=features", "method.ccvr=gaussian", "method.training.rounds=1")
-    choice += (f"method.gaussian.covariance={covariance}", "method.gaussian.samples=64", "method.gaussian.lr=0.1")
-    choice += ("tasks=3", "clients=3")
-    whole = run_in(tmp_path / "whole", *choice)
-    with interrupted_in(2, monkeypatch):
-        run_in(tmp_path / "parts", *choice)
-    parts = run_in(tmp_path / "parts", *choice)
-    assert parts.record["metrics"] == whole.record["metrics"]
-    assert whole.record["metrics"]["A_T"] > 50
-    assert (parts.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
-    assert set(whole.record["communication"]["by_stage"]) == {"model", MOMENTS}

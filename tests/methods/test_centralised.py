@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
-import pytest
 import torch
 
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import (
     FAST,
-    cloned,
     differing,
     made_tasks,
     plainly,
@@ -71,19 +66,6 @@ def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts(
             )
             models.append(server.model())
         assert bool(differing(*models)) is not restart
-
-
-@pytest.mark.parametrize("restart", [True, False])
-def test_centralised_goes_on_from_its_state_bit_for_bit(restart):
-    context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
-    whole, saved = federation_of(joint(restart), context, tasks), []
-    whole.run(lambda done: saved.append((json.dumps(done.save()[0]), cloned(done.save()[1]))))
-    for state, tensors in saved:
-        again = federation_of(joint(restart), context, tasks)
-        again.restore(json.loads(state), tensors)
-        again.run(lambda _: None)
-        assert not differing(whole.server.model(), again.server.model())
-        np.testing.assert_array_equal(whole.state.answers["correct"], again.state.answers["correct"])
 
 
 def test_centralised_uploads_bytes_and_labels_and_gets_nothing():

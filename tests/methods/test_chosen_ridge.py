@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.afcl import AFCL
@@ -21,7 +20,6 @@ from tests.methods.harness import (
     context_of,
     draw_tasks,
     learn,
-    learn_task,
     on_wire,
     projection_of,
     relative_error,
@@ -101,19 +99,6 @@ def test_an_upload_that_hides_its_samples_is_refused(name):
     upload = turn(own.client(context), shard_of(0, 0, *TASKS[0][0]), server.broadcast(task, 0))
     with pytest.raises(UserError, match="does not say how many samples"):
         take_in(server, 0, dataclasses.replace(upload, samples=None), task)
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_a_restored_server_chooses_the_same(name):
-    method, key = EXACT[name]
-    own, context = dataclasses.replace(method, **{key: "gcv"}), context_of(8)
-    whole, _ = learn(own, context, TASKS)
-    before, _ = learn(own, context, TASKS[:1])
-    after = own.server(context)
-    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    learn_task(own, context, after, stream_of(TASKS)[1], TASKS[1])
-    assert torch.equal(after.model()["W"], whole.model()["W"])
-    assert after.report()["ridge"] == whole.report()["ridge"]
 
 
 def test_afl_can_add_a_ridge_after_taking_the_regularisers_out():

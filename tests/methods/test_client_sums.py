@@ -11,20 +11,10 @@ from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.training.knobs import Training
 from tests.methods.drift_harness import COUNTS, SMALL
 from tests.methods.plain_training import made_tasks, state_of
-from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt
+from tests.methods.training_harness import image_tasks, learn_images, tiny_context
+from tests.methods.whole_runs import learnt
 
 both = pytest.mark.parametrize("kind", [FedDyn, Scaffold])
-
-
-@both
-@pytest.mark.parametrize("reset", [False, True])
-def test_it_goes_on_within_a_task_bit_for_bit(kind, reset):
-    method = kind(Training(fraction=0.5, **SMALL), trains="features", reset=reset)
-    tasks = feature_tasks(0, [3, 2], COUNTS[:2])
-    _, saved = assert_resumes(lambda: federation_of(method, feature_context(), tasks))
-    # FedDyn asks for sizes before the rounds of the model.
-    assert len(saved) == 2 * (4 if kind is FedDyn else 3)
 
 
 @both

@@ -28,8 +28,8 @@ from tests.methods.coda_oracle import (
     recurring,
 )
 from tests.methods.plain_training import made_tasks
-from tests.methods.training_harness import federation_of, image_shard, tiny_context
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.training_harness import image_shard, tiny_context
+from tests.methods.whole_runs import learnt, model_of, same
 
 
 def coda(training: Training | None = None, **knobs) -> CodaPrompt:
@@ -121,12 +121,6 @@ def test_the_papers_setting_sends_391690_floats_a_round():
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tasks", [TASKS, recurring()], ids=["late", "recurring"])
-def test_a_resumed_run_is_an_uninterrupted_one(tasks):
-    method = coda(adam(fraction=0.5), orthogonality=0.1)
-    assert_resumes(lambda: federation_of(method, lively_context(), tasks))
 
 
 def test_a_class_that_comes_back_trains_its_own_row_beside_new_prompts():

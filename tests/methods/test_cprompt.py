@@ -27,8 +27,8 @@ from tests.methods.coda_oracle import (
     plain_training,
     recurring,
 )
-from tests.methods.training_harness import federation_of, image_shard
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.training_harness import image_shard
+from tests.methods.whole_runs import learnt, model_of, same
 
 KNOBS = {"layers": LAYERS, "components": COUNT, "length": LENGTH}
 
@@ -250,13 +250,6 @@ def test_which_objective_a_client_has():
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tasks", [TASKS, recurring()], ids=["late", "recurring"])
-def test_a_resumed_run_is_an_uninterrupted_one(tasks):
-    assert_resumes(
-        lambda: federation_of(cprompt(adam(fraction=0.5), orthogonality=0.1), lively_context(), tasks), step=3
-    )
 
 
 def test_it_runs_in_half_precision_over_recurring_classes():

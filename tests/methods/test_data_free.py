@@ -21,7 +21,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 
 SIZES = [[9, 6, 0], [8, 0, 7], [6, 6, 6]]
 POOL = 20
@@ -115,12 +115,6 @@ def test_images_and_the_teacher_go_down_once_to_each_client_of_a_task():
         first = ours.task and ours.round == 0 and ours.down_bytes
         assert ours.down_bytes - theirs.down_bytes == (teacher + pool if first else 0)
         assert ours.up_bytes == theirs.up_bytes
-
-
-def test_a_run_goes_on_with_the_same_images():
-    whole, saved = assert_resumes(lambda: federation_of(Echoing(), tiny_context(), tasks()))
-    assert whole.server.made["images"].any()
-    assert len(saved) == 6
 
 
 def test_features_are_refused():

@@ -27,7 +27,6 @@ from tests.methods.harness import (
     stream_of,
 )
 from tests.methods.training_harness import feature_tasks, federation_of
-from tests.small_runs import interrupted_in, run_in
 
 
 def recurring_tasks(seed: int) -> Tasks:
@@ -48,6 +47,7 @@ def learnt_with_both(method: DSAL, context, tasks: Tasks) -> tuple[DSALServer, l
     return server, found
 
 
+@pytest.mark.slow_cases("0-150", "1-150", "2-150", "3-150")
 @pytest.mark.parametrize("M", [None, 20, 150])
 @pytest.mark.parametrize("seed", range(4))
 def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
@@ -65,6 +65,7 @@ def test_both_streams_and_the_scores_agree_with_the_oracle(seed, M):
     assert relative_error(server.predict(torch.from_numpy(Z)), scores) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), clients=st.integers(1, 60), beta=st.sampled_from([0.05, 0.5, 100]))
 def test_neither_partition_nor_order_changes_either_stream(seed, clients, beta):
@@ -140,30 +141,6 @@ def test_bytes_are_twice_those_of_stsa_up_and_the_columns_of_w_down(wire):
         assert row.up_bytes == 4 * (square + 40 * classes)
         assert row.stage == ("statistics", "compensation")[row.round]
         assert row.down_bytes == seed + 4 * classes + (0 if row.round == 0 else 8 * 40 * classes)
-
-
-@pytest.mark.parametrize("knobs", [{}, {"gamma": "gcv"}, {"gamma": "auto", "scale_scores": True}])
-def test_a_restored_server_goes_on_bit_for_bit(knobs):
-    tasks, context, method = recurring_tasks(6), context_of(8), DSAL(M=25, **knobs)
-    whole, _ = learn(method, context, tasks)
-    before, _ = learn(method, context, tasks[:2])
-    after = method.server(context)
-    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    assert all(torch.equal(tensor, before.model()[name]) for name, tensor in after.model().items())
-    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
-    assert all(torch.equal(tensor, whole.model()[name]) for name, tensor in after.model().items())
-    assert after.report() == whole.report()
-
-
-def test_an_interrupted_run_ends_as_a_whole_one(tmp_path, monkeypatch):
-    choice = ("method=ds_al", "method.M=64", "data=digits", "tasks=3", "clients=3", "split=class_overlap")
-    whole = run_in(tmp_path / "whole", *choice)
-    with interrupted_in(2, monkeypatch):
-        run_in(tmp_path / "parts", *choice)
-    parts = run_in(tmp_path / "parts", *choice)
-    assert parts.record["metrics"] == whole.record["metrics"]
-    assert parts.record["report"] == whole.record["report"]
-    assert set(whole.record["report"]["compensation"]) == {"condition", "trouble"}
 
 
 def test_scaled_scores_scale_both_streams_alike():

@@ -17,14 +17,13 @@ from tests.methods.prompt_harness import (
     context,
     digest,
     exchanges,
-    fresh,
     heads_alone,
     pictures,
     run_of,
     training,
 )
 from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 from tests.training.vit.prompt_oracle import naive_features
 
 
@@ -86,6 +85,7 @@ def test_a_step_is_that_of_the_equations():
         assert float(values[kind].grad.abs().max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_test_sample_takes_the_nearest_tasks_prompts_and_all_classes_compete():
     method = small(training=training(rounds=3, lr=0.05))
     server = learn_images(method, context(), pictures())
@@ -214,17 +214,6 @@ def test_nothing_is_kept_by_clients():
 
 
 # Interruptions, seeds, knobs ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{"fraction": 0.7}, {"augment": "crop"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    method = small(training=training(**knobs))
-    assert_resumes(lambda: fresh(method), step=3)
-
-
-def test_classes_that_come_back_are_learnt_and_resumed():
-    method, tasks = small(), pictures(recurring=True)
-    assert_resumes(lambda: fresh(method, tasks), step=3)
 
 
 def test_new_prompts_follow_from_the_runs_seed():

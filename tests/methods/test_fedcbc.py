@@ -17,7 +17,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
 from tests.methods.harness import draw_tasks, turn
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_images
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, same
+from tests.methods.whole_runs import feature_context, learnt, same
 from tests.training.class_vaes_oracle import (
     FIT,
     SMALL,
@@ -82,6 +82,12 @@ def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
 # What is learnt -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(
+    "{'alpha': 0.0}-True",
+    "{'alpha': 2.0}-True",
+    "{'variant': 'published', 'scaling': 'none', 'alpha': 1.0}-True",
+    "{}-False",
+)
 @pytest.mark.parametrize(
     ("knobs", "recurring"),
     [
@@ -124,6 +130,7 @@ def test_published_scores_are_at_a_random_z_of_each_sample_and_class():
     assert torch.equal(server.predict(Z), found)
 
 
+@pytest.mark.slow
 def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_come_back_is_forgotten():
     rng, sizes = np.random.default_rng(1), [[40, 30, 20]] * 3
     tasks = [
@@ -149,6 +156,7 @@ def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_co
             assert torch.equal(later[-1].weights[: 2 * t + 2], found[t][-1].weights)
 
 
+@pytest.mark.slow_cases("published", "working")
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_the_order_of_the_clients_turns_changes_no_bit(variant):
     ours = method(variant=variant, scaling="range" if variant == "working" else "none")
@@ -296,11 +304,6 @@ def test_classes_that_a_client_cannot_have_are_refused(classes, said):
 # Streams --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("knobs", [{}, {"variant": "published", "scaling": "none"}, {"fraction": 0.5}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    assert_resumes(lambda: federation_of(method(**knobs), CONTEXT, feature_tasks(True)))
-
-
 def test_a_class_without_a_labelled_sample_is_never_named():
     """Until somebody has one; nobody says how far features reach in a first task without labels."""
     tasks = feature_tasks()
@@ -333,6 +336,7 @@ def test_a_fraction_of_the_clients_takes_part_and_everyone_says_its_range():
     assert len({tuple(clients) for clients in counted.values()}) > 2
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run_and_the_same_is_the_same():
     ends = [learnt(method(), feature_context(INPUTS, seed=seed), feature_tasks()).server for seed in (0, 0, 1)]
     assert same(ends[0].state_dict(), ends[1].state_dict())

@@ -25,7 +25,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.harness import take_in
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
 from tests.methods.training_harness import federation_of, images_stream, learn_images
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
+from tests.methods.whole_runs import feature_context, learnt, model_of, same
 
 KINDS = ("kl", "cosine", "l1", "l2")
 
@@ -287,15 +287,6 @@ def test_every_client_counts_once_in_a_task_over_its_classes():
         (1, 0, 1, 12),
     ]
     assert [row.down_bytes for row in counted] == [4, 4, 4 * (2 + 5 + 3), 4 * (2 + 5 + 3)]
-
-
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(trains):
-    """Also after the counts, before the first round of a task's model."""
-    context, tasks = setting(trains)
-    method = FedDisco(small_batches(fraction=0.7), trains=trains)
-    _, saved = assert_resumes(lambda: federation_of(method, context, tasks))
-    assert (1, 1) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ def test_scalar_quadratics_come_to_the_optimum_of_all_clients_or_of_all_samples(
     assert float(server.mean("heads.0.weight")) == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow_cases("True")
 @pytest.mark.parametrize("scaled", [True, False])
 def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     """F(w) = sum_k p_k f_k(w) + (decay / 2) ||w||^2, p_k = n_k / n or 1 / N.
@@ -89,6 +90,7 @@ def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     assert found["fedavg"] > 100 * found["feddyn"]
 
 
+@pytest.mark.slow_cases("0", "1", "2")
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
     """The digits in 20 shards by class, two for each of ten clients, 30 rounds: the loss on all samples."""

@@ -19,7 +19,6 @@ from tests.methods.classical_harness import (
     SIZES,
     STREAMS,
     assert_as_written_down,
-    assert_goes_on,
     exchanged,
     feature_tasks,
     federation,
@@ -214,11 +213,6 @@ def test_a_task_without_a_label_leaves_what_is_known():
     assert same(told[0][0], told[1][0])
     assert same(told[0][1], told[1][1])
     assert not same(told[2][0], told[1][0])
-
-
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(trains):
-    assert_goes_on(FedEWC(training(fraction=0.7), trains=trains))
 
 
 def test_steps_that_overshoot_are_told_once(caplog):

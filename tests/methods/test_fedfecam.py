@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 
 import numpy as np
@@ -90,6 +89,7 @@ def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
         assert error(server, oracle.distances(*pooled(tasks[: t + 1]), Q, knobs_of(method)), Q) < 1e-8
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -239,25 +239,6 @@ def test_an_upload_has_the_size_of_its_formula(knobs, wire):
     size = {"float64": 8, "float32": 4, "float16": 2}[wire]
     scales = 4 * (sum(matrices) + covariances) if wire == "float16" else 0
     assert on_wire(upload, method, context).nbytes == size * (8 * sum(matrices) + covariances * 36) + 4 * 4 + scales
-
-
-@variants
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    tasks, _, _ = blurred_tasks(np.random.default_rng(8))
-    tasks, method, context = positive(tasks), FedFeCAM(**knobs), context_of(8)
-    whole, resumed = method.server(context), None
-    for t, task in enumerate(stream_of(tasks)):
-        learn_task(method, context, whole, task, tasks[t])
-        if resumed is None:
-            resumed = method.server(context)
-            resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
-        else:
-            learn_task(method, context, resumed, task, tasks[t])
-        assert torch.equal(whole.predict(torch.from_numpy(queries())), resumed.predict(torch.from_numpy(queries())))
-        for one, other in (whole.model(), resumed.model()), (whole.state_dict(), resumed.state_dict()):
-            assert one.keys() == other.keys()
-            assert all(torch.equal(value, other[name]) for name, value in one.items())
-        assert whole.report() == resumed.report()
 
 
 def test_without_shrinkage_few_samples_are_told_and_scored_by_the_pseudo_inverse(caplog):

@@ -19,13 +19,12 @@ from tests.methods.fedgen_harness import made_generator, plain
 from tests.methods.harness import turn
 from tests.methods.training_harness import (
     feature_tasks,
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
+from tests.methods.whole_runs import feature_context, model_of, same
 
 SIZES = [[9, 6, 0], [8, 1, 7], [6, 6, 6]]
 
@@ -264,15 +263,6 @@ def test_the_server_keeps_heads_of_one_round_only_and_of_them_nothing_else():
         assert kept == ([] if round_ == 0 else [4 * 2 * (context.inputs + 1)] * 2)
         server.finish_round()
         assert server._heads == {}
-
-
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit(trains):
-    tasks, context = tasks_and_context(trains)
-    method = fedgen(trains, knobs={"fraction": 0.7})
-    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=3)
-    assert whole.server.taught == 2
-    assert any(name.startswith("generator_adam.") for name in whole.server.state_dict())
 
 
 def test_a_generator_that_no_class_qualifies_for_is_neither_taught_nor_sent():

@@ -293,6 +293,7 @@ def test_knobs_that_contradict_each_other_are_told(knobs, told):
         fedicarl(**knobs)
 
 
+@pytest.mark.slow
 def test_nearest_means_are_only_asked_once_a_task_is_over(tmp_path):
     knobs = ("method.memory=20", "method.classify=nme", "evaluate_rounds=1")
     run = run_in(tmp_path, *short_run("fedicarl"), *knobs, "data=digits", "tasks=2", "clients=2")

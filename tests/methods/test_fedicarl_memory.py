@@ -16,7 +16,6 @@ from tests.methods.fedicarl_harness import (
     fedicarl,
     kept_by,
     learnt,
-    made,
     plain_directions,
     rows,
     tasks_on,
@@ -24,7 +23,6 @@ from tests.methods.fedicarl_harness import (
     training,
 )
 from tests.methods.training_harness import federation_of, image_tasks
-from tests.methods.whole_runs import assert_resumes
 from tests.training.test_memory import plain_herding
 
 # What clients keep ----------------------------------------------------------------------------------------------------
@@ -86,6 +84,7 @@ def test_exemplars_are_herded_under_the_tasks_final_model(trains):
     assert len(compared) > 10
 
 
+@pytest.mark.slow
 def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
     def run(seed):
         federation = learnt(fedicarl(choose="random"), seed=seed)
@@ -127,15 +126,6 @@ VARIANTS = {
     "random": {"choose": "random", "memory": 20},
     "published": {"variant": "published", "memory": 5, "training": UNIFORM},
 }
-
-
-@pytest.mark.parametrize(
-    ("trains", "name"), [*(("features", name) for name in VARIANTS), ("images", "nme"), ("images", "published")]
-)
-def test_a_resumed_run_is_an_uninterrupted_one_memory_included(trains, name):
-    method = fedicarl(trains=trains, **VARIANTS[name])
-    whole, _ = assert_resumes(lambda: made(method, trains), step=2 if trains == "images" else 1)
-    assert whole.state.client_storage_bytes
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -193,21 +193,6 @@ def test_posteriors_of_hopeless_classes_are_still_ranked():
     assert len(scores.unique()) == 6
 
 
-@pytest.mark.parametrize("ensemble", [1, 2])
-def test_a_server_that_was_saved_goes_on_bit_for_bit(ensemble):
-    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    method, context = FedKLDA(M=20, ensemble=ensemble), context_of(6)
-    first, second = stream_of(tasks)
-    server = method.server(context)
-    learn_task(method, context, server, first, tasks[0])
-    again = method.server(context)
-    again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
-    for one in (server, again):
-        learn_task(method, context, one, second, tasks[1])
-    assert server.bandwidth == again.bandwidth
-    assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
-
-
 @pytest.mark.parametrize("centre", ["none", "later_tasks", "all_tasks"])
 def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre, caplog):
     """The bandwidth stayed 1 without a word, and sums had no offset."""

@@ -319,20 +319,6 @@ def test_one_sample_per_class_is_the_nearest_mean():
     assert (scores.argmax(axis=1) == ((X[:, None] - Z) ** 2).sum(axis=2).argmin(axis=1)).all()
 
 
-@pytest.mark.parametrize("centre", CENTRES)
-def test_a_server_that_was_saved_goes_on_bit_for_bit(centre):
-    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
-    method, context = FedLDA(M=20, centre=centre, prior="counts"), context_of(6)
-    first, second = stream_of(tasks)
-    server = method.server(context)
-    learn_task(method, context, server, first, tasks[0])
-    again = method.server(context)
-    again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
-    for one in (server, again):
-        learn_task(method, context, one, second, tasks[1])
-    assert all(torch.equal(tensor, again.model()[name]) for name, tensor in server.model().items())
-
-
 @pytest.mark.parametrize(
     ("knobs", "told"),
     [

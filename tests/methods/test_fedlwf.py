@@ -19,7 +19,6 @@ from tests.methods.classical_harness import (
     SIZES,
     STREAMS,
     assert_as_written_down,
-    assert_goes_on,
     exchanged,
     feature_tasks,
     federation,
@@ -188,11 +187,6 @@ def test_a_stronger_teacher_keeps_the_old_predictions_closer():
         found.append(float((told[1] - told[0]).abs().sum(dim=1).mean()))
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.2 * found[0]
-
-
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(trains):
-    assert_goes_on(FedLwF(training(fraction=0.7), trains=trains))
 
 
 @pytest.mark.parametrize(

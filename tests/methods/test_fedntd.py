@@ -14,7 +14,7 @@ from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, softmax, whole_batches
 from tests.methods.training_harness import federation_of, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
+from tests.methods.whole_runs import feature_context, learnt, model_of, same
 
 
 def term(beta: float, tau: float):
@@ -183,13 +183,6 @@ def test_the_larger_the_weight_the_less_changes_of_what_is_said_of_other_classes
 
     found = [left(beta) for beta in (0.0, 1.0, 5.0)]
     assert found[0] > 2 * found[1] > 4 * found[2] > 0
-
-
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(trains):
-    context, tasks = setting(trains)
-    method = FedNTD(small_batches(fraction=0.5), trains=trains)
-    assert_resumes(lambda: federation_of(method, context, tasks))
 
 
 @pytest.mark.parametrize(("name", "value"), [("beta", -1), ("tau", 0), ("tau", float("inf"))])

@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.results.collect import collect
@@ -162,33 +161,6 @@ def test_the_model_file_alone_routes_and_predicts_as_the_run_did(runs):
     predicted = np.where(task_of_column == routed[:, None], scores, -np.inf).argmax(axis=1)
     right = model["class_order"].numpy()[predicted] == data.test.labels
     assert 100 * right.mean() == pytest.approx(outcome.record["metrics"]["A_T"], abs=0.5)
-
-
-@pytest.mark.parametrize(("task", "round_"), [(1, 1), (1, 2), (1, 3)])
-def test_a_run_interrupted_in_any_stage_ends_like_an_uninterrupted_one(runs, tmp_path, monkeypatch, task, round_):
-    """While models, bases or references travel; with the theory's samples and sums."""
-    whole = runs[1]["sample"]
-    exchange = InProcess.exchange
-
-    def interrupted(self, present, broadcast):
-        if (broadcast.task, broadcast.round) == (task, round_):
-            raise KeyboardInterrupt
-        return exchange(self, present, broadcast)
-
-    choice = (*SMALL, "method.theory=3", "checkpoint_rounds=1")
-    with monkeypatch.context() as patch:
-        patch.setattr(InProcess, "exchange", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run_in(tmp_path, *choice)
-    outcome = run_in(tmp_path, *choice)
-    assert outcome.folder.name == whole.folder.name
-    for name in ("model.safetensors", "bounds.csv", "accuracy_matrix.csv", "routing_matrix.csv"):
-        assert (outcome.folder / name).read_bytes() == (whole.folder / name).read_bytes(), name
-    columns = ["task", "round", "client", "stage", "up_bytes", "down_bytes"]
-    uploads = [pd.read_csv(folder / "uploads.csv")[columns] for folder in (outcome.folder, whole.folder)]
-    pd.testing.assert_frame_equal(*uploads)
-    for key in ("metrics", "task_aware", "routing", "report", "bounds"):
-        assert outcome.record[key] == whole.record[key]
 
 
 @pytest.mark.parametrize(

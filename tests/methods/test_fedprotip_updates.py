@@ -79,6 +79,7 @@ def test_every_update_is_orthogonal_to_the_protected_inputs(name):
     assert any(not torch.equal(result.states[-1][name], result.states[0][name]) for name in moved)
 
 
+@pytest.mark.slow
 def test_under_global_projection_clients_train_freely_and_only_the_average_is_orthogonal():
     """FedProTIP Fig. 5: W = W_old + (sum_k p_k W_k - W_old)(I - Phi Phi')."""
     result = observed(fedprotip_of(projection="global"), tiny_context(), three_tasks())
@@ -114,6 +115,7 @@ def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
     assert (by_weight > 1e-3).all()
 
 
+@pytest.mark.slow
 def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
     """With the stem for small images; both defaults: two stages frozen, threshold 0.7."""
     split = image_split([0, 1], ArrayImages(np.zeros((2, 16, 16, 3), dtype=np.uint8)))

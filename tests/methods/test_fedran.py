@@ -228,22 +228,6 @@ def test_scores_on_the_wire_types_approach_the_exact_ones():
     assert errors["float32"] < errors["float16"] < errors["bfloat16"] < 0.5
 
 
-def test_a_restored_server_predicts_and_goes_on_bit_for_bit():
-    tasks = draw_tasks(np.random.default_rng(6), 8, [2, 2, 2], [[20, 9], [14, 1], [30, 8]])
-    method, context = FedRAN(M=50, rank=15), context_of(8)
-    whole, _ = learn(method, context, tasks)
-    before, _ = learn(method, context, tasks[:2])
-    after = method.server(context)
-    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    client, task = method.client(context), Task(2, range(4, 6), 6)
-    after.start_task(task)
-    broadcast = after.broadcast(task, 0)
-    for k, (Z, labels) in enumerate(tasks[2]):
-        after.absorb(k, turn(client, shard_of(k, 2, Z, labels), broadcast))
-    after.finish_task()
-    assert torch.equal(after.model()["W"], whole.model()["W"])
-
-
 def test_clients_may_run_in_any_order():
     """An upload depends on the client's shard and the broadcast alone, not on who ran before."""
     [clients] = draw_tasks(np.random.default_rng(7), 8, [3], [[20, 9, 1, 14]])

@@ -157,19 +157,6 @@ def test_the_order_of_clients_does_not_matter(M):
     assert relative_error(made[0], made[1].numpy()) < 1e-10
 
 
-@pytest.mark.parametrize("scale_scores", [False, True])
-@pytest.mark.parametrize("M", [None, 25])
-def test_a_restored_server_goes_on_bit_for_bit(M, scale_scores):
-    tasks, context = draw_tasks(np.random.default_rng(6), 6, [2, 2, 2], [[20, 9], [14, 1], [30, 8]]), context_of(6)
-    method = knobs(M=M, scale_scores=scale_scores)
-    whole, _ = learn(method, context, tasks)
-    before, _ = learn(method, context, tasks[:2])
-    after = method.server(context)
-    after.load_state_dict({name: tensor.clone() for name, tensor in before.state_dict().items()})
-    learn_task(method, context, after, stream_of(tasks)[2], tasks[2])
-    assert torch.equal(after.model()["W"], whole.model()["W"])
-
-
 def test_no_factor_is_kept_once_a_task_is_over():
     """All that remains is G, B, Sigma and numbers."""
     tasks = draw_tasks(np.random.default_rng(6), 8, [2], [[20, 9, 30]])

@@ -13,7 +13,7 @@ from fcl_bench.methods.exemplars.glfc import GLFC, GLFCClient
 from fcl_bench.methods.exemplars.memory import EXEMPLARS
 from fcl_bench.training.objective import Objective
 from fcl_bench.typed import typed_instance
-from tests.methods.classical_harness import INPUTS, assert_as_written_down, feature_tasks
+from tests.methods.classical_harness import INPUTS, assert_as_written_down
 from tests.methods.classical_harness import training as on_features
 from tests.methods.glfc_harness import (
     SIZES,
@@ -31,7 +31,7 @@ from tests.methods.glfc_harness import (
 )
 from tests.methods.glfc_oracle import Plain, loss
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
+from tests.methods.whole_runs import feature_context, model_of, same
 from tests.training.test_memory import plain_herding
 
 __all__ = ["short_descent"]
@@ -295,16 +295,6 @@ def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monk
 
 
 # Resume, scarce labels, classes that come back ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("signal", ["boundary", "entropy"])
-@pytest.mark.parametrize("trains", ["images", "features"])
-def test_a_resumed_run_is_an_uninterrupted_one(trains, signal):
-    method = glfc(trains=trains, signal=signal, rise=0.01, training=training(fraction=0.7), **NONE)
-    context, tasks = (tiny_context(), tasks_of()) if trains == "images" else (feature_context(INPUTS), feature_tasks())
-    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks), step=2)
-    assert whole.state.client_storage_bytes["classes"]
-    assert any(classes(whole, client) for client in range(3))
 
 
 @pytest.mark.parametrize("method", [glfc(), glfc(signal="entropy", rise=0.01), published()], ids=["b", "e", "p"])

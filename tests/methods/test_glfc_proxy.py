@@ -30,7 +30,7 @@ from tests.methods.glfc_harness import (
     turns,
 )
 from tests.methods.training_harness import federation_of, tiny_context
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 
 __all__ = ["short_descent"]
 quickly = pytest.mark.usefixtures("short_descent")
@@ -276,17 +276,6 @@ def test_the_choice_changes_what_clients_learn():
 
 
 # Resume, other settings -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "method",
-    [glfc(training=training(fraction=0.7, rounds=3)), glfc(signal="entropy", rise=0.01), published()],
-    ids=["working", "entropy", "published"],
-)
-@quickly
-def test_a_resumed_run_is_an_uninterrupted_one(method):
-    whole, _ = assert_resumes(lambda: made(method), step=3)
-    assert whole.server.received
 
 
 @quickly

@@ -12,9 +12,9 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.l2p import L2P
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
-from tests.methods.prompt_harness import D, context, exchanges, fresh, heads_alone, pictures, run_of, training
+from tests.methods.prompt_harness import D, context, exchanges, heads_alone, pictures, run_of, training
 from tests.methods.training_harness import image_shard, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 from tests.training.vit.prompt_oracle import naive_features
 
 
@@ -111,12 +111,6 @@ def test_without_pull_keys_stay_as_they_are_drawn():
     drawn = start.network.state()["body.prompts.K"]
     assert torch.equal(model_of(run_of(small(pull=0.0)))["body.prompts.K"], drawn)
     assert not torch.equal(model_of(run_of(small()))["body.prompts.K"], drawn)
-
-
-@pytest.mark.parametrize("recurring", [False, True])
-def test_a_resumed_run_is_an_uninterrupted_one(recurring):
-    method = small(training=training(fraction=0.7))
-    assert_resumes(lambda: fresh(method, pictures(recurring=recurring)), step=3)
 
 
 @pytest.mark.parametrize(

@@ -14,23 +14,16 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.typed import typed_instance
-from tests.methods.classical_harness import SIZES, federation, pictures
+from tests.methods.classical_harness import federation, pictures
 from tests.methods.lander_harness import fed, lander
 from tests.methods.training_harness import (
-    federation_of,
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.whole_runs import model_of, same
 from tests.small_runs import settings_for
 
 # Runs -----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_resumed_run_is_an_uninterrupted_one():
-    method = lander({"fraction": 0.7, "rounds": 3})
-    whole, _ = assert_resumes(lambda: federation_of(method, tiny_context(), pictures()), step=3)
-    assert len(whole.server.ended_with) == len(SIZES)
 
 
 def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path):

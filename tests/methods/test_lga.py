@@ -14,8 +14,8 @@ from fcl_bench.typed import typed_instance
 from tests.methods import lga_oracle
 from tests.methods.classical_harness import assert_as_written_down
 from tests.methods.classical_harness import training as on_features
-from tests.methods.fedicarl_harness import SIZES, learnt, made, training
-from tests.methods.whole_runs import assert_resumes, model_of, same
+from tests.methods.fedicarl_harness import SIZES, learnt, training
+from tests.methods.whole_runs import model_of, same
 
 # The loss -------------------------------------------------------------------------------------------------------------
 
@@ -179,11 +179,6 @@ def test_groups_matter_from_the_third_task_on():
     first, second = (lga(groups=groups) for groups in GROUPS)
     assert same(model_after(first, 2), model_after(second, 2))
     assert not same(model_after(first, 3), model_after(second, 3))
-
-
-@pytest.mark.parametrize("signal", ["boundary", "entropy"])
-def test_a_resumed_run_is_an_uninterrupted_one(signal):
-    assert_resumes(lambda: made(lga(signal=signal, rise=0.01, training=training(fraction=0.7)), "images"), step=2)
 
 
 # Knobs ----------------------------------------------------------------------------------------------------------------

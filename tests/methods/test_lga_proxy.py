@@ -14,7 +14,7 @@ from tests.methods.fedicarl_harness import CLASSES, SIZES, context_on, learnt, m
 from tests.methods.glfc_harness import short_descent
 from tests.methods.plain_training import state_of
 from tests.methods.training_harness import federation_of, image_shard, images_stream, learn_image_task
-from tests.methods.whole_runs import assert_resumes, same
+from tests.methods.whole_runs import same
 
 __all__ = ["short_descent"]
 pytestmark = pytest.mark.usefixtures("short_descent")
@@ -176,12 +176,6 @@ def test_noise_around_the_features_is_the_monitors(monkeypatch):
     assert {shape[1] for shape, *_ in asked} == {server.start.dimension}
     learnt(proxied(), "images", SIZES[:1])
     assert not asked[-1][-1]
-
-
-def test_a_run_with_a_proxy_server_goes_on_bit_for_bit():
-    """The radius too, which is reported; it is learnt before the second task."""
-    whole, _ = assert_resumes(lambda: made(proxied(), "images"), step=3)
-    assert whole.server.radius > 0
 
 
 def test_without_a_proxy_server_nobody_sends_sums_or_gradients():

@@ -21,8 +21,8 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import on_wire
 from tests.methods.lorm_harness import HIDDEN, QKV, RANK, D, lorm, rounds_of, setting
-from tests.methods.training_harness import ImageTasks, federation_of, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, learnt, same
+from tests.methods.training_harness import ImageTasks, images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import learnt, same
 
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
@@ -111,14 +111,6 @@ def recurring() -> tuple[Context, ImageTasks]:
     images, labels = tasks[1][0]
     tasks[1][0] = images, torch.where(labels == labels[0], 0, labels)
     return context, tasks
-
-
-@pytest.mark.parametrize("knobs", [{}, {"alpha": 0.5, "fraction": 0.6}, {"merge": "average"}], ids=str)
-def test_a_run_goes_on_inside_a_task(knobs):
-    context, tasks = recurring()
-    whole, _ = assert_resumes(partial(federation_of, lorm(**knobs), context, tasks), step=2)
-    merged = {name: value for name, value in whole.server.model().items() if name.startswith("delta.")}
-    assert len(merged) == (0 if "merge" in knobs else 2)
 
 
 @pytest.mark.parametrize("merge", ["grams", "average"])

@@ -19,10 +19,9 @@ from tests.methods.harness import turn
 from tests.methods.mfcl_harness import SIZES, cross_entropy, mfcl, second_task, softmax, tasks, training
 from tests.methods.test_recurring_classes import blurred_tasks
 from tests.methods.training_harness import (
-    federation_of,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import learnt, model_of, same
 
 # The clients' loss ----------------------------------------------------------------------------------------------------
 
@@ -182,14 +181,6 @@ def test_the_old_model_and_the_generator_go_down_once_per_client_and_task(wire):
         teacher = body + 4 * 33 * (3 if own.task == 1 else 5)
         once = own.task > 0 and own.round == 0 and SIZES[own.task][own.client] > 0
         assert own.down_bytes - plain.down_bytes == (teacher + G if once else 0)
-
-
-def test_a_run_that_is_resumed_after_any_round_is_the_same_bit_for_bit():
-    whole, saved = assert_resumes(
-        lambda: federation_of(mfcl(knobs={"fraction": 0.7}), tiny_context(), tasks(), unlabelled=[(1, 2)])
-    )
-    assert whole.server.made
-    assert len(saved) == 6
 
 
 @pytest.mark.parametrize("frozen_heads", [False, True])

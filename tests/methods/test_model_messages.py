@@ -157,17 +157,3 @@ def test_the_model_on_file_predicts_as_the_server_does():
     with torch.no_grad():
         scores = body.eval()((images / 255 - 0.5) / 0.5) @ model["W"] + model["bias"]
     torch.testing.assert_close(server.predict(images), scores, rtol=1e-4, atol=1e-5)
-
-
-def test_a_server_goes_on_from_its_state_bit_for_bit():
-    context, tasks = tiny_context(), made_tasks([[20, 12], [14, 9], [9, 9]])
-    method = fedavg(frozen_stages=1, frozen_heads=True)
-    whole = learn_images(method, context, tasks)
-    states: list = []
-    learn_images(method, context, tasks[:2], after=lambda _, server: states.append(cloned(server.state_dict())))
-    for done, state in enumerate(states, start=1):
-        federation = federation_of(method, context, tasks)
-        federation.server.load_state_dict({name: value.contiguous() for name, value in state.items()})
-        federation.state.tasks_done = done
-        federation.run(lambda _: None)
-        assert not differing(whole.model(), federation.server.model())

@@ -19,8 +19,8 @@ from fcl_bench.training.network import Heads
 from fcl_bench.typed import typed_instance
 from tests.methods.plain_training import made_tasks
 from tests.methods.softmax_oracle import TASKS, Oracle, class_weights, setting, small_batches, whole_batches
-from tests.methods.training_harness import feature_tasks, federation_of, images_stream, learn_image_task, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
+from tests.methods.training_harness import feature_tasks, images_stream, learn_image_task, tiny_context
+from tests.methods.whole_runs import feature_context, learnt, model_of, same
 
 
 def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -139,6 +139,7 @@ def test_on_a_frozen_backbone_the_feature_is_constant_and_moon_is_fedavg(caplog)
     assert caplog.text.count("MOON is FedAvg") == 1
 
 
+@pytest.mark.slow_cases("images-feature", "images-logits")
 @pytest.mark.parametrize(
     ("trains", "representation"), [("images", "feature"), ("images", "logits"), ("features", "logits")]
 )
@@ -248,17 +249,6 @@ def test_the_messages_are_fedavgs():
     runs = [learnt(method, context, tasks) for method in (MOON(small_batches()), FedAvg(small_batches()))]
     first, second = ([(row.up_bytes, row.down_bytes) for row in run.state.ledger.uploads] for run in runs)
     assert first == second
-
-
-@pytest.mark.parametrize(
-    ("trains", "representation"),
-    [("images", "feature"), ("images", "projection"), ("features", "logits"), ("features", "projection")],
-)
-def test_a_resumed_run_is_an_uninterrupted_one(trains, representation):
-    context, tasks = setting(trains)
-    method = MOON(small_batches(fraction=0.5), trains=trains, representation=representation, width=5)
-    whole, _ = assert_resumes(lambda: federation_of(method, context, tasks))
-    assert whole.state.client_storage_bytes["model"] > 0
 
 
 # The projection ------------------------------------------------------------------------------------------------------

@@ -16,14 +16,13 @@ from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn
 from tests.methods.pilora_harness import CLASSES, D, R, context, pictures, pilora
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import learnt, model_of, same
 
 
 def copied(server) -> dict[str, torch.Tensor]:
@@ -120,6 +119,7 @@ def test_an_upload_that_contradicts_itself_is_refused():
 # Predictions ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_names_the_class_of_the_nearest_prototype_and_so_does_the_saved_model():
     tasks = pictures()
     server = learn_images(pilora(rounds=3), context(), tasks)
@@ -153,6 +153,7 @@ def test_the_variant_leaves_training_as_it_is():
     assert same(*models)
 
 
+@pytest.mark.slow
 def test_it_learns():
     """Three classes of images: from a third to nearly all."""
     tasks = image_tasks(np.random.default_rng(3), [3], [[40, 40]])
@@ -162,15 +163,6 @@ def test_it_learns():
 
 
 # Whole runs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("knobs", [{"fraction": 0.7}, {"variant": "published"}], ids=str)
-def test_a_resumed_run_is_an_uninterrupted_one(knobs):
-    def made():
-        return federation_of(pilora(**knobs), context(), pictures(), unlabelled=[(1, 0)])
-
-    whole, _ = assert_resumes(made, step=2)
-    assert whole.server.report()[MEANS] > 0
 
 
 def test_the_report_counts_the_means_that_left():
@@ -193,6 +185,7 @@ def test_classes_that_come_back_train_their_old_prototypes_and_no_others():
     assert server.predict(images).shape[1] == 7
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_repeat():
     runs = [model_of(learnt(pilora(), context(seed=seed), pictures())) for seed in (0, 0, 1)]
     assert same(runs[0], runs[1])

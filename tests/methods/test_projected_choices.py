@@ -26,14 +26,13 @@ from tests.methods.fedprotip_harness import (
     training,
 )
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, feature_context
+from tests.methods.whole_runs import feature_context
 from tests.small_runs import run_in, settings_for
 
 
@@ -135,13 +134,6 @@ def test_one_client_after_the_other_adds_what_those_before_it_leave():
         first, second = (sent[k, "bases"][layer].shape[1] for k in (0, 1))
         assert first > 0 == second
         assert bases[0].shape[1] == first
-
-
-def test_sequential_extension_resumes_between_two_clients():
-    tasks = image_tasks(np.random.default_rng(0), [2, 2], [[12, 9, 8], [9, 9, 11]])
-    context = replace(tiny_context(), clients=3)
-    method = fedprotip_of({"rounds": 1, "epochs": 1}, extension="sequential", head_rank=HeadRank(3, 6))
-    assert_resumes(lambda: federation_of(method, context, tasks))
 
 
 def test_a_share_of_the_inputs_counts_what_earlier_bases_hold():

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.evaluation import WAYS
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.scaffold import Scaffold
@@ -23,13 +21,11 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of, learn, projection_of, relative_error
 from tests.methods.training_harness import (
     ImageTasks,
-    federation_of,
     image_tasks,
     images_stream,
     learn_image_task,
@@ -259,21 +255,3 @@ def test_fedprotip_keeps_a_full_head_per_task_and_never_touches_an_old_one():
     model = server.model()
     assert model["W"].shape == (server.network.dimension, 8)
     assert model["head_columns"].tolist() == [0, 1, 2, 3] * 2
-
-
-@pytest.mark.parametrize("tip", [None, Tip(route="sample")])
-@pytest.mark.parametrize("shared", [1, 4])
-def test_a_resumed_run_is_an_uninterrupted_one(tip, shared):
-    method = FedProTIP(training=training(), frozen_stages=1, columns=32, threshold=0.3, tip=tip)
-    tasks, context = domain_tasks(np.random.default_rng(2), shared), recurring_context()
-    saved = []
-    whole = federation_of(method, context, tasks)
-    whole.run(lambda federation: saved.append(copy.deepcopy(federation.save())), every=1)
-    resumed = federation_of(method, context, tasks)
-    resumed.restore(*saved[len(saved) // 2])
-    resumed.run(lambda _: None)
-    first, second = whole.server.state_dict(), resumed.server.state_dict()
-    assert first.keys() == second.keys()
-    assert all(torch.equal(value, second[name]) for name, value in first.items())
-    for way in WAYS:
-        np.testing.assert_array_equal(whole.state.answers[way], resumed.state.answers[way])

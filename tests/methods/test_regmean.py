@@ -17,8 +17,8 @@ from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, SIZES, exchanged, feature_tasks, federation, pictures
 from tests.methods.harness import relative_error
 from tests.methods.regmean_harness import EXACT, joint, model_of_server, regmean
-from tests.methods.training_harness import federation_of, images_stream, learn_images, tiny_context
-from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of, same
+from tests.methods.training_harness import images_stream, learn_images, tiny_context
+from tests.methods.whole_runs import feature_context, learnt, model_of, same
 
 # The merge against NumPy ----------------------------------------------------------------------------------------------
 
@@ -149,18 +149,6 @@ def test_inputs_that_are_the_same_at_all_clients_give_the_average():
 
 
 # Resuming -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("recurring", [False, True])
-@pytest.mark.parametrize("local", ["sgd", "ridge"])
-def test_a_resumed_run_on_features_ends_the_same(local, recurring):
-    method = dataclasses.replace(regmean(trains="features", rounds=3), local=local)
-    assert_resumes(lambda: federation_of(method, feature_context(INPUTS), feature_tasks(recurring)))
-
-
-def test_a_resumed_run_on_images_ends_the_same():
-    method = regmean(momentum=0.0)
-    assert_resumes(lambda: federation_of(method, tiny_context(architecture="vit"), pictures()), step=3)
 
 
 def test_clients_without_labels_take_no_part():

@@ -41,6 +41,7 @@ def test_stsa_agrees_with_the_oracle(seed, M):
         assert relative_error(ours, theirs) < 1e-9
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -183,7 +184,7 @@ def test_a_class_in_one_group_keeps_its_mean_and_is_told_once(caplog):
     assert isinstance(server, STSAEServer)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), estimator=st.sampled_from(["paper", "unbiased"]), dummy_clients=st.integers(1, 30))
 def test_the_estimate_is_positive_semidefinite(seed, estimator, dummy_clients):
     """By Cauchy-Schwarz sum_j C_j C_j'/n_j >= S S'/n, whatever the sums are (docs/errata/stsa.md, 2)."""

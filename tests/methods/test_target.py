@@ -18,7 +18,6 @@ from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import STREAMS, exchanged, federation, pictures, training
 from tests.methods.harness import turn
 from tests.methods.training_harness import (
-    federation_of,
     image_shard,
     image_tasks,
     images_stream,
@@ -26,7 +25,7 @@ from tests.methods.training_harness import (
     learn_images,
     tiny_context,
 )
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import learnt, model_of, same
 
 POOL, NOISE = 20, 6
 
@@ -125,6 +124,7 @@ def test_a_clients_own_batches_are_those_of_fedavg(monkeypatch):
         assert torch.equal(y, labels)
 
 
+@pytest.mark.slow
 def test_clients_see_synthetic_images_in_orders_of_their_own():
     """The same client sees the same ones in a round, whoever's turn came before."""
     _, half, client_data, broadcast = second_task(target())
@@ -172,6 +172,7 @@ def test_synthesis_leaves_the_model_and_what_trains_as_they_are():
         assert own.grad is None
 
 
+@pytest.mark.slow
 def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_images():
     """Mean distance of the old classes' distribution from the teacher's, all classes competing on own samples."""
     tasks, found = pictures()[:2], []
@@ -192,6 +193,7 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("generator-float16", "generator-float32")
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 @pytest.mark.parametrize("send", ["images", "generator"])
 def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formula(send, wire):
@@ -225,6 +227,7 @@ def test_clients_keep_nothing():
     assert set(found.state.client_storage_bytes.values()) <= {0}
 
 
+@pytest.mark.slow
 def test_both_ways_the_run_has_pictures_with_the_classes_that_the_teacher_sees():
     for send in ("images", "generator"):
         found = federation(target(send=send))
@@ -275,11 +278,7 @@ def test_the_variants_sizes():
 # Streams --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("send", ["images", "generator"])
-def test_a_resumed_run_is_an_uninterrupted_one(send):
-    assert_resumes(lambda: federation_of(target({"fraction": 0.7}, send=send), tiny_context(), pictures()), step=2)
-
-
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_images_and_another_others():
     found = [learnt(target(), tiny_context(seed=seed), pictures()).server for seed in (0, 0, 1)]
     assert torch.equal(found[0].made["images"], found[1].made["images"])

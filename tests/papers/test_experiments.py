@@ -141,7 +141,7 @@ def test_the_miniature_has_a_cell_for_every_cell(experiment):
 def test_the_last_cell_of_both_grids_composes_and_says_where_it_is_from(experiment):
     """All cells: -m slow. The two profiles have presets of their own."""
     full, quick = (settings_for(*grid_cells(experiment, profile)[-1]) for profile in ("full", "quick"))
-    assert full.data.name in ("cifar100", "tiny_imagenet", "imagenet_r", "domainnet")
+    assert full.data.name != "digits"
     assert full.resolved["profile"] == "full"
     assert (quick.resolved["experiment"], quick.resolved["profile"]) == (experiment, "quick")
     assert "grid" not in quick.resolved

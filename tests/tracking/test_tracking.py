@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -326,6 +326,7 @@ trees = st.recursive(
 )
 
 
+@settings(max_examples=20)
 @given(st.dictionaries(st.text("xy", min_size=1), trees))
 def test_flat_keeps_every_leaf_under_a_name_of_its_own(tree):
     def count(node: Any) -> int:

@@ -240,6 +240,7 @@ def test_opposition_counts_only_where_both_agree():
 # What becomes of it ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_images_come_to_be_named_as_asked_and_steps_only_help():
     """The cross-entropy of the teacher on what was asked for falls, in 40 steps to almost all named right."""
     network = learnt()
@@ -336,6 +337,7 @@ def test_nobody_teaches_a_student_that_is_not_asked(knobs):
     assert all(torch.equal(value, before[name]) for name, value in ours.student.state_dict().items())
 
 
+@pytest.mark.slow
 def test_the_seed_makes_the_images():
     def made(seed: int) -> torch.Tensor:
         ours = inversion(augment="crop_flip")

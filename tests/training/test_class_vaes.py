@@ -281,6 +281,7 @@ def test_a_bank_has_its_classes_ascending_and_changes_nothing_in_place():
     assert more.at(torch.tensor([7, 3]))[:, 1].tolist() == [8, 3]
 
 
+@pytest.mark.slow
 def test_one_autoencoder_learns_to_reconstruct_its_class():
     rng = np.random.default_rng(0)
     x = torch.from_numpy(0.5 + 0.3 * np.tanh(rng.standard_normal((60, 2)) @ rng.standard_normal((2, 8)))).float()

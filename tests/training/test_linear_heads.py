@@ -20,7 +20,7 @@ from fcl_bench.training.network import Heads, Network, feature_start
 from fcl_bench.training.objective import Objective
 from fcl_bench.training.trainer import Trainer, rows
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
-from tests.methods.whole_runs import assert_resumes, feature_context, model_of, same
+from tests.methods.whole_runs import feature_context
 from tests.small_methods import NAMES, architecture, class_of, trains_by_gradient
 
 D = 6
@@ -341,19 +341,6 @@ def test_a_loss_that_is_not_finite_is_told_even_if_the_weights_are():
 
 
 # --- runs ---
-
-
-def test_a_run_is_deterministic_and_resumes_with_the_same_bits():
-    method = FedAvg(training(rounds=3, fraction=0.5), trains="features")
-
-    def fresh():
-        return federation_of(method, feature_context(D), overlapping_tasks())
-
-    whole, saved = assert_resumes(fresh)
-    assert (1, 2) in {(state["tasks_done"], state["rounds_done"]) for state, _ in saved}
-    again = fresh()
-    again.run(lambda _: None)
-    assert same(model_of(again), model_of(whole))
 
 
 class TemperedClient(GradientClient):

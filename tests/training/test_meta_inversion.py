@@ -60,6 +60,7 @@ def run(made: MetaInversion, count: int, keeps_warmup: bool = False, seed: int =
 # Against the equations ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("maml", "reptile")
 @pytest.mark.parametrize("meta", ["maml", "reptile"])
 def test_batches_and_the_generator_are_those_of_a_plain_version(meta, trained, monkeypatch):
     """Three batches in float64, the last two with a student; images and G's parameters after each."""
@@ -159,6 +160,7 @@ def test_without_the_adversarial_term_there_is_no_student(trained, monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in made.student.state_dict().items())
 
 
+@pytest.mark.slow_cases("bn")
 @pytest.mark.parametrize("weight", ["bn", "oh", "adv"])
 def test_every_term_counts(weight, trained):
     whole, without = (run(inversion(trained, **own), 24)[0] for own in ({}, {weight: 0.0}))
@@ -194,6 +196,7 @@ def test_the_network_stays_as_it_is(trained):
     assert all(value.grad is None for value in trained.parameters())
 
 
+@pytest.mark.slow_cases("maml", "reptile")
 @pytest.mark.parametrize("meta", ["maml", "reptile"])
 def test_images_follow_from_the_seed_alone(meta, trained):
     first, again, other = (run(inversion(trained, "crop_flip", meta=meta), 30, seed=seed) for seed in (1, 1, 2))
@@ -216,6 +219,7 @@ def test_what_is_not_finite_is_the_users_to_mend(trained):
 # What it is for -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_50_steps_the_network_takes_images_for_what_was_asked_for(trained):
     """More than 90 % are right; after a single step, from a fresh generator, they are not."""
     right = {}
@@ -227,6 +231,7 @@ def test_after_50_steps_the_network_takes_images_for_what_was_asked_for(trained)
     assert right[1] < 0.7
 
 
+@pytest.mark.slow
 def test_batches_start_better_as_the_generator_learns(trained):
     """The loss of the first step of a batch falls over batches: what MAML and Reptile are for."""
     for meta in ("maml", "reptile"):

@@ -237,7 +237,7 @@ class FedCBCServer(_Half, Server):
             answered. A task stays among them, so that the rounds of earlier tasks do not change.
     """
 
-    state = ("columns", "vaes", "versions", "low", "high", "range_tasks")
+    state = ("columns", "vaes", "versions", "low", "high", "range_tasks", "seen")
 
     def __init__(self, method: FedCBC, context: Context) -> None:
         super().__init__(method, context)
@@ -246,7 +246,7 @@ class FedCBCServer(_Half, Server):
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
         self.range_tasks = {0}
-        self._seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
+        self.seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
         self._uploads: dict[int, Bank] = {}
 
@@ -256,7 +256,7 @@ class FedCBCServer(_Half, Server):
         return Bank(self.columns, self.vaes)
 
     def start_task(self, task: Task) -> None:
-        self._task, self._seen = task.index, task.columns_seen
+        self._task, self.seen = task.index, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
             self.range_tasks.add(task.index)
 
@@ -335,7 +335,7 @@ class FedCBCServer(_Half, Server):
                 self.method,
                 self.keys(changed, "fusion", *indices),
             )
-        before = torch.zeros(self._seen, dtype=torch.int64, device=changed.device)
+        before = torch.zeros(self.seen, dtype=torch.int64, device=changed.device)
         before[self.columns] = self.versions
         before[changed] += 1
         bank = self.bank.updated(changed, new)
@@ -347,7 +347,7 @@ class FedCBCServer(_Half, Server):
     @torch.inference_mode()
     def predict(self, inputs: torch.Tensor) -> torch.Tensor:
         """Minus the loss of each class's autoencoder; the lowest number there is for a class without one."""
-        found = torch.full((len(inputs), self._seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
+        found = torch.full((len(inputs), self.seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
         scaled = self.scaled(inputs, self.low, self.high)
         parts, columns = self.architecture.parts(self.vaes), self.columns
         at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.context.inputs, self.method.hidden)))
@@ -371,7 +371,7 @@ class FedCBCServer(_Half, Server):
         return {"vaes": self.vaes, "columns": self.columns, **ends}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
-        self.columns, self.vaes, self._seen = model["columns"], model["vaes"], tasks[-1].columns_seen
+        self.columns, self.vaes, self.seen = model["columns"], model["vaes"], tasks[-1].columns_seen
         self.low, self.high = model.get("low"), model.get("high")
 
     def report(self) -> dict[str, Any]:

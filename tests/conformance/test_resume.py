@@ -1,0 +1,100 @@
+"""A run goes on from every checkpoint to the same bits: the state that a method declares is all that it needs."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from fcl_bench.errors import UserError
+from fcl_bench.methods.exemplars import proxy
+from fcl_bench.methods.gradient.ccvr import Gaussian
+from fcl_bench.methods.projection.task_identity import HeadRank, Tip
+from fcl_bench.protocol.method import Method
+from tests.conformance.cases import EVERY, federation_for, method_of, tasks_for
+from tests.engine.hostile_cases import FAST
+from tests.methods.whole_runs import assert_resumes, same
+from tests.small_methods import NAMES, architecture, trains_by_gradient
+
+#: Knobs with which a method has another state.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "afl recursive": ("afl", {"aggregation": "recursive", "ridge": 2.0}),
+    "air logits": ("air", {"correction": "logits", "gamma": "gcv"}),
+    "centralised, no restart": ("centralised", {"restart": False}),
+    "centred_sketch gaussian": ("centred_sketch", {"remainder": "gaussian", "input_rank": 2, "scale_scores": True}),
+    "centred_sketch of all numbers": ("centred_sketch", {"M": None}),
+    "ds_al, ridge chosen": ("ds_al", {"gamma": "auto", "scale_scores": True}),
+    "fedavg, heads by ccvr": ("fedavg", {"ccvr": "gaussian", "gaussian": Gaussian(samples=16, lr=0.1)}),
+    "fedavg, much frozen": ("fedavg", {"frozen_stages": 1, "frozen_heads": True}),
+    "fedcbc published": ("fedcbc", {"variant": "published", "scaling": "none"}),
+    "feddyn reset": ("feddyn", {"reset": True}),
+    "fedfecam shared": ("fedfecam", {"covariance": "shared"}),
+    "fedicarl nme": ("fedicarl", {"classify": "nme", "memory": 6}),
+    "fedicarl published": (
+        "fedicarl",
+        {"variant": "published", "memory": 5, "training": dataclasses.replace(FAST, weighting="uniform")},
+    ),
+    "fedklda of two maps": ("fedklda", {"ensemble": 2}),
+    "fedlda of all tasks": ("fedlda", {"centre": "all_tasks", "prior": "counts"}),
+    "fedlda of later tasks": ("fedlda", {"centre": "later_tasks"}),
+    "fedprotip routed": ("fedprotip", {"tip": Tip(route="sample")}),
+    "fedprotip sequential": ("fedprotip", {"extension": "sequential", "head_rank": HeadRank(3, 6)}),
+    "glfc entropy": ("glfc", {"signal": "entropy", "rise": 0.01}),
+    "lga entropy": ("lga", {"signal": "entropy", "rise": 0.01, "proxy": "none"}),
+    "lorm average": ("lorm", {"merge": "average"}),
+    "moon projection": ("moon", {"representation": "projection", "width": 5}),
+    "pilora published": ("pilora", {"variant": "published"}),
+    "ranpac folds": ("ranpac", {"ridge": "folds", "folds": 2, "scope": "task"}),
+    "regmean ridge": ("regmean", {"trains": "features", "frozen_stages": 0, "local": "ridge"}),
+    "scaffold reset": ("scaffold", {"reset": True}),
+    "stsa, ridge chosen": ("stsa", {"gamma": "gcv"}),
+    "stsa_e unbiased": ("stsa_e", {"estimator": "unbiased"}),
+    "target, generator sent": ("target", {"send": "generator"}),
+}
+
+
+def on_features(name: str) -> Method | None:
+    """The method on linear heads; None if it refuses them."""
+    try:
+        return dataclasses.replace(method_of(name), trains="features", frozen_stages=0)
+    except UserError:
+        return None
+
+
+ON_FEATURES = [
+    name for name in NAMES if trains_by_gradient(name) and architecture(name) == "conv" and on_features(name)
+]
+
+
+def made(name: str, variant: str) -> Method:
+    method = method_of(name)
+    if name in NAMES and trains_by_gradient(name) and name != "centralised":
+        part = dataclasses.replace(method.training, fraction=0.7, batch_size=16)
+        method = dataclasses.replace(method, training=part)
+    if variant == "features":
+        return dataclasses.replace(method, trains="features", frozen_stages=0)
+    return dataclasses.replace(method, **VARIANTS[variant][1]) if variant else method
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *((name, "") for name in EVERY),
+        *((name, variant) for variant, (name, _) in VARIANTS.items()),
+        *((name, "features") for name in ON_FEATURES),
+    ],
+)
+def test_a_run_goes_on_from_every_round_bit_for_bit(name, variant, monkeypatch):
+    method = made(name, variant)
+    # Images that are reconstructed hardly begin to be: how good they are is not asked.
+    monkeypatch.setattr(proxy, "reconstruct", partial(proxy.reconstruct, inner=1))
+    whole, saved = assert_resumes(lambda: federation_for(method))
+    assert len(saved) >= 2
+    last = federation_for(method)
+    last.restore(*saved[-1])
+    inputs = torch.cat([samples for clients in tasks_for(method) for samples, _ in clients])
+    assert torch.equal(last.server.predict(inputs), whole.server.predict(inputs))
+    assert same(last.server.model(), whole.server.model())
