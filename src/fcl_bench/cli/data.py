@@ -77,7 +77,7 @@ def _presence(source: Source, wanted: list[Repository]) -> str:
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
-    from fcl_bench.data.sources.hub import damaged, download, locate, own_folder
+    from fcl_bench.data.sources.hub import damaged, download, locate, remove_file
 
     source = _source(arguments.name, arguments.keys)
     for wanted in source.repositories():
@@ -85,9 +85,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         bad = [] if found is None else damaged(found.folder) or []
         for file in bad:
             log.warning("data %s: %s is damaged and will be downloaded again", wanted.data, file)
-            # The hub's cache is not ours to delete; our download replaces its content.
-            if found is not None and found.folder == own_folder(wanted, found.commit):
-                file.unlink(missing_ok=True)
+            remove_file(file)
         if found is None or bad:
             found = download(wanted)
         log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
