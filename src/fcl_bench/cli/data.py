@@ -54,7 +54,7 @@ def _list(_: argparse.Namespace) -> None:
         table.add_column(column, justify="right" if column in numeric else "left")
     for name in _names():
         source = _source(name, [])
-        facts = source.facts()
+        facts = source.about
         wanted = source.repositories()
         numbers = ["" if number is None else f"{number:,}" for number in (facts.classes, facts.train, facts.test)]
         size = "" if facts.megabytes is None else readable(facts.megabytes * 1e6)

@@ -33,7 +33,8 @@ class ImageNetR(HubImages):
     Args:
         path: a local folder to read instead: the hub's parquet files, the released folder (<wnid>/*), or images that
             are already split (train/<class>/*, test/<class>/*).
-        others: see `HubImages`; `label_column` holds WordNet numbers and both splits are the hub's one split.
+        label_column: holds WordNet numbers.
+        train_split, test_split: both are the hub's one split.
     """
 
     def origin(self) -> str:
