@@ -76,9 +76,6 @@ class Timm(Backbone):
         adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
         transform: preprocessing where it differs from the model's own.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
-        batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
-            does 118 images/s at 4 and 57 at 32 on two cores); frozen pass only.
-        workers: threads that decode and resize; None: one for each core.
         compile: whether the network runs compiled.
     """
 
@@ -91,8 +88,6 @@ class Timm(Backbone):
     adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
-    batch_size: int | None = knob(None, least=1, identity=False)
-    workers: int | None = knob(None, least=1, identity=False)
     compile: bool = knob(False)
 
     def __post_init__(self) -> None:
@@ -125,8 +120,7 @@ class Timm(Backbone):
         plain = {"stem": "own", "adapters": "null"}
         made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
-        how = (self.precision, self.batch_size, self.workers, device, self.compile)
-        return TimmExtractor(model, dimension, made_of, config, *how)
+        return TimmExtractor(model, dimension, made_of, config, self.precision, device, self.compile)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         """The network for training on whole images of `transform.size` (None: the model's own size).
