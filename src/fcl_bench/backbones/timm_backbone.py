@@ -13,7 +13,7 @@ from torch import nn
 from fcl_bench.backbones.adapters import Adapters, add_adapters
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
-from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
+from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
@@ -123,11 +123,7 @@ class Timm(Backbone):
         return TimmExtractor(model, dimension, made_of, config, self.precision, device, self.compile)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        """The network for training on whole images of `transform.size` (None: the model's own size).
-
-        Raises:
-            UserError: the data holds features, or the network can't be built as the knobs say.
-        """
+        """The network for training on whole images of `transform.size` (None: the model's own size)."""
         require_images(self.name, dataset)
         model = self._network(seed)
         config = self._data_config(model)
@@ -165,8 +161,7 @@ class Timm(Backbone):
         """The network with its weights, on the CPU; random weights are drawn with `seed`."""
         # timm draws weights even if others replace them; these draws must not change the caller's generator.
         with seeded(derived_seed(seed, "network")):
-            from_hub = self.pretrained and self.checkpoint is None
-            model = (hub_network if from_hub else random_network)(self.name, self.model_args)
+            model = timm_network(self.name, self.model_args, pretrained=self.pretrained and self.checkpoint is None)
         state = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
         stem = None
         if self.stem == "cifar":
