@@ -31,6 +31,7 @@ from PIL import Image
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
+from fcl_bench.backbones.network_extractor import TimmExtractor
 from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import EncodedImages
@@ -71,12 +72,11 @@ def cifar100(folder: Path, samples: int) -> Split:
     return Split(test.labels[:samples], test.inputs, test.fingerprint)
 
 
-def backbone_of(name: str, precision: str, batch_size: int | None, workers: int | None) -> Backbone:
+def backbone_of(name: str, precision: str) -> Backbone:
     """The backbone of a YAML with random weights."""
     from hydra import compose, initialize_config_dir
 
-    knobs = {"pretrained": "false", "precision": precision, "batch_size": batch_size, "workers": workers}
-    overrides = [f"backbone={name}"] + [f"backbone.{key}={'null' if v is None else v}" for key, v in knobs.items()]
+    overrides = [f"backbone={name}", "backbone.pretrained=false", f"backbone.precision={precision}"]
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
         return load_settings(compose("config", overrides=overrides)).backbone
 
@@ -122,8 +122,11 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
     precision = arguments.precision
     if precision == "auto":
         precision = "float16" if device.type == "cuda" else "float32"
-    backbone = backbone_of(arguments.backbone, precision, arguments.batch_size, arguments.workers)
+    backbone = backbone_of(arguments.backbone, precision)
     extractor = backbone.open(data, device)
+    assert isinstance(extractor, TimmExtractor)
+    extractor.batch = arguments.batch_size or extractor.batch
+    extractor.workers = arguments.workers or extractor.workers
     batch = len(next(extractor.batches(split)))
     bare = bare_pass(backbone, data, batch, device, getattr(torch, precision))
 
@@ -154,7 +157,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[str, An
         "precision": precision,
         "device": environment.device_kind(device),
         "threads": torch.get_num_threads(),
-        "workers": arguments.workers or environment.available_cores(),
+        "workers": extractor.workers,
         "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "images_per_second": {name: samples / statistics.median(seconds) for name, seconds in times.items()},
         "ratio_median": statistics.median(ratios),
@@ -172,8 +175,8 @@ def parse(typed: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--images", choices=["cifar100", *MADE], help="default: cifar100 if --data is there, or webp32")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/cifar100"), help="CIFAR-100's parquet files")
     parser.add_argument("--samples", type=int, help="images of a pass; default: 256, on CUDA 8192")
-    parser.add_argument("--batch-size", type=int, help="backbone.batch_size")
-    parser.add_argument("--workers", type=int, help="backbone.workers")
+    parser.add_argument("--batch-size", type=int, help="images per forward pass; default: 4, on CUDA 256")
+    parser.add_argument("--workers", type=int, help="threads that decode; default: one for each core")
     parser.add_argument("--precision", default="auto", help="backbone.precision")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import runpy
 import sys
 import threading
 import time
+from collections.abc import Iterator
 
 import datasets
 import numpy as np
@@ -96,11 +96,21 @@ def plain_pass(split: Split, model: torch.nn.Module, config: dict, batch_size: i
 @pytest.mark.parametrize("source", ["grey", "encoded"])
 def test_features_have_the_bits_of_the_plain_pass(source, batch_size, workers, start):
     split = split_of(Listed(pictures("L")) if source == "grey" else encoded())
-    backbone = Timm(NAME, pretrained=False, transform=Transform(size=64), batch_size=batch_size, workers=workers)
+    backbone = Timm(NAME, pretrained=False, transform=Transform(size=64))
     data = Dataset("made", split, split)
+    extractor = backbone.open(data, CPU)
+    extractor.batch, extractor.workers = batch_size, workers
     config = {**resolve_model_data_config(timm.create_model(NAME)), "input_size": (3, 64, 64)}
     expected = plain_pass(split, backbone.trainable(data, 0).build(), config, batch_size, start)
-    assert torch.equal(torch.cat(list(backbone.open(data, CPU).batches(split, start))), expected)
+    assert torch.equal(torch.cat(list(extractor.batches(split, start))), expected)
+
+
+def small_batches(split: Split) -> Iterator[torch.Tensor]:
+    """Features of two images at a time, decoded by two threads."""
+    backbone = Timm(NAME, pretrained=False, transform=Transform(size=32))
+    extractor = backbone.open(Dataset("made", split, split), CPU)
+    extractor.batch = extractor.workers = 2
+    return extractor.batches(split)
 
 
 def until(condition, seconds: float = 20.0) -> bool:
@@ -113,9 +123,7 @@ def until(condition, seconds: float = 20.0) -> bool:
 
 def test_images_are_decoded_ahead_of_the_network_but_not_all_of_them():
     images = Listed([Image.new("RGB", (8, 8))] * 40)
-    split = split_of(images)
-    backbone = Timm(NAME, pretrained=False, transform=Transform(size=32), batch_size=2, workers=2)
-    batches = backbone.open(Dataset("made", split, split), CPU).batches(split)
+    batches = small_batches(split_of(images))
     next(batches)
     ahead = 2 * (1 + BATCHES_AHEAD)
     # Nobody asks for the second batch meanwhile.
@@ -129,21 +137,11 @@ def test_images_are_decoded_ahead_of_the_network_but_not_all_of_them():
 
 def test_an_image_that_cannot_be_read_ends_the_pass_with_its_name():
     images = Listed([Image.new("RGB", (8, 8))] * 40, readable=5)
-    split = split_of(images)
-    backbone = Timm(NAME, pretrained=False, transform=Transform(size=32), batch_size=2, workers=2)
-    batches = backbone.open(Dataset("made", split, split), CPU).batches(split)
+    batches = small_batches(split_of(images))
     assert len(next(batches)) + len(next(batches)) == 4
     with pytest.raises(UserError, match="picture 5 cannot be read"):
         next(batches)
     assert images.read < len(images)
-
-
-def test_neither_batches_nor_threads_belong_to_the_identity():
-    split = split_of(Listed(pictures()))
-    plain = Timm(NAME, pretrained=False)
-    other = dataclasses.replace(plain, batch_size=3, workers=7)
-    identities = [backbone.open(Dataset("made", split, split), CPU).identity for backbone in (plain, other)]
-    assert identities[0] == identities[1]
 
 
 def test_the_benchmark_measures_both_sides(tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from fcl_bench.backbones.timm_backbone import Timm
-from fcl_bench.backbones.timm_weights import load_weights, random_network, read_checkpoint
+from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.errors import UserError
 from tests.backbones.test_backbones import CPU, NAME, images
@@ -180,7 +180,7 @@ def test_torchvisions_vgg11_gives_the_features_that_its_classifier_sees(tmp_path
     torch.manual_seed(0)
     theirs = vgg11().eval()
     torch.save(theirs.state_dict(), tmp_path / "vgg11.pth")
-    ours = random_network("vgg11.tv_in1k", {}).eval()
+    ours = timm_network("vgg11.tv_in1k", {}, pretrained=False).eval()
     load_weights(ours, read_checkpoint(str(tmp_path / "vgg11.pth")), "vgg11", "FILE")
     x = torch.randn(1, 3, 224, 224)
     with torch.no_grad():

@@ -65,7 +65,7 @@ def test_a_choice_takes_over_keys_and_comments():
     knobs = read_choice("backbone", "vit_32").knobs
     assert knobs["name"].default == "vit_tiny_patch16_224"
     assert knobs["transform.size"].default == "32"
-    assert "threads" in knobs["workers"].comment  # of timm.yaml
+    assert "compiler" in knobs["compile"].comment  # of timm.yaml
     assert "so many" in read_choice("data", "cifar100").knobs["classes"].comment
     assert read_choice("data", "cifar100").brings == {"backbone": "resnet18"}
     fisher = read_choice("method", "fedewc").knobs

@@ -215,7 +215,6 @@ BAD_INPUT = [
     ("backbone=resnet18 backbone.precision=float8", "backbone.precision=float8 is not known"),
     ("backbone=resnet18 backbone.transform.size=big", "backbone.transform.size=big has the wrong type"),
     ("backbone=resnet18 backbone.transform.mean=[1,2]", "one per channel: 3"),
-    ("backbone=resnet18 backbone.batch_size=0", "backbone.batch_size=0 is out of range"),
     ("backbone.size=0", "backbone.size=0 is out of range"),
     ("cache.enabled=perhaps", "cache.enabled=perhaps has the wrong type"),
     ("method=fedavg", "backbone=pixels has nothing to train (backbone=resnet18_cifar"),

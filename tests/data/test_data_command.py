@@ -84,7 +84,7 @@ def test_check_finds_damage_and_prepare_mends_it(call, hub, tmp_path):
     assert out.startswith("wrong: data=cifar10: uoft-cs/cifar10 is not on this machine (data.path=FOLDER with ")
     assert err == "fcl-bench-data: error: data=cifar10: 1 thing is wrong (listed above, a line each)\n"
     call("prepare", "cifar10")
-    [file] = (tmp_path / "home" / "fcl-bench").rglob("test-*.parquet")
+    [file] = (tmp_path / "home" / "hub").rglob("test-*.parquet")
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     code, out, err = call("check", "cifar10")
@@ -144,10 +144,10 @@ def test_check_reads_feature_files_and_digits(call, tmp_path):
 def test_a_folder_that_was_carried_here_is_checked_by_its_own_sums(call, hub, tmp_path):
     pinned(hub, tmp_path, "tiny_imagenet")
     call("prepare", "tiny_imagenet")
-    [folder] = (tmp_path / "home/fcl-bench/zh-plus/tiny-imagenet").glob("[0-9a-f]*")
+    folder = tmp_path / "home/hub/datasets--zh-plus--tiny-imagenet"
     assert f"right: the checksums in {folder} are right" in call("check", "tiny_imagenet", f"data.path={folder}")[1]
     [file] = folder.rglob("valid-*.parquet")
-    file.unlink()
+    file.resolve().unlink()
     code, out, _ = call("check", "tiny_imagenet", f"data.path={folder}")
     assert code == 2
     assert f"wrong: {file} is missing or damaged" in out

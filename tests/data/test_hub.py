@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections import namedtuple
@@ -22,8 +21,8 @@ from fcl_bench.data.sources.hub import (
     fetch,
     incomplete,
     locate,
-    own_folder,
     readable,
+    remove_file,
     split_of,
 )
 from fcl_bench.data.sources.hub_images import HubImages
@@ -67,7 +66,7 @@ def test_every_data_set_downloads_with_its_own_settings(name, hub, tmp_path, mon
     assert_content(name, data)
     for wanted in made.repositories():
         assert f"{wanted.repo} at {wanted.revision}" in data.origin
-        assert damaged(own_folder(wanted, wanted.revision)) == []
+        assert damaged(locate(wanted).folder) == []
     # Neither the README nor a split that is not read.
     assert not any("validation" in path or path.endswith(".md") for path, _ in hub.requests)
     asked = len(hub.requests)
@@ -106,7 +105,8 @@ def test_a_downloaded_folder_can_be_carried_elsewhere(name, hub, tmp_path, monke
     made = source(name, hub, tmp_path)
     data = made.load()
     [wanted] = made.repositories()
-    carried = shutil.copytree(own_folder(wanted, wanted.revision), tmp_path / "carried")
+    of_cache = locate(wanted).folder.parents[1]
+    carried = shutil.copytree(of_cache, tmp_path / "carried", symlinks=True)
     shutil.rmtree(tmp_path / "home")
     no_network(monkeypatch)
     copy = source(name, hub, tmp_path, f"data.path={carried}").load()
@@ -124,15 +124,14 @@ def test_an_interrupted_download_goes_on_with_the_file_that_broke_off(hub):
     with pytest.raises(UserError, match=r"the download of plain_text/\S+ broke off: .*goes on with this file"):
         download(WANTED)
     assert locate(WANTED) is None
-    folder = own_folder(WANTED, hub.commit(WANTED.repo))
-    assert not list(folder.rglob("*.parquet"))
     hub.cut = None
     snapshot = download(WANTED)
+    folder = snapshot.folder
     for split in ("train", "test"):
         [file] = snapshot.files[split]
         assert file.read_bytes() == (hub.root / WANTED.repo / file.relative_to(folder)).read_bytes()
     hub.requests.clear()
-    snapshot.files["train"][0].unlink()
+    remove_file(snapshot.files["train"][0])
     download(WANTED)
     assert [path for path, _ in hub.requests if path.endswith(".parquet")] == [
         snapshot.files["train"][0].relative_to(folder).as_posix()
@@ -164,26 +163,24 @@ def test_damage_on_disk_is_named(hub):
     content[-1] ^= 1
     file.write_bytes(bytes(content))
     assert damaged(snapshot.folder) == [file]
-    file.unlink()
+    file.resolve().unlink()
     assert damaged(snapshot.folder) == [file]
     assert locate(WANTED) is None
+    remove_file(file)
     assert damaged(fetch(WANTED).folder) == []
-    (snapshot.folder / "files.json").write_text("{")
+    file.unlink()
+    file.write_bytes(b"no link to a blob")
     assert damaged(snapshot.folder) is None
-    assert locate(WANTED) is None
 
 
-def test_a_file_kept_in_git_is_verified_by_gits_hash(hub, tmp_path):
-    COPIES["cifar10"](hub.root)
-    folder = download(WANTED).folder
-    readme = tmp_path / "hub" / WANTED.repo / "README.md"
-    readme.write_text("two words")
-    [entry] = [entry for entry in hub.listing(WANTED.repo)["siblings"] if entry["rfilename"] == "README.md"]
-    file = hub_module.HubFile("README.md", entry["size"], None, entry["blobId"])
-    assert file.matches(readme)
-    readme.write_text("two birds")
-    assert not file.matches(readme)
-    assert folder.is_dir()
+def test_a_file_kept_in_git_is_verified_by_gits_hash(tmp_path):
+    # The name is what `git hash-object` prints for this content.
+    blob = tmp_path / "fb86a08c4ad269b3d19a5219f5229ed70a080eb4"
+    blob.write_text("two words")
+    (tmp_path / "train.parquet").symlink_to(blob)
+    assert damaged(tmp_path) == []
+    blob.write_text("two birds")
+    assert damaged(tmp_path) == [tmp_path / "train.parquet"]
 
 
 def test_what_the_hubs_own_cache_holds_is_used(hub, tmp_path, monkeypatch):
@@ -305,17 +302,6 @@ def test_the_shipped_settings_pin_every_repository(tmp_path):
         for wanted in settings_for(tmp_path, f"data={name}").data.repositories():
             assert wanted.revision is not None
             assert len(wanted.revision) == 40
-
-
-def test_the_manifest_is_plain_json(hub):
-    COPIES["cifar10"](hub.root)
-    folder = download(WANTED).folder
-    listed = json.loads((folder / "files.json").read_text())
-    assert [entry["path"] for entry in listed] == [
-        "plain_text/test-00000-of-00001.parquet",
-        "plain_text/train-00000-of-00001.parquet",
-    ]
-    assert all(len(entry["sha256"]) == 64 for entry in listed)
 
 
 def test_any_parquet_data_set_of_the_hub_needs_only_its_names(hub):

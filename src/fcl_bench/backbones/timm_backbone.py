@@ -13,7 +13,7 @@ from torch import nn
 from fcl_bench.backbones.adapters import Adapters, add_adapters
 from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
 from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
-from fcl_bench.backbones.timm_weights import hub_network, load_weights, random_network, read_checkpoint
+from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
@@ -76,9 +76,6 @@ class Timm(Backbone):
         adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
         transform: preprocessing where it differs from the model's own.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
-        batch_size: images per forward pass; None: 256 on CUDA, 4 elsewhere (a CPU's caches hold no more: MobileNetV2
-            does 118 images/s at 4 and 57 at 32 on two cores); frozen pass only.
-        workers: threads that decode and resize; None: one for each core.
         compile: whether the network runs compiled.
     """
 
@@ -91,8 +88,6 @@ class Timm(Backbone):
     adapters: Adapters | None = None
     transform: Transform = field(default_factory=Transform)
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
-    batch_size: int | None = knob(None, least=1, identity=False)
-    workers: int | None = knob(None, least=1, identity=False)
     compile: bool = knob(False)
 
     def __post_init__(self) -> None:
@@ -125,15 +120,10 @@ class Timm(Backbone):
         plain = {"stem": "own", "adapters": "null"}
         made_of = {key: value for key, value in self._made_of().items() if plain.get(key) != value}
         dimension = self._dimension(model, config)
-        how = (self.precision, self.batch_size, self.workers, device, self.compile)
-        return TimmExtractor(model, dimension, made_of, config, *how)
+        return TimmExtractor(model, dimension, made_of, config, self.precision, device, self.compile)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        """The network for training on whole images of `transform.size` (None: the model's own size).
-
-        Raises:
-            UserError: the data holds features, or the network can't be built as the knobs say.
-        """
+        """The network for training on whole images of `transform.size` (None: the model's own size)."""
         require_images(self.name, dataset)
         model = self._network(seed)
         config = self._data_config(model)
@@ -171,8 +161,7 @@ class Timm(Backbone):
         """The network with its weights, on the CPU; random weights are drawn with `seed`."""
         # timm draws weights even if others replace them; these draws must not change the caller's generator.
         with seeded(derived_seed(seed, "network")):
-            from_hub = self.pretrained and self.checkpoint is None
-            model = (hub_network if from_hub else random_network)(self.name, self.model_args)
+            model = timm_network(self.name, self.model_args, pretrained=self.pretrained and self.checkpoint is None)
         state = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
         stem = None
         if self.stem == "cifar":

@@ -24,31 +24,30 @@ _RUN_ENTRIES = {"W", "class_order"}
 _BODY = "body."
 
 
-def random_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
-    """A network without classifier and with random weights from torch's generator, in train mode on the CPU.
+def timm_network(name: str, model_args: dict[str, Any], pretrained: bool) -> torch.nn.Module:
+    """A network without classifier, in train mode on the CPU.
 
-    Raises:
-        UserError: timm has no such network, or refuses the arguments.
-    """
-    import timm
-
-    architecture = _architecture(name)
-    try:
-        timm.models.get_pretrained_cfg(name)
-    except RuntimeError as error:
-        raise UserError(f"backbone.name={name}: {first_line(error)}", choices(_tagged(architecture), name)) from error
-    return _create(name, model_args, pretrained=False)
-
-
-def hub_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
-    """The network without classifier that the hub (or its cache on this machine) holds under the full name `arch.tag`.
+    Args:
+        name: of the architecture, or its full name `arch.tag`.
+        model_args: further arguments of the architecture.
+        pretrained: with the weights that the hub, or its cache on this machine, has of the full name; otherwise with
+            random ones from torch's generator.
 
     Raises:
         UserError: timm has no such network or weights, refuses the arguments, or the hub is out of reach.
     """
-    architecture = _architecture(name)
-    tag = name.partition(".")[2]
-    tagged = _tagged(architecture)
+    import timm
+
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise UserError(f"backbone.name={name}: timm has no {architecture}", choices(timm.list_models(), architecture))
+    tagged = [full for full in timm.list_pretrained() if full.partition(".")[0] == architecture]
+    if not pretrained:
+        try:
+            timm.models.get_pretrained_cfg(name)
+        except RuntimeError as error:
+            raise UserError(f"backbone.name={name}: {first_line(error)}", choices(tagged, name)) from error
+        return _create(name, model_args, pretrained=False)
     if not tag or name not in tagged:
         what = "names no weights" if not tag else f"timm has no weights {tag} for {architecture}"
         raise UserError(
@@ -58,21 +57,6 @@ def hub_network(name: str, model_args: dict[str, Any]) -> torch.nn.Module:
     log.info("weights %s: from the hub, or its cache on this machine", name)
     with cache_unless_reachable() as why:
         return _create(name, model_args, pretrained=True, why=why)
-
-
-def _architecture(name: str) -> str:
-    import timm
-
-    architecture = name.partition(".")[0]
-    if not timm.is_model(architecture):
-        raise UserError(f"backbone.name={name}: timm has no {architecture}", choices(timm.list_models(), architecture))
-    return architecture
-
-
-def _tagged(architecture: str) -> list[str]:
-    import timm
-
-    return [name for name in timm.list_pretrained() if name.partition(".")[0] == architecture]
 
 
 def _create(name: str, model_args: dict[str, Any], pretrained: bool, why: str = "") -> torch.nn.Module:

@@ -62,11 +62,6 @@ class Tiny(Backbone):
         return NetworkExtractor(trainable.build(), trainable, device, self.precision)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        """The network from scratch.
-
-        Raises:
-            UserError: the data holds features.
-        """
         require_images(self.name, dataset)
         size = self.size or _shorter_side(dataset)
         with seeded(derived_seed(seed, "network")):

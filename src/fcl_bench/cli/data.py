@@ -54,7 +54,7 @@ def _list(_: argparse.Namespace) -> None:
         table.add_column(column, justify="right" if column in numeric else "left")
     for name in _names():
         source = _source(name, [])
-        facts = source.facts()
+        facts = source.about
         wanted = source.repositories()
         numbers = ["" if number is None else f"{number:,}" for number in (facts.classes, facts.train, facts.test)]
         size = "" if facts.megabytes is None else readable(facts.megabytes * 1e6)
@@ -77,7 +77,7 @@ def _presence(source: Source, wanted: list[Repository]) -> str:
 
 
 def _prepare(arguments: argparse.Namespace) -> None:
-    from fcl_bench.data.sources.hub import damaged, download, locate, own_folder
+    from fcl_bench.data.sources.hub import damaged, download, locate, remove_file
 
     source = _source(arguments.name, arguments.keys)
     for wanted in source.repositories():
@@ -85,9 +85,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
         bad = [] if found is None else damaged(found.folder) or []
         for file in bad:
             log.warning("data %s: %s is damaged and will be downloaded again", wanted.data, file)
-            # The hub's cache is not ours to delete; our download replaces its content.
-            if found is not None and found.folder == own_folder(wanted, found.commit):
-                file.unlink(missing_ok=True)
+            remove_file(file)
         if found is None or bad:
             found = download(wanted)
         log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)

@@ -89,9 +89,14 @@ class About:
 
 
 class Source(ABC):
-    """What `data=...` names: typed knobs and a `load`."""
+    """What `data=...` names: typed knobs and a `load`.
+
+    Attributes:
+        about: what is known of the data set before it is loaded.
+    """
 
     name: str
+    about: About = About()
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -103,10 +108,6 @@ class Source(ABC):
         """
         return None
 
-    def facts(self) -> About:
-        """Facts about the data set that are known before it is loaded."""
-        return About()
-
     def repositories(self) -> list[Repository]:
         """The hub repositories that the source needs; none if it reads local files."""
         return []
@@ -116,7 +117,7 @@ class Source(ABC):
         return
 
     def whole(self) -> bool:
-        """Whether the knobs keep all images that `facts` counts."""
+        """Whether the knobs retain all images that `about` counts."""
         return True
 
 

@@ -73,7 +73,7 @@ def _check_files(source: Source, findings: Findings) -> None:
 
 
 def _check_counts(source: Source, dataset: Dataset, findings: Findings) -> None:
-    facts = source.facts()
+    facts = source.about
     classes = len(np.unique(dataset.train.labels))
     train, test = len(dataset.train), len(dataset.test)
     wrong = len(findings.wrong)

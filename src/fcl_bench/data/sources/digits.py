@@ -23,9 +23,7 @@ class Digits(Source):
     """
 
     name: str = knob("digits", filled=True, words="a name for tables")
-
-    def facts(self) -> About:
-        return About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
+    about = About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
 
     def reads(self) -> list[Path]:
         return []  # of an installed package

@@ -17,61 +17,52 @@ from fcl_bench.randomness import generator
 
 #: The domains in alphabetical order, which is the hub copy's numbering.
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
+#: The column that holds the number of each image's domain.
+_COLUMN = "domain"
+#: Seed of the draw of training images, so that everyone has the same ones.
+_SEED = 0
 
 
 @dataclass
 class DomainNet(HubImages):
     """DomainNet with 10,000 training images per domain (FedProTIP, Appendix E.1) and all test images.
 
-    The domain's images, in the order of the files, are permuted by a generator seeded with (subset_seed, d), and the
-    first `per_domain` of the permutation are the training images of domain d. The run's seed does not matter.
+    The images of domain d, in the order of the files, are permuted by a generator seeded with (0, d), and the first
+    `per_domain` of the permutation are its training images. The run's seed does not matter.
 
     Args:
         path: a local folder to read instead: the hub's parquet files, or the folder as released (<domain>_train.txt and
             <domain>_test.txt, whose lines hold an image's path and its label).
-        domain_column: the column that holds the number of each image's domain.
         per_domain: training images of each domain; null: all.
-        subset_seed: seed of the draw.
-        others: see `HubImages`; `per_class` and `test_per_class` count in each domain, after the draw.
+        per_class, test_per_class: count in each domain, after the draw.
     """
 
-    domain_column: str = "domain"
     per_domain: int | None = knob(10_000, least=1)
-    subset_seed: int = knob(0, least=0)
 
     def load(self) -> Dataset:
         if self.path is not None and self._lists("train"):
             return self._from_released_folder()
         sides = {side: self._labelled(side) for side in ("train", "test")}
-        names = tuple(label_names(sides["train"].table, self.domain_column) or DOMAINS)
+        names = tuple(label_names(sides["train"].table, _COLUMN) or DOMAINS)
         for side, part in sides.items():
             if part.domains is not None and len(part.domains) and part.domains.max() >= len(names):
                 raise UserError(
-                    f"{self._key}: column {self.domain_column} of {side} holds the domain {part.domains.max()}",
+                    f"{self._key}: column {_COLUMN} of {side} holds the domain {part.domains.max()}",
                     f"0 to {len(names) - 1}",
                 )
         return self._assembled(sides, self.origin(), names)
 
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
-        drawn = sides["train"].taken(self._drawn(sides["train"].domains))
-        return super()._assembled({**sides, "train": drawn}, origin, domain_names)
+        train = sides["train"]
+        if self.per_domain is not None and train.domains is not None and len(train.domains):
+            train = train.taken(_drawn(train.domains, self.per_domain))
+        return super()._assembled({**sides, "train": train}, origin, domain_names)
 
     def _labelled(self, side: str) -> TableSide:
-        needed = (self.label_column, self.domain_column)
+        needed = (self.label_column, _COLUMN)
         table = self._table(side, *needed)
         labels, domains = (class_labels(table, column, self._key, side) for column in needed)
         return TableSide(labels, table, self.image_column, domains=domains)
-
-    def _drawn(self, domains: np.ndarray | None) -> np.ndarray | None:
-        """The indices of the training samples drawn, ascending; None: all."""
-        if self.per_domain is None or domains is None:
-            return None
-        drawn = []
-        for domain in np.unique(domains):
-            members = np.flatnonzero(domains == domain)
-            order = generator(self.subset_seed, "DomainNet subset", int(domain)).permutation(len(members))
-            drawn.append(members[order[: self.per_domain]])
-        return np.sort(np.concatenate(drawn)) if drawn else None
 
     def whole(self) -> bool:
         return super().whole() and self.per_domain == 10_000
@@ -110,3 +101,13 @@ class DomainNet(HubImages):
                 labels.append(int(label))
                 domains.append(domain)
         return FileSide(np.asarray(labels, dtype=np.int64), files, root, domains=np.asarray(domains, dtype=np.int64))
+
+
+def _drawn(domains: np.ndarray, count: int) -> np.ndarray:
+    """The indices of at most `count` samples drawn of each domain, ascending, given the domain of each."""
+    drawn = []
+    for domain in np.unique(domains):
+        members = np.flatnonzero(domains == domain)
+        order = generator(_SEED, "DomainNet subset", int(domain)).permutation(len(members))
+        drawn.append(members[order[:count]])
+    return np.sort(np.concatenate(drawn))

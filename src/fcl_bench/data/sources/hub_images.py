@@ -30,16 +30,13 @@ class HubImages(ImageSource):
     """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same layout.
 
     Args:
-        name: what tables call it.
         repo: hub name ("uoft-cs/cifar100").
         revision: commit of the hub repository; None: whatever its main branch holds, which the log names.
         image_column, label_column: the columns to read.
         path: a local folder to read instead: the repository's parquet files at any depth (train-*.parquet,
             test-*.parquet), or images in train/<class>/* and test/<class>/*.
-        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
         train_split, test_split: the repository's names of the two sides. They are not part of a run's identity, but the
             hash of the images' content is.
-        about: what is known beforehand.
     """
 
     name: str = knob(filled=True, words="a name for tables")
@@ -60,9 +57,6 @@ class HubImages(ImageSource):
         sides = self.sides()
         names = label_names(sides["train"].table, self.label_column) if isinstance(sides["train"], TableSide) else None
         return replace(self._assembled(sides, self.origin()), class_names=tuple(names or ()))
-
-    def facts(self) -> About:
-        return self.about
 
     def repositories(self) -> list[Repository]:
         if self.path is not None:

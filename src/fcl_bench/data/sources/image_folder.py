@@ -19,11 +19,6 @@ class ImageFolder(ImageSource):
     """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names.
 
     Classes that only test/ has are numbered after the others; a class that only train/ has is learnt and not tested.
-
-    Args:
-        name: what tables call it.
-        path: the folder.
-        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
     """
 
     name: str = knob("imagefolder", filled=True, words="a name for tables")
@@ -31,15 +26,12 @@ class ImageFolder(ImageSource):
     def load(self) -> Dataset:
         root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
         names = {side: self._classes(root / side) for side in ("train", "test")}
-        chosen = self._chosen_classes(np.arange(len(names["train"])))
-        numbers = {name: number for number, name in enumerate(names["train"]) if chosen is None or number in chosen}
         # Classes without training samples come last; a stream leaves them out and says so.
-        unseen = [name for name in names["test"] if name not in names["train"]] if chosen is None else []
-        behind = {name: len(names["train"]) + place for place, name in enumerate(unseen)}
+        unseen = [name for name in names["test"] if name not in names["train"]]
+        numbers = {name: number for number, name in enumerate([*names["train"], *unseen])}
         known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
-        known["test"] |= behind
-        found = self._cut({side: labelled_files(root / side, known[side], root) for side in known}, classes=None)
-        return replace(found, class_names=(*names["train"], *unseen))
+        found = self._assembled({side: labelled_files(root / side, known[side], root) for side in known})
+        return replace(found, class_names=tuple(numbers))
 
     @staticmethod
     def _classes(folder: Path) -> list[str]:

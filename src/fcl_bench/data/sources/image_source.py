@@ -40,10 +40,8 @@ class Side(ABC):
     domains: np.ndarray | None = field(default=None, kw_only=True)
     rows: np.ndarray | None = field(default=None, kw_only=True)
 
-    def taken(self, indices: np.ndarray | None) -> Self:
-        """The samples `kept` (ascending) of these; None: all."""
-        if indices is None:
-            return self
+    def taken(self, indices: np.ndarray) -> Self:
+        """The samples `indices` (ascending) of these."""
         rows = indices if self.rows is None else self.rows[indices]
         domains = None if self.domains is None else self.domains[indices]
         return replace(self, labels=self.labels[indices], domains=domains, rows=rows)
@@ -81,10 +79,10 @@ class ImageSource(Source):
 
     Args:
         path: a local folder to read.
-        classes: the number of labels kept in train and test, the first ones in ascending order; None: all.
+        classes: the number of labels used in train and test, the first ones in ascending order; None: all.
         skip_classes: the number of labels of the training side left out, the first ones in ascending order, before
             `classes` counts; labels that only the test side has are left out too.
-        per_class: the number of training images kept of each class, the first ones in the data set's order; None: all.
+        per_class: the number of training images used of each class, the first ones in the data set's order; None: all.
         test_per_class: like `per_class`, for test images.
     """
 
@@ -105,7 +103,7 @@ class ImageSource(Source):
         return self.classes is None and not self.skip_classes and self.per_class is None and self.test_per_class is None
 
     def _chosen_classes(self, labels: np.ndarray) -> np.ndarray | None:
-        """The labels that `skip_classes` and `classes` keep of the training labels, ascending; None: all.
+        """The training labels that `skip_classes` and `classes` leave, ascending; None: all.
 
         Raises:
             UserError: the data set has fewer labels than that.
@@ -127,38 +125,22 @@ class ImageSource(Source):
             )
         return left[: self.classes]
 
-    def _kept(self, side: str, whole: Side, classes: np.ndarray | None) -> np.ndarray | None:
-        """Which samples the knobs keep of one side, ascending, given the labels kept; None: all.
-
-        With domains, the limits hold for each class in each domain.
-        """
-        most = self.per_class if side == "train" else self.test_per_class
-        if classes is None and most is None:
-            return None
-        labels, domains = whole.labels, whole.domains
-        keep = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
-        if most is not None:
-            groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
-            keep &= rank_in_group(groups) < most
-        return np.flatnonzero(keep)
-
     def _assembled(self, sides: Mapping[str, Side], origin: str = "", domain_names: tuple[str, ...] = ()) -> Dataset:
-        """The data set with the samples of the sides "train" and "test" that the knobs keep."""
-        return self._cut(sides, self._chosen_classes(sides["train"].labels), origin, domain_names)
-
-    def _cut(
-        self,
-        sides: Mapping[str, Side],
-        classes: np.ndarray | None,
-        origin: str = "",
-        domain_names: tuple[str, ...] = (),
-    ) -> Dataset:
-        """The indices kept of the sides "train" and "test", given the labels kept; None: all."""
-        train, test = (self._split(side, sides[side], classes) for side in ("train", "test"))
+        """The data set with the samples of the sides "train" and "test" that the knobs retain."""
+        classes = self._chosen_classes(sides["train"].labels)
+        train = self._split("train", sides["train"], classes, self.per_class)
+        test = self._split("test", sides["test"], classes, self.test_per_class)
         return Dataset(self.name, train, test, domain_names=domain_names, origin=origin)
 
-    def _split(self, side: str, whole: Side, classes: np.ndarray | None) -> Split:
-        part = whole.taken(self._kept(side, whole, classes))
+    def _split(self, side: str, part: Side, classes: np.ndarray | None, most: int | None) -> Split:
+        """The samples of these classes (None: all), at most so many of each class, with domains in each of them."""
+        labels, domains = part.labels, part.domains
+        retained = np.ones(len(labels), dtype=bool) if classes is None else np.isin(labels, classes)
+        if most is not None:
+            groups = labels if domains is None or not len(domains) else labels * (domains.max() + 1) + domains
+            retained &= rank_in_group(groups) < most
+        if not retained.all():
+            part = part.taken(np.flatnonzero(retained))
         return image_split(part.labels, part.images(f"{self._key}: {side}"), part.domains)
 
     @property

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from fcl_bench.data.sources.held_out import held_out, read_index, write_index
-from fcl_bench.data.sources.hub import own_folder
 from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.image_folder import class_names, labelled_files
 from fcl_bench.data.sources.image_source import Side, TableSide
@@ -34,7 +33,8 @@ class ImageNetR(HubImages):
     Args:
         path: a local folder to read instead: the hub's parquet files, the released folder (<wnid>/*), or images that
             are already split (train/<class>/*, test/<class>/*).
-        others: see `HubImages`; `label_column` holds WordNet numbers and both splits are the hub's one split.
+        label_column: holds WordNet numbers.
+        train_split, test_split: both are the hub's one split.
     """
 
     def origin(self) -> str:
@@ -46,23 +46,14 @@ class ImageNetR(HubImages):
         test = read_index(index, classes, whole.labels, digests) if index.exists() else held_out(whole.labels, digests)
         return {side: whole.taken(np.flatnonzero(chosen)) for side, chosen in (("train", ~test), ("test", test))}
 
-    def reads(self) -> list[Path] | None:
-        """Also the index file, which is beside the images or in a folder of its own."""
-        found = super().reads()
-        return found and [*found, self._index_path()]
-
     def prepare(self) -> None:
-        """Write the index file beside the images."""
         if self._class_folders() is None and not (index := self._index_path()).exists():
             whole, classes, digests = self._whole()
             write_index(index, classes, whole.labels, digests, held_out(whole.labels, digests))
             log.info("data %s: which image is on which side is in %s", self.name, index)
 
     def _index_path(self) -> Path:
-        if self.path is not None:
-            return self._folder() / INDEX
-        [wanted] = self.repositories()
-        return own_folder(wanted, self._snapshot.commit) / INDEX
+        return (self._snapshot.folder if self.path is None else self._folder()) / INDEX
 
     def _is_released(self) -> bool:
         return self.path is not None and not any(self._folder().rglob("*.parquet"))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
+from fcl_bench.data.sources.array_file import ArrayFile
+from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash, user_path
+from fcl_bench.files import content_hash
 
 _WANTED = "an .npz file with x (n, d), column (n,) and task (n,), both from 0; at a site labelled (n,), true or false"
 
@@ -35,22 +35,16 @@ class SiteSamples:
 
 
 @dataclass
-class SiteFile(Source):
+class SiteFile(ArrayFile):
     """Ready features that stay at their site: x (n, d), column (n,), task (n,) and, at a site, labelled (n,)."""
 
     name: str = knob("sites", filled=True, words="a name for tables")
-    path: str | None = knob(None, identity=False)
-
-    def reads(self) -> list[Path] | None:
-        return [user_path("data.path", self.path)] if self.path else None
 
     def load(self) -> Dataset:
         """Load the server's file, which has test samples and no training samples."""
         held = self.read()
         if not held.labelled.all():
-            raise UserError(
-                f"data.path={self.path}: {(~held.labelled).sum()} test samples have no label", "all have one"
-            )
+            raise UserError(f"{self.where}: {(~held.labelled).sum()} test samples have no label", "all have one")
         none = np.zeros(0, dtype=np.int64)
         train = Split(none, held.x[:0], content_hash(b"elsewhere").hexdigest(), none)
         test = Split(held.column, held.x, held.fingerprint, held.task)
@@ -58,10 +52,8 @@ class SiteFile(Source):
 
     def read(self) -> SiteSamples:
         """The file's samples. Raises a `UserError` if the file does not have the form above."""
-        path = existing_path(self.path, self.name, _WANTED)
-        arrays = _arrays(path)
-        where = f"data.path={path}:"
-        x = arrays["x"]
+        arrays = self.arrays(_WANTED, ("x", "column", "task"), ("labelled",))
+        where, x = f"{self.where}:", arrays["x"]
         if x.ndim != 2 or not x.shape[1] or x.dtype.kind != "f" or x.dtype.itemsize not in (4, 8):
             raise UserError(f"{where} x has shape {x.shape} and type {x.dtype}", "float32 or float64 of shape (n, d)")
         if not np.isfinite(x).all():
@@ -84,18 +76,3 @@ class SiteFile(Source):
             digest.update(np.ascontiguousarray(array).data)
         x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
         return SiteSamples(x, column, task, labelled, digest.hexdigest())
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            raise UserError(f"data.path={path} holds a single array", _WANTED)
-        with loaded as file:
-            if missing := {"x", "column", "task"} - set(file.files):
-                raise UserError(f"data.path={path} lacks {', '.join(sorted(missing))}", _WANTED)
-            return {name: file[name] for name in ("x", "column", "task", "labelled") if name in file.files}
-    except UserError:
-        raise
-    except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
-        raise UserError(f"data.path={path} is not a readable .npz file", _WANTED) from error

@@ -57,12 +57,9 @@ class Vtab(ImageSource):
     train on fewer, which only their folder says (docs/reference/data.md).
 
     Args:
-        name: what tables call it.
         path: a local folder to read instead: as released (train/<class>/*, test/<class>/*, fifty classes in the order
             of their names, which are numbers), or one folder per data set (resisc45, dtd, pets, eurosat, flowers102)
             with the hub's parquet files.
-        classes, skip_classes, per_class, test_per_class: see `ImageSource`.
-        about: what is known beforehand.
     """
 
     name: str = knob("vtab", filled=True, words="a name for tables")
@@ -81,9 +78,6 @@ class Vtab(ImageSource):
                 joined[side].append(replace(tens, labels=tens.labels + EACH * number, domains=domains))
             origins.append(source.origin())
         return self._assembled({side: _joined(parts) for side, parts in joined.items()}, "; ".join(origins), names)
-
-    def facts(self) -> About:
-        return self.about
 
     def repositories(self) -> list[Repository]:
         return [wanted for part in PARTS for wanted in self._source(part).repositories()]
