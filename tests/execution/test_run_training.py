@@ -233,7 +233,7 @@ def test_what_a_round_cost_stands_beside_its_accuracy(whole):
     assert list(rows) == ["task", "round", "accuracy"]
     assert rows[["task", "round"]].to_numpy().tolist() == [[t, r] for t in range(3) for r in (1, 3)]
     spent = uploads.groupby(["task", "round"])[["up_bytes", "client_seconds"]].sum().cumsum()
-    joined = rows.join(spent, on=["task", "round"])
+    joined = rows.join(spent, trains=["task", "round"])
     assert joined["up_bytes"].iloc[-1] == outcome.record["communication"]["up_total_bytes"]
     assert joined["client_seconds"].iloc[-1] == pytest.approx(outcome.record["runtime"]["client_seconds"])
     assert joined["up_bytes"].is_monotonic_increasing
