@@ -9,25 +9,53 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 
 from fcl_bench.engine.loop import Federation
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
-from tests.engine.hostile_cases import small
+from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import ImageTasks, feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import feature_context
-from tests.small_methods import NAMES, architecture
+from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
 from tests.test_adding import block_with
 
+FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
+#: Knobs that make the method small.
+KNOBS: dict[str, dict[str, Any]] = {
+    "afl": {},
+    "afcl": {},
+    "fedncm": {},
+    "fedfecam": {},
+    "fedran": {"M": 8, "rank": 3},
+    "stsa_e": {"M": 8, "dummy_clients": 2},
+    "centred_sketch": {"M": 8, "rank": 2},
+    "fot": {"training": FAST, "columns": 8},
+    "fedprotip": {"training": FAST, "columns": 8},
+    "mfcl": {"training": FAST, "synthetic": 4, "generator": Generation(noise=5, width=4, steps=2)},
+}
 OUTSIDE = "from outside"
 EVERY = [*NAMES, OUTSIDE]
 CLASSES = [3, 3]
-SIZES = [[9, 7, 8], [8, 0, 9]]
+FLOAT32 = WireFormat(torch.float32)
+SIZES = [[9, 7, 8], [8, 9, 0]]
 
 
 def method_of(name: str, **knobs: Any) -> Method:
-    """The method with these knobs, or else with few features, rounds and samples."""
-    return small(name, **knobs) if name in NAMES else from_outside()
+    """The method with few features, rounds and samples, and these knobs."""
+    if name not in NAMES:
+        return from_outside()
+    usual = (
+        {"training": FAST}
+        if trains_by_gradient(name)
+        else {"M": 8}
+        if issubclass(class_of(name), ClosedFormMethod)
+        else {}
+    )
+    return made(name, **{**KNOBS.get(name, usual), **knobs})
 
 
 def from_outside() -> Method:
@@ -38,12 +66,12 @@ def from_outside() -> Method:
     return vars(module)[re.findall(r"^class (\w+)\(", source, flags=re.M)[-1]](M=8)
 
 
-def context_for(method: Method) -> Context:
+def context_for(method: Method, wire: WireFormat = FLOAT32) -> Context:
     if method.trains_network:
         context = tiny_context(architecture=architecture(method.name) if method.name in NAMES else "conv")
     else:
         context = feature_context()
-    return dataclasses.replace(context, clients=len(SIZES[0]))
+    return dataclasses.replace(context, clients=len(SIZES[0]), wire=wire)
 
 
 def tasks_for(method: Method) -> ImageTasks:
@@ -56,6 +84,6 @@ def tasks_for(method: Method) -> ImageTasks:
     return [tasks[0], *([(Z, y - 1) for Z, y in clients] for clients in tasks[1:])]
 
 
-def federation_for(method: Method, **options: Any) -> Federation:
+def federation_for(method: Method, wire: WireFormat = FLOAT32, **options: Any) -> Federation:
     """A run before its first task; `options` are those of `federation_of`."""
-    return federation_of(method, context_for(method), tasks_for(method), **options)
+    return federation_of(method, context_for(method, wire), tasks_for(method), **options)

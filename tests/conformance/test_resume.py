@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.exemplars import proxy
 from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from fcl_bench.protocol.method import Method
-from tests.conformance.cases import EVERY, federation_for, method_of, tasks_for
-from tests.engine.hostile_cases import FAST
+from tests.conformance.cases import EVERY, FAST, federation_for, method_of, tasks_for
+from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
 from tests.methods.whole_runs import assert_resumes, same
 from tests.small_methods import NAMES, architecture, trains_by_gradient
 
@@ -87,10 +85,9 @@ def made(name: str, variant: str) -> Method:
         *((name, "features") for name in ON_FEATURES),
     ],
 )
-def test_a_run_goes_on_from_every_round_bit_for_bit(name, variant, monkeypatch):
+@quickly
+def test_a_run_goes_on_from_every_round_bit_for_bit(name, variant):
     method = made(name, variant)
-    # Images that are reconstructed hardly begin to be: how good they are is not asked.
-    monkeypatch.setattr(proxy, "reconstruct", partial(proxy.reconstruct, inner=1))
     whole, saved = assert_resumes(lambda: federation_for(method))
     assert len(saved) >= 2
     last = federation_for(method)

@@ -109,9 +109,9 @@ def _by_kind(name: str, tensor: torch.Tensor, declared: Schema) -> Tensors:
         return {**found, "negative": -tensor, "a wide one": tensor.repeat(*([1] * (tensor.ndim - 1)), 50)}
     if tensor.dtype == torch.uint8 and tensor.ndim == 4:
         return {"real": tensor.float(), "wider": torch.nn.functional.pad(tensor, (0, 1))}
-    if not tensor.is_floating_point():
-        return _whole(base, tensor)
     own = declared[base.removesuffix(SCALE)]
+    if not tensor.is_floating_point():
+        return {"real": tensor.double()} if own.unit else _whole(base, tensor)
     if own.form == "gram" or own.unit or base in SPECTRA or name == "Q":
         return {**_real(tensor), **_structured(base, tensor, own)}
     return _real(tensor)

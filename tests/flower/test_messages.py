@@ -14,12 +14,12 @@ from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.protocol.message import Message
-from tests.small_methods import NAMES, short_run, trains_by_gradient
-from tests.small_runs import run_in
+from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from tests.conformance.cases import EVERY, federation_for, method_of
+from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
+from tests.methods.whole_runs import same
 
 SAID = [field.name for field in dataclasses.fields(Message) if field.name not in ("tensors", "sums_of", "moments_of")]
-QUICK = [name for name in NAMES if not trains_by_gradient(name)]
-LONG = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES if trains_by_gradient(name)]
 
 
 def require_same(came: Message, sent: Message) -> None:
@@ -37,8 +37,9 @@ def require_same(came: Message, sent: Message) -> None:
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", [*QUICK, *LONG])
-def test_every_message_comes_back(name, wire, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", EVERY)
+@quickly
+def test_every_message_comes_back(name, wire, monkeypatch):
     kinds, turn = set(), Node.turn
 
     def over_the_wire(self, client, broadcast):
@@ -53,10 +54,10 @@ def test_every_message_comes_back(name, wire, tmp_path, monkeypatch):
             assert getattr(back, field) == getattr(reply, field)
         return dataclasses.replace(back, guesses=reply.guesses)
 
-    given = ("data=digits", "clients=2", "tasks=2", "beta=1", f"method={name}", *short_run(name), f"wire.dtype={wire}")
-    plain = run_in(tmp_path / "plain", *given)
+    method, format_ = method_of(name), WireFormat(WIRE_DTYPES[wire])
+    plain, carried = (federation_for(method, format_) for _ in range(2))
+    plain.run(lambda _: None)
     monkeypatch.setattr(Node, "turn", over_the_wire)
-    carried = run_in(tmp_path / "carried", *given)
+    carried.run(lambda _: None)
     assert kinds
-    files = [(outcome.folder / "model.safetensors").read_bytes() for outcome in (plain, carried)]
-    assert files[0] == files[1]
+    assert same(carried.server.model(), plain.server.model())

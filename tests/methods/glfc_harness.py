@@ -65,6 +65,9 @@ def short_descent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "reconstruct", partial(proxy.reconstruct, inner=1))
 
 
+quickly = pytest.mark.usefixtures("short_descent")
+
+
 def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> None:
     """The entropies of a run, in the order of turns."""
     told = iter(values)

@@ -23,6 +23,7 @@ from tests.methods.glfc_harness import (
     learnt,
     made,
     published,
+    quickly,
     scripted,
     short_descent,
     tasks_of,
@@ -33,7 +34,6 @@ from tests.methods.training_harness import federation_of, tiny_context
 from tests.methods.whole_runs import model_of, same
 
 __all__ = ["short_descent"]
-quickly = pytest.mark.usefixtures("short_descent")
 
 #: Numbers of the encoder's gradient with 8 x 8 pixels and C classes: 3 convolutions, and 12 x 2 x 2 features.
 NUMBERS = {columns: 912 + 2 * 3612 + 49 * columns for columns in (2, 4, 6)}
