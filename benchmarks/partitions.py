@@ -56,7 +56,7 @@ def shards_of(stream: Stream, settings: Settings, clients: int, seed: int) -> li
     shards = []
     for task, indices in enumerate(stream.train):
         labels = stream.train_columns[indices]
-        parts = settings.partition.deal(labels, clients, generator(seed, "partition", task))
+        parts = settings.partition.holdings(labels, clients, generator(seed, "partition", task))
         shards.append([labels[part] for part in parts])
     return shards
 

@@ -13,7 +13,6 @@ from fcl_bench.backbones.backbone import Identity, Pixels
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.backbones.trainable import frozen_names, weights_hash
-from fcl_bench.config import counting
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance
 from tests.backbones.start_cases import BACKBONES, CPU, FEATURES, RESNET, SMALL, VIT, checkpoint, images, scratch, vit
@@ -198,13 +197,6 @@ def test_adapters_drop_units_in_training_alone(tmp_path):
     torch.nn.init.normal_(mlp.up.weight)
     assert torch.equal(mlp.eval()(x), mlp(x))
     assert not torch.equal(mlp.train()(x), mlp(x))
-
-
-def test_knobs_of_adapters_at_their_old_values_leave_ids_and_first_weights_as_they_were():
-    plain, old = vit(adapters=Adapters(8)), '{"scale": 0.1, "width": 8}'
-    assert plain.trainable(images(), seed=0).identity["adapters"] == old
-    assert counting(plain)["adapters"] == {"width": 8, "scale": 0.1}
-    assert counting(vit(adapters=Adapters(8, bias=False)))["adapters"] == {"width": 8, "scale": 0.1, "bias": False}
 
 
 def test_the_first_stages_freeze_with_their_stem_and_buffers():

@@ -36,9 +36,9 @@ def class_incremental(dataset: Dataset, tasks: int, seed: int, first: int | None
     return train, test
 
 
-def class_overlap(dataset: Dataset, tasks: int, seed: int, shared: int, shuffle: bool) -> Tasks:
+def class_overlap(dataset: Dataset, tasks: int, seed: int, shared: int) -> Tasks:
     """FedProTIP D.6: "one class overlaps across each task boundary (10 classes per task, 11 tasks total)"."""
-    order = _order(dataset, seed, shuffle)
+    order = _order(dataset, seed)
     total = len(order) + (tasks - 1) * shared
     classes_of: list[list[int]] = []
     begin = 0

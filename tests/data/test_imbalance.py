@@ -11,10 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.config import _identity
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits import base
-from fcl_bench.data.splits.base import Division, TaskSplit
+from fcl_bench.data.splits.base import Division, SampleSplit
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.stream import Stream
@@ -23,7 +22,7 @@ from fcl_bench.execution.plan import deal
 from fcl_bench.randomness import generator
 from fcl_bench.typed import typed_instance
 from tests.data.split_cases import check_stream, class_table, dataset_of, even_dataset, same, uneven_dataset
-from tests.data.test_stream_splits import SHUFFLED, SPLITS, many_classes
+from tests.data.test_stream_splits import SPLITS, many_classes
 from tests.small_runs import run_in, settings_for
 
 #: Digests of streams of `many_classes()` in 3 tasks with seed 5, made before there was `imbalance`.
@@ -36,7 +35,6 @@ BEFORE = {
     "si_blurry_equal": "e276facd60a1",
     "si_blurry_any": "084ae30da61e",
     "si_blurry_equal_any": "063fbb167367",
-    "domain_incremental": "26204dd97567",
 }
 
 
@@ -48,7 +46,7 @@ def digest(stream: Stream) -> str:
     return found.hexdigest()
 
 
-def imbalanced(split: TaskSplit, imbalance: float, **knobs) -> TaskSplit:
+def imbalanced(split: SampleSplit, imbalance: float, **knobs) -> SampleSplit:
     return type(split)(**{**vars(split), "imbalance": imbalance, **knobs})
 
 
@@ -100,17 +98,11 @@ def test_the_shares_are_geometric_from_all_to_the_given_one():
         assert sorted(counts, reverse=True) == [1000, 631, 398, 251, 158, 100, 63, 40, 25, 16, 10]
 
 
-@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("name", SPLITS)
 def test_without_imbalance_nothing_is_drawn_and_streams_are_as_they_were(name, monkeypatch):
     monkeypatch.setattr(base, "thinned", None)
-    assert digest(SHUFFLED[name].cut(many_classes(), 3, 5)) == BEFORE[name]
-    assert digest(imbalanced(SHUFFLED[name], 1).cut(many_classes(), 3, 5)) == BEFORE[name]
-
-
-@pytest.mark.parametrize("name", SHUFFLED)
-def test_old_runs_keep_their_ids(name):
-    assert "imbalance" not in _identity(SHUFFLED[name])
-    assert _identity(imbalanced(SHUFFLED[name], 0.5)) == {**_identity(SHUFFLED[name]), "imbalance": 0.5}
+    assert digest(SPLITS[name].cut(many_classes(), 3, 5)) == BEFORE[name]
+    assert digest(imbalanced(SPLITS[name], 1).cut(many_classes(), 3, 5)) == BEFORE[name]
 
 
 def test_the_draws_are_the_splits_own():
@@ -158,7 +150,7 @@ def test_impossible_shares_are_refused_and_a_seed_has_something_to_draw():
     assert not same(streams[0], streams[2])
 
 
-class TwoParts(TaskSplit):
+class TwoParts(SampleSplit):
     """A split from elsewhere: all samples but one in task 0."""
 
     name = "two_parts"

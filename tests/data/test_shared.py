@@ -72,8 +72,6 @@ def test_it_holds_no_more_than_its_limit_and_the_latest_of_it(asked):
         while sum(size for _, size in oracle) > 10:
             oracle.pop(0)
         assert store.bytes == sum(size for _, size in oracle) <= 10
-    store.clear()
-    assert store.bytes == 0
 
 
 def test_whoever_takes_a_value_over_hears_what_was_said_of_it(caplog):

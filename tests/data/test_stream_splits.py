@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fcl_bench.config import _identity
 from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
-from fcl_bench.data.splits.base import TaskSplit
+from fcl_bench.data.splits.base import SampleSplit
 from fcl_bench.data.splits.class_incremental import ClassIncremental, ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
 from fcl_bench.data.splits.si_blurry import SiBlurry
@@ -32,7 +32,6 @@ SPLITS = {
     "si_blurry_any": SiBlurry(disjoint=0.3, blurry=0.6, reassign="any"),
     "si_blurry_equal_any": SiBlurry(disjoint=0.2, blurry=0.5, sizes="equal", reassign="any"),
 }
-SHUFFLED = {**SPLITS, "domain_incremental": DomainIncremental(shuffle=True)}
 
 
 def many_classes():
@@ -41,11 +40,11 @@ def many_classes():
     return dataset_of(*(labels for labels, _ in sides), [domains for _, domains in sides], tuple("abcdef"))
 
 
-def plain(split: TaskSplit, dataset, tasks: int, seed: int) -> split_oracle.Tasks:
+def plain(split: SampleSplit, dataset, tasks: int, seed: int) -> split_oracle.Tasks:
     if isinstance(split, ClassIncremental):
         return split_oracle.class_incremental(dataset, tasks, seed, split.first, split.shuffle)
     if isinstance(split, ClassOverlap):
-        return split_oracle.class_overlap(dataset, tasks, seed, split.shared, split.shuffle)
+        return split_oracle.class_overlap(dataset, tasks, seed, split.shared)
     assert isinstance(split, SiBlurry)
     knobs = (split.disjoint, split.blurry, split.sizes, split.reassign)
     return split_oracle.si_blurry(dataset, tasks, seed, *knobs)
@@ -75,9 +74,9 @@ def test_a_split_covers_the_data_and_is_what_its_text_says(name, data, tasks, se
     assert tasks_of(stream.test, len(data.test)) == test
 
 
-@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("name", SPLITS)
 def test_the_split_has_a_seed_of_its_own(name):
-    data, split = many_classes(), SHUFFLED[name]
+    data, split = many_classes(), SPLITS[name]
     own = type(split)(**{**vars(split), "order_seed": 7})
     assert same(own.cut(data, 3, 0), own.cut(data, 3, 1))
     assert same(own.cut(data, 3, 0), split.cut(data, 3, 7))
@@ -91,15 +90,15 @@ def test_all_splits_by_class_take_the_classes_in_one_order():
     assert all(order == orders[0] for order in orders)
 
 
-@pytest.mark.parametrize("name", SHUFFLED)
+@pytest.mark.parametrize("name", SPLITS)
 def test_an_own_seed_is_part_of_the_run_id(name):
-    split = SHUFFLED[name]
+    split = SPLITS[name]
     assert _identity(split)["order_seed"] is None
     assert _identity(type(split)(**{**vars(split), "order_seed": 0}))["order_seed"] == 0
 
 
 def test_the_identity_names_the_split_and_its_knobs():
-    knobs = {"first": None, "shuffle": True, "order_seed": None}
+    knobs = {"first": None, "shuffle": True, "imbalance": 1.0, "order_seed": None}
     assert _identity(ClassIncremental()) == {"choice": "class_incremental", **knobs}
 
 
@@ -109,12 +108,12 @@ def test_class_incremental_draws_what_it_always_drew():
     assert order.tolist() == [6, 9, 3, 0, 8, 7, 4, 2, 5, 1]
 
 
-@pytest.mark.parametrize("split", [ClassIncremental, DomainIncremental])
-def test_a_seed_without_anything_to_draw_is_refused(split):
-    with pytest.raises(UserError, match=r"split\.order_seed=3 has nothing to draw with split\.shuffle=false"):
-        split(shuffle=False, order_seed=3)
-    with pytest.raises(UserError, match=r"split\.order_seed=-1 is out of range"):
-        typed_instance(split, {"shuffle": True, "order_seed": -1}, "split")
+def test_a_seed_without_anything_to_draw_is_refused():
+    for split, knobs in ((ClassIncremental, {"shuffle": False}), (DomainIncremental, {})):
+        with pytest.raises(UserError, match=r"split\.order_seed=3 has nothing to draw"):
+            split(**knobs, order_seed=3)
+        with pytest.raises(UserError, match=r"split\.order_seed=-1 is out of range"):
+            typed_instance(split, {"order_seed": -1}, "split")
 
 
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
@@ -122,19 +121,19 @@ def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
     data = many_classes()
     rules = [Iid(), Shards(), Dirichlet(0.5, min_size=0), DirichletAllClasses(0.5), DirichletEqualSizes(0.5)]
 
-    def deal(case: tuple[TaskSplit, int, int]) -> list[np.ndarray]:
+    def deal(case: tuple[SampleSplit, int, int]) -> list[np.ndarray]:
         split, rule, seed = case
         stream = split.cut(data, 3, seed)
         return [
             members[part]
             for t, members in enumerate(stream.train)
-            for part in rules[rule].deal(stream.train_columns[members], 2, generator(seed, "partition", t))
+            for part in rules[rule].holdings(stream.train_columns[members], 2, generator(seed, "partition", t))
         ]
 
     # Classes of two samples and more at every task; blurry classes can be scarcer, which `DirichletAllClasses` refuses.
     cases = [
         (split, rule, seed)
-        for split in SHUFFLED.values()
+        for split in SPLITS.values()
         for rule in range(len(rules))
         for seed in range(2)
         if not (isinstance(split, SiBlurry) and rule == 3)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fcl_bench.files import json_hash
 
 Value = TypeVar("Value")
-#: The largest number of bytes kept; a single value that is larger is not kept at all.
+#: The largest number of bytes stored; a single value that is larger is not stored at all.
 LIMIT = 2**30
 #: Seconds after a file's last change before a further change is sure to show: the coarsest usual file system clock.
 _SETTLED = 2.0
@@ -29,57 +31,35 @@ class Shared:
     the value is reused, if they concern the value (`of_value`), so that each job logs what it would log alone.
 
     Args:
-        limit: the largest number of bytes kept.
+        limit: the largest number of bytes stored.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.bytes = 0
-        self._kept: OrderedDict[str, tuple[Any, int, list[logging.LogRecord]]] = OrderedDict()
+        self._stored: OrderedDict[str, tuple[Any, int, list[logging.LogRecord]]] = OrderedDict()
 
     def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True) -> Value:
-        """The value of `key`: the kept one, or a new one from `make`; see `shared`."""
-        if key in self._kept:
-            self._kept.move_to_end(key)
-            value, _, records = self._kept[key]
+        """The value of `key`: the stored one, or a new one from `make`; see `shared`."""
+        if key in self._stored:
+            self._stored.move_to_end(key)
+            value, _, records = self._stored[key]
             for record in records:
                 logging.getLogger(record.name).log(record.levelno, record.msg, *(record.args or ()))
             return value
-        with _listening() as records:
+        messages = BufferingHandler(sys.maxsize)
+        _package.addHandler(messages)
+        try:
             value = make()
+        finally:
+            _package.removeHandler(messages)
         count = size(value)
         if count <= self.limit:
-            self._kept[key] = value, count, records if of_value else []
+            self._stored[key] = value, count, messages.buffer if of_value else []
             self.bytes += count
             while self.bytes > self.limit:
-                self.bytes -= self._kept.popitem(last=False)[1][1]
+                self.bytes -= self._stored.popitem(last=False)[1][1]
         return value
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._kept.clear()
-        self.bytes = 0
-
-
-class _Said(logging.Handler):
-    """A log handler that appends the records to a list."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.DEBUG)
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-
-@contextmanager
-def _listening() -> Iterator[list[logging.LogRecord]]:
-    handler = _Said()
-    _package.addHandler(handler)
-    try:
-        yield handler.records
-    finally:
-        _package.removeHandler(handler)
 
 
 #: The cache of this process's jobs while there are several; otherwise None, and nothing is stored.
@@ -93,7 +73,7 @@ def start_sharing() -> None:
 
 
 def stop_sharing() -> None:
-    """Drop the kept values and keep none from now on."""
+    """Drop the stored values, and store none from now on."""
     _current.clear()
 
 

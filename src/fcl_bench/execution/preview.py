@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
+from fcl_bench.data.splits.base import SampleSplit
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.execution.plan import Dealt, deal
@@ -103,8 +104,10 @@ def _with_tests(dealt: Dealt, counts: pd.DataFrame) -> pd.DataFrame:
 
 def _headline(settings: Settings) -> str:
     scalars, split = settings.scalars, settings.split
-    order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
-    imbalance = "" if split.imbalance == 1 else f", imbalance {split.imbalance:g}"
+    order = imbalance = ""
+    if isinstance(split, SampleSplit):
+        order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
+        imbalance = "" if split.imbalance == 1 else f", imbalance {split.imbalance:g}"
     return (
         f"{settings.data.name}, {split.name}{order}{imbalance}: {scalars.tasks} tasks, {scalars.clients} clients,"
         f" {partition_name(settings.partition.name, settings.beta)}, seed {scalars.seed}"

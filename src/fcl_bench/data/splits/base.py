@@ -33,35 +33,31 @@ class Division(NamedTuple):
     test: Sequence[np.ndarray]
 
 
-@dataclass(kw_only=True)
 class TaskSplit(ABC):
-    """What `split=...` names: how a data set is spread over T tasks.
+    """What `split=...` names: how a data set is spread over T tasks."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
+        """Cut `dataset` into `tasks` tasks, given the run's seed. Raises a `UserError` where that can't be done."""
+
+
+@dataclass(kw_only=True)
+class SampleSplit(TaskSplit):
+    """A split that divides the samples of a data set by a rule.
 
     Args:
-        imbalance: the share of its training samples that the rarest class keeps; see `thinned`. 1: all classes keep
+        imbalance: the share of its training samples that the rarest class retains; see `thinned`. 1: all classes retain
             all of them, and nothing is drawn.
         order_seed: seed of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
             changes the partition, the labels, the projection and so on.
     """
 
-    name: ClassVar[str]
     imbalance: float = knob(1.0, above=0, most=1, words="a share, above 0 to 1")
     order_seed: int | None = knob(None, least=0)
 
-    def __post_init__(self) -> None:
-        if self.order_seed is not None and not self.draws and self.imbalance == 1:
-            raise UserError(
-                f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
-                "split.shuffle=true",
-            )
-
-    @property
-    def draws(self) -> bool:
-        """Whether the division is random."""
-        return True
-
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        """Cut `dataset` into `tasks` tasks, given the run's seed. Raises a `UserError` where that can't be done."""
         seed = seed if self.order_seed is None else self.order_seed
         preference, train, test = self.divide(dataset, tasks, seed)
         if self.imbalance < 1:
@@ -82,13 +78,13 @@ class TaskSplit(ABC):
 def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float, seed: int) -> list[np.ndarray]:
     """`members` without the samples that class imbalance removes.
 
-    Class number i of C, in a random order of its own, keeps the share imbalance^(i / (C - 1)) of its samples, rounded
+    Class number i of C, in a random order of its own, retains the share imbalance^(i / (C - 1)) of its samples, rounded
     to the nearest number and at least one. Which samples stay is random, independent of their task.
 
     Args:
         members: per task, the indices of its training samples, ascending.
         labels: (n,) the labels of all training samples.
-        imbalance: the share that the last class keeps.
+        imbalance: the share that the last class retains.
         seed: of the split's draws.
     """
     indices = np.concatenate(members)

@@ -12,7 +12,7 @@ from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     Division,
-    TaskSplit,
+    SampleSplit,
     checked_classes,
     class_order,
     even_sizes,
@@ -24,7 +24,7 @@ from fcl_bench.randomness import generator
 
 
 @dataclass
-class ClassIncremental(TaskSplit):
+class ClassIncremental(SampleSplit):
     """Disjoint classes per task, in a seeded order.
 
     Args:
@@ -36,9 +36,12 @@ class ClassIncremental(TaskSplit):
     first: int | None = knob(None, least=1)
     shuffle: bool = True
 
-    @property
-    def draws(self) -> bool:
-        return self.shuffle
+    def __post_init__(self) -> None:
+        if self.order_seed is not None and not self.shuffle and self.imbalance == 1:
+            raise UserError(
+                f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
+                "split.shuffle=true",
+            )
 
     def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
@@ -65,7 +68,7 @@ class ClassIncremental(TaskSplit):
 
 
 @dataclass
-class ClassOverlap(TaskSplit):
+class ClassOverlap(SampleSplit):
     """Tasks of equal size in a seeded order of the classes, each with its neighbour's `shared` classes (FedProTIP D.6).
 
     With C classes, T tasks and s shared at each border the tasks' sizes add up to C + (T - 1) s, and differ by one at
@@ -76,17 +79,15 @@ class ClassOverlap(TaskSplit):
 
     Args:
         shared: s, the number of classes shared at each border.
-        shuffle: permute the classes by the seed; false: ascending labels.
     """
 
     name: ClassVar[str] = "class_overlap"
     shared: int = knob(1, least=1)
-    shuffle: bool = True
 
     def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
         starts = self._starts(len(labels), tasks)
-        order = class_order(labels, seed, self.shuffle)
+        order = class_order(labels, seed)
         places = np.arange(len(labels))
         last = np.searchsorted(starts, places, side="right") - 1
         # A task shares its first `shared` classes with the task before it.

@@ -10,15 +10,14 @@ import numpy as np
 
 from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.base import Division, TaskSplit, checked_classes
+from fcl_bench.data.splits.base import Division, SampleSplit, checked_classes
 from fcl_bench.errors import UserError, choices
-from fcl_bench.randomness import generator
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class DomainIncremental(TaskSplit):
+class DomainIncremental(SampleSplit):
     """Task t holds all samples of one domain (FedProTIP 4, E.1).
 
     Tasks share the label space as far as the domains do: all of it in DomainNet, none of it in VTAB. With fewer tasks
@@ -27,26 +26,18 @@ class DomainIncremental(TaskSplit):
 
     Args:
         order: the names of the tasks' domains; None: as the data set lists them.
-        shuffle: permute the data set's domains by the seed.
     """
 
     name: ClassVar[str] = "domain_incremental"
     order: list[str] | None = None
-    shuffle: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.order is None:
-            return
-        shown = f"split.order=[{','.join(self.order)}]"
-        if self.shuffle:
-            raise UserError(f"{shown} and split.shuffle=true exclude each other", "one of the two")
-        if not self.order or len(set(self.order)) < len(self.order):
-            raise UserError(f"{shown} is no order of domains", "each domain once, at least one")
-
-    @property
-    def draws(self) -> bool:
-        return self.shuffle
+        if self.order is not None and (not self.order or len(set(self.order)) < len(self.order)):
+            raise UserError(
+                f"split.order=[{','.join(self.order)}] is no order of domains", "each domain once, at least one"
+            )
+        if self.order_seed is not None and self.imbalance == 1:
+            raise UserError(f"split.order_seed={self.order_seed} has nothing to draw", "split.imbalance below 1")
 
     def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         names = dataset.domain_names
@@ -55,7 +46,7 @@ class DomainIncremental(TaskSplit):
                 f"split={self.name}: data={dataset.name} has no domains",
                 "a data set with domains, such as data=domainnet, or split=class_incremental",
             )
-        order = self._order(names, seed)
+        order = self._order(names)
         if tasks > len(order):
             raise UserError(
                 f"tasks={tasks} is more than the {len(order)} domains of"
@@ -82,11 +73,10 @@ class DomainIncremental(TaskSplit):
                 )
         return Division(checked_classes(dataset), train, members(dataset.test))
 
-    def _order(self, names: tuple[str, ...], seed: int) -> np.ndarray:
+    def _order(self, names: tuple[str, ...]) -> np.ndarray:
         """The numbers of the tasks' domains."""
         if self.order is None:
-            listed = np.arange(len(names))
-            return generator(seed, "domain order").permutation(listed) if self.shuffle else listed
+            return np.arange(len(names))
         for name in self.order:
             if name not in names:
                 raise UserError(f"split.order: there is no domain {name}", choices(names, name))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import Division, TaskSplit
+from fcl_bench.data.splits.base import TaskSplit
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.task import Task
@@ -19,10 +19,6 @@ class Given(TaskSplit):
     """The tasks that the test samples define: the classes of task t are those of its test samples."""
 
     name: ClassVar[str] = "given"
-
-    def __post_init__(self) -> None:
-        if self.imbalance != 1 or self.order_seed is not None:
-            raise UserError("split.imbalance and split.order_seed have nothing to draw with split=given", "neither")
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         """The stream of a data set whose training samples stay at the sites.
@@ -55,7 +51,3 @@ class Given(TaskSplit):
         nothing = np.zeros(0, dtype=np.int64)
         test = tuple(np.flatnonzero(task_of == index) for index in range(tasks))
         return Stream(tuple(made), np.arange(seen), nothing, columns, (nothing,) * tasks, test)
-
-    def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
-        stream = self.cut(dataset, tasks, seed)
-        return Division(stream.class_order, stream.train, stream.test)

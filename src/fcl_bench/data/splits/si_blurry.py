@@ -12,7 +12,7 @@ from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import (
     Division,
-    TaskSplit,
+    SampleSplit,
     checked_classes,
     class_order,
     even_sizes,
@@ -23,7 +23,7 @@ from fcl_bench.randomness import generator
 
 
 @dataclass
-class SiBlurry(TaskSplit):
+class SiBlurry(SampleSplit):
     """Stochastic blurry task boundaries (Moon et al. 2023, as AFCL F.1 uses them).
 
     1. A random share `disjoint` of the classes is disjoint: each has all of its samples in one task. The others are
