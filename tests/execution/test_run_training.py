@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +68,13 @@ def choice(method: str, images: tuple[str, ...]) -> tuple[str, ...]:
 @contextmanager
 def interrupted(task: int, round_: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A run in this block is interrupted in the middle of this round; the block must contain nothing else."""
-    exchange = engine.Federation._round
+    whole = engine.Federation._round
 
-    def until(self, at, number, present, *others) -> None:
+    def until(self, at, number, held) -> None:
         if (at.index, number) != (task, round_):
-            return exchange(self, at, number, present, *others)
-        exchange(self, at, number, present[:1], *others)
+            return whole(self, at, number, held)
+        first = np.arange(len(held.labelled)) == np.flatnonzero(held.labelled)[0]
+        whole(self, at, number, replace(held, labelled=held.labelled * first))  # one client's turn, and no further
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -233,7 +235,7 @@ def test_what_a_round_cost_stands_beside_its_accuracy(whole):
     assert list(rows) == ["task", "round", "accuracy"]
     assert rows[["task", "round"]].to_numpy().tolist() == [[t, r] for t in range(3) for r in (1, 3)]
     spent = uploads.groupby(["task", "round"])[["up_bytes", "client_seconds"]].sum().cumsum()
-    joined = rows.join(spent, trains=["task", "round"])
+    joined = rows.join(spent, on=["task", "round"])
     assert joined["up_bytes"].iloc[-1] == outcome.record["communication"]["up_total_bytes"]
     assert joined["client_seconds"].iloc[-1] == pytest.approx(outcome.record["runtime"]["client_seconds"])
     assert joined["up_bytes"].is_monotonic_increasing

@@ -222,7 +222,7 @@ def test_wrong_knobs_name_the_key(knobs, told):
 
 
 def test_features_and_images_too_small_to_blur_are_refused():
-    with pytest.raises(UserError, match=r"^method\.on=features"):
+    with pytest.raises(UserError, match=r"^method\.trains=features"):
         mfcl(trains="features").check(tiny_context(), [2])
     with pytest.raises(UserError, match=r"^method\.generator\.w_smooth=0\.001: images of 2 pixels"):
         mfcl().check(tiny_context(size=2), [2])

@@ -232,7 +232,7 @@ def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
     ("method", "told"),
     [
         (regmean(server_optimizer="adam"), r"method\.training\.server_optimizer=adam: .*server_optimizer=average"),
-        (RegMean(local="ridge"), r"method\.on=images: method\.local=ridge .* \(method\.on=features, or"),
+        (RegMean(local="ridge"), r"method\.trains=images: method\.local=ridge .* \(method\.trains=features, or"),
         (bridge(1.0, damping=0.5), r"method\.damping=0\.5: method\.local=ridge"),
         (bridge(1.0, ccvr="gaussian"), r"method\.ccvr=gaussian: method\.local=ridge"),
     ],

@@ -48,7 +48,9 @@ def known_key(key: str, method: str) -> bool:
     group, _, knob = key.partition(".")
     if group not in GROUPS or not knob:
         return group in GROUPS or key in keys(CONF / "config.yaml")
-    files = (CONF / group).glob(f"{method or '*'}.yaml" if group == "method" else "*.yaml")
+    files = list((CONF / group).glob(f"{method or '*'}.yaml" if group == "method" else "*.yaml"))
+    if any("defaults" in keys(file) for file in files):  # a file that starts from the knobs of all gradient methods
+        files += (CONF / group).glob("_*.yaml")
     return any(knob in keys(file) for file in files)
 
 

@@ -14,6 +14,7 @@ import yaml
 from fcl_bench.config import text
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
+from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.files import file_checksum
 from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
@@ -79,7 +80,7 @@ def test_runs_by_another_version_are_left_out_with_a_warning_each(runs, caplog):
         rewrite(folder, record, "method: {_target_: fcl_bench.gone.Gone}\n")
     assert collect(runs).empty
     assert [message.partition("has a ")[2] for message in caplog.messages] == [
-        "damaged run.json (schema 3, not 4); leaving it out"
+        f"damaged run.json (schema 3, not {SCHEMA}); leaving it out"
     ] * 2
 
 
@@ -174,7 +175,7 @@ def test_conditions_on_any_key_of_the_record(finished):
     with pytest.raises(UserError, match="unknown key environment.nothing"):
         selected(frame, ["environment.nothing=1"], finished)
     # After another condition, the rows that are left.
-    assert selected(frame, ["seed=1", "schema=4"], finished)["seed"].tolist() == [1]
+    assert selected(frame, ["seed=1", f"schema={SCHEMA}"], finished)["seed"].tolist() == [1]
 
 
 def test_a_partition_without_a_beta_has_none(runs):
