@@ -35,7 +35,6 @@ from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
-from tests.small_methods import architecture, unlisted
 
 Change = Callable[[Message], Message]
 
@@ -336,16 +335,6 @@ WIRES = [
 
 
 LISTED = {method.name for method in [*CLOSED_FORM.values(), *(method for method, _ in GRADIENT.values())]}
-
-
-@pytest.mark.parametrize("method", unlisted(LISTED), ids=lambda method: method.name)
-def test_uploads_of_methods_that_are_new_in_conf_are_admitted(method):
-    if method.trains_network:
-        context = tiny_context(architecture=architecture(method.name))
-        tasks = image_tasks(np.random.default_rng(0), [3, 2, 2], SIZES)
-    else:
-        context, tasks = context_of(6), feature_tasks(0, [5, 2, 3], SIZES)
-    assert federation_of(method, context, tasks).run(lambda _: None).tasks_done == 3
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=lambda wire: " ".join(wire.values()))

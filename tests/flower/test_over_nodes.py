@@ -63,6 +63,7 @@ def of(method):
     return f"method={method}", *short_run(method)
 
 
+@pytest.mark.slow_cases("stsa_e", "centred_sketch", "fedran", "fedicarl")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_model_and_the_ledger_are_those_of_one_process(tmp_path, monkeypatch, here, link, method):
     link.add_node(0)
@@ -87,6 +88,7 @@ def features(path, seed=0):
     return f"data.path={path}"
 
 
+@pytest.mark.slow_cases("stsa_e", "centred_sketch", "fedran", "fedicarl", "afl")
 @pytest.mark.parametrize(
     "method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "fedavg", "fedicarl", "fedprotip"]
 )
@@ -126,6 +128,7 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, link
     assert model(many) == model(one)
 
 
+@pytest.mark.slow_cases("fedicarl")
 @pytest.mark.parametrize("method", ["fedprotip", "fedicarl"])
 def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_kept(
     tmp_path, monkeypatch, here, link, method

@@ -22,6 +22,9 @@ def matrix(n: int, spectrum: str) -> torch.Tensor:
     return torch.from_numpy((G + G.T) / 2)
 
 
+@pytest.mark.slow_cases(
+    "300-1-clustered", "300-1-low rank", "300-1-spread", "300-299-clustered", "300-40-clustered", "300-75-low rank"
+)
 @pytest.mark.parametrize("spectrum", ["spread", "clustered", "low rank", "equal"])
 @pytest.mark.parametrize(
     ("n", "count"), [(1, 1), (50, 7), (50, 50), (300, 1), (300, 40), (300, 75), (300, 151), (300, 299), (300, 300)]

@@ -30,6 +30,7 @@ from tests.methods.harness import (
 )
 
 
+@pytest.mark.slow_cases("1-300-15")
 @pytest.mark.parametrize("rank", [0, 1, 4, 15])
 @pytest.mark.parametrize("M", [None, 20, 300])
 @pytest.mark.parametrize("seed", range(4))

@@ -135,6 +135,7 @@ def test_classes_are_read_off_exactly_and_privacy_counts_every_gradient():
         )
 
 
+@pytest.mark.slow
 def test_what_is_not_perturbed_is_reconstructed_to_the_grey_level():
     """The server sees a client's own image: the one nearest to its class's mean under the client's model."""
     inversion = Inversion(perturbation=0, iterations=60, images=1)
@@ -257,6 +258,7 @@ def test_gradients_that_come_late_add_to_the_monitor_and_the_best_has_to_win_aga
     assert [version for *_, version in reached] == list(range(1, 3 * rounds + 1))
 
 
+@pytest.mark.slow
 @quickly
 def test_the_choice_changes_what_clients_learn():
     """An old model of the task's first round is not that of its last."""
@@ -278,6 +280,7 @@ def test_the_choice_changes_what_clients_learn():
 # Resume, other settings -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quickly
 def test_the_seed_decides():
     def run(seed: int):

@@ -175,6 +175,7 @@ def test_the_first_task_is_glfcs_bit_for_bit_and_the_second_is_not():
     assert not same(model_after(lga(lam=0.5), 2), model_after(theirs, 2))
 
 
+@pytest.mark.slow
 def test_groups_matter_from_the_third_task_on():
     first, second = (lga(groups=groups) for groups in GROUPS)
     assert same(model_after(first, 2), model_after(second, 2))

@@ -59,6 +59,7 @@ def test_heads_that_train_freely_are_not_projected_and_their_biases_train(tip):
     assert all((HEADS in message) == (tip is not None) for message in uploads)
 
 
+@pytest.mark.slow
 def test_fot_with_free_heads_takes_no_subspace_of_their_inputs():
     context, tasks = tiny_context(), three_tasks()
     ranks = {
@@ -186,6 +187,7 @@ def test_a_sketch_of_no_new_direction_tells_nothing_of_the_samples():
 # FOT: sketches of all inputs, and the threshold -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_sketch_of_all_inputs_has_their_second_moments():
     """Of E[A A'] = s X X', X being every unfolded patch of every image."""
     context, tasks, sent = tiny_context(), image_tasks(np.random.default_rng(0), [2], [[20]]), {}
@@ -270,6 +272,7 @@ def knobs(method: str, *typed: str):
     return settings_for(Path("nowhere"), f"method={method}", "data=digits", "backbone=tiny", *typed).method
 
 
+@pytest.mark.slow
 def test_the_variant_sets_what_is_not_typed():
     ours, theirs = (knobs("fedprotip", f"method.variant={variant}") for variant in ("working", "published"))
     assert ours == FedProTIP()

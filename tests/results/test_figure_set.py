@@ -63,6 +63,7 @@ def test_one_run_has_its_curve_and_matrix_and_no_panel_of_a_single_dot(tmp_path)
     assert list(all_drawn(figures_of(tmp_path, {}))) == ["accuracy_over_tasks", "accuracy_matrix"]
 
 
+@pytest.mark.slow
 def test_two_rivals_in_one_setting_are_compared_and_a_lone_one_beside_them_is_not(tmp_path):
     figures = all_drawn(figures_of(tmp_path, {}, {"method": "afl"}, {"method": "afl", "beta": 1.0}))
     assert list(figures) == [
@@ -80,6 +81,7 @@ def test_only_wanted_figures_are_drawn(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_reference_runs_are_in_figures_without_curves_and_seconds(tmp_path):
     frame = made_up({}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0})
     reference = frame.assign(folder="", seconds_per_task=np.nan, **{FROM: "reference"})
@@ -144,6 +146,7 @@ def test_devices_protocols_and_settings_have_panels_of_their_own(tmp_path):
     assert "2 more settings have no panel" in caption(figures["accuracy_matrix"])
 
 
+@pytest.mark.slow_cases("clients-values2")
 @pytest.mark.parametrize(
     ("quantity", "values"), [("label_rate", (0.1, 0.5, 1.0)), ("beta", (0.1, 0.5, 5)), ("clients", (5, 20))]
 )
@@ -216,6 +219,7 @@ def test_the_matrix_is_the_mean_over_seeds_with_nothing_above_the_diagonal(tmp_p
     assert [text.get_text() for text in figure.axes[0].texts] == ["70"] * (TASKS * (TASKS + 1) // 2)
 
 
+@pytest.mark.slow
 def test_real_runs_are_drawn_as_recorded(tmp_path):
     folder = real_runs(tmp_path) / "runs"
     frame = collect(folder)
@@ -224,6 +228,7 @@ def test_real_runs_are_drawn_as_recorded(tmp_path):
     np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), np.mean(recorded, axis=0))
 
 
+@pytest.mark.slow
 def test_many_runs_of_many_kinds_are_a_picture_too(tmp_path):
     runs = [{"method": f"method{i}", "data": d} for i in range(12) for d in ("$\\a$", *"bcdefg")]
     figures = figures_of(tmp_path, *runs)
@@ -249,6 +254,7 @@ def trained_for_rounds(folder, accuracies, tested=True):
         pd.DataFrame(measured).to_csv(folder / "rounds.csv", index=False)
 
 
+@pytest.mark.slow
 def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
     trained = {"method": "fedavg", "tasks": 1}
     frame = made_up(
