@@ -32,7 +32,7 @@ class Stream:
         stream, partition = ClassIncremental().cut(data, tasks, seed), Dirichlet(beta=beta)
         dealt = []
         for t, (task, train, test) in enumerate(zip(stream.tasks, stream.train, stream.test, strict=True)):
-            parts = partition.deal(stream.train_columns[train], clients, generator(seed, "partition", t))
+            parts = partition.holdings(stream.train_columns[train], clients, generator(seed, "partition", t))
             dealt.append((task.columns, Holdings.of(train[part] for part in parts), test))
         inputs = [torch.from_numpy(np.asarray(side.inputs)).double() for side in (data.train, data.test)]
         columns = [torch.from_numpy(side) for side in (stream.train_columns, stream.test_columns)]

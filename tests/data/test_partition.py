@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.data.partitions import dirichlet
 from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletEqualSizes
 from fcl_bench.errors import UserError
@@ -32,11 +33,11 @@ def labels_of(samples: int, classes: int, seed: int) -> np.ndarray:
 )
 def test_partitions_are_disjoint_covers_and_repeatable(rule, samples, classes, clients, beta, seed):
     labels = labels_of(samples, classes, seed)
-    parts = rule(beta).deal(labels, clients, np.random.default_rng(seed))
+    parts = rule(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(samples))
     assert all((np.diff(part) > 0).all() for part in parts)
-    again = rule(beta).deal(labels, clients, np.random.default_rng(seed))
+    again = rule(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -51,7 +52,7 @@ def test_partitions_are_disjoint_covers_and_repeatable(rule, samples, classes, c
 def test_the_dirichlet_cap_stops_full_clients(samples, classes, clients, beta, seed):
     """Classes are dealt in ascending order, so before its last class a client held less than n / K."""
     labels = labels_of(samples, classes, seed)
-    for part in Dirichlet(beta, min_size=0).deal(labels, clients, np.random.default_rng(seed)):
+    for part in Dirichlet(beta, min_size=0).holdings(labels, clients, np.random.default_rng(seed)):
         if len(part):
             assert (labels[part] < labels[part].max()).sum() < samples / clients
 
@@ -60,21 +61,23 @@ def test_the_dirichlet_cap_stops_full_clients(samples, classes, clients, beta, s
 @given(clients=st.integers(1, 8), beta=st.floats(0.05, 10), min_size=st.integers(0, 30), seed=st.integers(0, 2**32))
 def test_dirichlet_meets_min_size_or_says_so(clients, beta, min_size, seed):
     labels = labels_of(200, 5, seed)
-    rule = Dirichlet(beta, min_size=min_size, retries=20)
+    rule = Dirichlet(beta, min_size=min_size)
     told = None
-    try:
-        smallest = min(map(len, rule.deal(labels, clients, np.random.default_rng(seed))))
-    except UserError as error:
-        told = str(error)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dirichlet, "_DRAWS", 20)
+        try:
+            smallest = min(map(len, rule.holdings(labels, clients, np.random.default_rng(seed))))
+        except UserError as error:
+            told = str(error)
     assert f"partition.min_size={min_size}" in told if told else smallest >= min_size
 
 
 def test_an_impossible_min_size_is_an_error_not_an_endless_loop():
     rng = np.random.default_rng(0)
     with pytest.raises(UserError, match=r"min_size=5 for clients=50.*min_size=2 at most"):
-        Dirichlet(0.1, min_size=5).deal(labels_of(100, 4, 0), 50, rng)
-    with pytest.raises(UserError, match="not met in 30 draws"):
-        Dirichlet(0.01, min_size=19, retries=30).deal(labels_of(100, 1, 0), 5, rng)
+        Dirichlet(0.1, min_size=5).holdings(labels_of(100, 4, 0), 50, rng)
+    with pytest.raises(UserError, match="not met in 1000 draws"):
+        Dirichlet(0.01, min_size=19).holdings(labels_of(100, 1, 0), 5, rng)
 
 
 def test_smaller_beta_is_more_skewed():
@@ -84,7 +87,7 @@ def test_smaller_beta_is_more_skewed():
     def skew(beta: float) -> float:
         shares = []
         for seed in range(20):
-            for part in Dirichlet(beta).deal(labels, 5, np.random.default_rng(seed)):
+            for part in Dirichlet(beta).holdings(labels, 5, np.random.default_rng(seed)):
                 shares.append(np.bincount(labels[part]).max() / len(part))
         return float(np.mean(shares))
 
@@ -95,7 +98,9 @@ def test_smaller_beta_is_more_skewed():
 def test_dirichlet_shares_have_the_law_of_the_distribution():
     """Without the cap's effect (one class), the first client's share is Beta(beta, (K - 1) beta)."""
     labels = np.zeros(2000, dtype=int)
-    shares = [len(Dirichlet(0.5, min_size=0).deal(labels, 4, np.random.default_rng(s))[0]) / 2000 for s in range(800)]
+    shares = [
+        len(Dirichlet(0.5, min_size=0).holdings(labels, 4, np.random.default_rng(s))[0]) / 2000 for s in range(800)
+    ]
     assert np.mean(shares) == pytest.approx(0.25, abs=0.03)
     assert np.var(shares) == pytest.approx(0.25 * 0.75 / 3, abs=0.012)  # mean (1 - mean) / (K beta + 1)
 
@@ -103,7 +108,7 @@ def test_dirichlet_shares_have_the_law_of_the_distribution():
 @settings(max_examples=40, deadline=None)
 @given(samples=st.integers(1, 500), clients=st.integers(1, 60), seed=st.integers(0, 2**32))
 def test_iid_sizes_differ_by_one_at_most(samples, clients, seed):
-    sizes = [len(p) for p in Iid().deal(labels_of(samples, 3, seed), clients, np.random.default_rng(seed))]
+    sizes = [len(p) for p in Iid().holdings(labels_of(samples, 3, seed), clients, np.random.default_rng(seed))]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -111,6 +116,6 @@ def test_a_shard_client_sees_few_classes():
     """With pieces that divide the classes evenly, s shards hold at most s classes."""
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(20), 50))
     for shards in (2, 4, 10):
-        for part in Shards(shards=shards).deal(labels, 10, np.random.default_rng(shards)):
+        for part in Shards(shards=shards).holdings(labels, 10, np.random.default_rng(shards)):
             assert len(np.unique(labels[part])) <= shards
             assert len(part) == 100

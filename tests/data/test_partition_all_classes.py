@@ -23,13 +23,13 @@ def test_every_client_holds_every_class_or_the_error_says_what_would_work(labels
     smallest = int(np.unique(labels, return_counts=True)[1].min())
     if smallest < clients:
         with pytest.raises(UserError, match=rf"clients={smallest} at most"):
-            DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
+            DirichletAllClasses(beta).holdings(labels, clients, np.random.default_rng(seed))
         clients = smallest
-    parts = DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
+    parts = DirichletAllClasses(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert len(parts) == clients
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
     assert all(set(labels[part]) == set(labels) for part in parts)
-    again = DirichletAllClasses(beta).deal(labels, clients, np.random.default_rng(seed))
+    again = DirichletAllClasses(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -100,7 +100,7 @@ def test_a_large_beta_shares_every_class_evenly():
 
 def test_too_few_samples_of_a_class_is_an_error_in_one_line():
     with pytest.raises(UserError) as caught:
-        DirichletAllClasses(0.5).deal(np.repeat([4, 9], [30, 3]), 5, np.random.default_rng(0))
+        DirichletAllClasses(0.5).holdings(np.repeat([4, 9], [30, 3]), 5, np.random.default_rng(0))
     assert str(caught.value) == (
         "partition=dirichlet_all_classes gives each of clients=5 a sample of every class, and the smallest class of a"
         " task has 3 (clients=3 at most, or partition=dirichlet)"

@@ -27,11 +27,11 @@ def tables(labels: np.ndarray, clients: int, beta: float, draws: int) -> np.ndar
     seed=st.integers(0, 2**32),
 )
 def test_sizes_differ_by_one_at_most_and_every_sample_is_dealt_once(labels, clients, beta, seed):
-    parts = DirichletEqualSizes(beta).deal(labels, clients, np.random.default_rng(seed))
+    parts = DirichletEqualSizes(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert len(parts) == clients
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))
-    again = DirichletEqualSizes(beta).deal(labels, clients, np.random.default_rng(seed))
+    again = DirichletEqualSizes(beta).holdings(labels, clients, np.random.default_rng(seed))
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -104,6 +104,6 @@ def test_smaller_beta_is_more_skewed_and_a_large_one_is_iid():
 
 def test_fewer_samples_than_clients_leave_clients_empty():
     rule = DirichletEqualSizes(0.1)
-    sizes = [len(part) for part in rule.deal(np.array([2, 2, 7]), 5, np.random.default_rng(0))]
+    sizes = [len(part) for part in rule.holdings(np.array([2, 2, 7]), 5, np.random.default_rng(0))]
     assert sorted(sizes) == [0, 0, 1, 1, 1]
-    assert [len(part) for part in rule.deal(np.array([], dtype=int), 2, np.random.default_rng(0))] == [0, 0]
+    assert [len(part) for part in rule.holdings(np.array([], dtype=int), 2, np.random.default_rng(0))] == [0, 0]

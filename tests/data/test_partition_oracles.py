@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fcl_bench.data.partitions.base import Iid, Partition, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
-from fcl_bench.data.partitions.label_rate import keep_labels
+from fcl_bench.data.partitions.label_rate import draw_labelled
 from fcl_bench.randomness import generator
 from tests.data import partition_oracle as oracle
 from tests.data.partition_cases import counts, same_mean, uneven_labels
@@ -66,8 +66,8 @@ def _tasks(rule: Partition, seed: int, threads: int, order: list[int]) -> list[b
     labels = np.arange(600) % 12
 
     def task(t: int) -> bytes:
-        parts = rule.deal(labels, 7, generator(seed, "partition", t))
-        kept = [keep_labels(labels[part], 0.3, generator(seed, "labels", t, k)) for k, part in enumerate(parts)]
+        parts = rule.holdings(labels, 7, generator(seed, "partition", t))
+        kept = [draw_labelled(labels[part], 0.3, generator(seed, "labels", t, k)) for k, part in enumerate(parts)]
         return b"".join(array.tobytes() for array in (*parts, *kept))
 
     with ThreadPoolExecutor(threads) as pool:

@@ -127,7 +127,7 @@ def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
         return [
             members[part]
             for t, members in enumerate(stream.train)
-            for part in rules[rule].deal(stream.train_columns[members], 2, generator(seed, "partition", t))
+            for part in rules[rule].holdings(stream.train_columns[members], 2, generator(seed, "partition", t))
         ]
 
     # Classes of two samples and more at every task; blurry classes can be scarcer, which `DirichletAllClasses` refuses.

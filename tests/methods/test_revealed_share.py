@@ -44,7 +44,7 @@ def test_a_run_tells_as_many_as_expected(beta):
     labels, shares = np.repeat(np.arange(20), 100), []
     Z = np.random.default_rng(0).standard_normal((len(labels), 2))
     for seed in range(6):
-        parts = Dirichlet(beta).deal(labels, CLIENTS, np.random.default_rng(seed))
+        parts = Dirichlet(beta).holdings(labels, CLIENTS, np.random.default_rng(seed))
         tasks = [[(torch.from_numpy(Z[part]), torch.from_numpy(labels[part])) for part in parts]]
         federation = federation_of(STSAE(M=None, dummy_clients=GROUPS), context_of(2), tasks)
         federation.run(lambda _: None)

@@ -18,7 +18,7 @@ from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.composition import config_dir
 from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.data.partitions.label_rate import keep_labels
+from fcl_bench.data.partitions.label_rate import draw_labelled
 from fcl_bench.data.shared import described, shared
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.loading import loaded
@@ -314,15 +314,11 @@ def _dealt(settings: Settings, dataset: Dataset) -> tuple[Stream, list[Holdings]
     """The tasks, per task who holds what, and which labels are known."""
     scalars = settings.scalars
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
-    shards = [
-        Holdings.of(
-            indices[part]
-            for part in settings.partition.deal(
-                stream.train_columns[indices], scalars.clients, generator(scalars.seed, "partition", t)
-            )
-        )
-        for t, indices in enumerate(stream.train)
-    ]
+    shards = []
+    for t, indices in enumerate(stream.train):
+        rng = generator(scalars.seed, "partition", t)
+        own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
+        shards.append(Holdings(indices[own.indices], own.ends))
     return stream, shards, _labelled(settings, stream, shards)
 
 
@@ -340,7 +336,7 @@ def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.
         return labelled
     for t, clients in enumerate(shards):
         for k, indices in enumerate(clients):
-            labelled[indices] = keep_labels(stream.train_columns[indices], rate, generator(seed, "labels", t, k))
+            labelled[indices] = draw_labelled(stream.train_columns[indices], rate, generator(seed, "labels", t, k))
     # Samples that the split leaves out belong to no client.
     held = np.concatenate([clients.indices for clients in shards])
     known = held[labelled[held]]

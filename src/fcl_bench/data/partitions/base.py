@@ -9,11 +9,11 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import parts
+from fcl_bench.data.partitions.holdings import Holdings
 
 
 class Partition(ABC):
-    """What `partition=...` names: a rule that deals one task's samples out to K clients."""
+    """What `partition=...` names: a rule that assigns one task's samples to K clients."""
 
     name: ClassVar[str]
 
@@ -30,9 +30,11 @@ class Partition(ABC):
             (n,) int64. Disjointness and cover hold by construction: each sample has exactly one client.
         """
 
-    def deal(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    def holdings(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Holdings:
         """K disjoint, ascending index arrays that cover 0..n-1 exactly."""
-        return parts(self.assign(labels, clients, rng), clients)
+        owner = self.assign(labels, clients, rng)
+        ends = np.cumsum([0, *np.bincount(owner, minlength=clients)])
+        return Holdings(np.argsort(owner, kind="stable"), ends)
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Iid(Partition):
 
 @dataclass
 class Shards(Partition):
-    """Sort by class, cut into K * shards equal pieces, deal `shards` of them to each client (McMahan et al. 2017).
+    """Sort by class, cut into K * shards equal pieces, give `shards` of them to each client (McMahan et al. 2017).
 
     Args:
         shards: pieces per client (AFL's s).

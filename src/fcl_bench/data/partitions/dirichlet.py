@@ -13,6 +13,9 @@ from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.partitions.base import Partition
 from fcl_bench.errors import UserError
 
+#: Draws before giving up; they take 0.3 to 9 seconds.
+_DRAWS = 1000
+
 
 @dataclass
 class DirichletPartition(Partition):
@@ -35,12 +38,13 @@ class Dirichlet(DirichletPartition):
 
     Args:
         min_size: fewest samples of a task at a client; 0 lets clients be empty.
-        retries: draws before giving up with an error.
+
+    Raises (in `assign`):
+        UserError: no draw gave every client that many.
     """
 
     name: ClassVar[str] = "dirichlet"
     min_size: int = knob(1, least=0)
-    retries: int = knob(1000, least=1)
 
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         if self.min_size * clients > len(labels):
@@ -52,14 +56,14 @@ class Dirichlet(DirichletPartition):
         classes, class_of_sample = np.unique(labels, return_inverse=True)
         by_class = parts(class_of_sample, len(classes))
         fullest = 0
-        for _ in range(self.retries):
+        for _ in range(_DRAWS):
             owner = self._draw(by_class, clients, rng)
             smallest = int(np.bincount(owner, minlength=clients).min())
             if smallest >= self.min_size:
                 return owner
             fullest = max(fullest, smallest)
         raise UserError(
-            f"partition.min_size={self.min_size} was not met in {self.retries} draws with clients={clients},"
+            f"partition.min_size={self.min_size} was not met in {_DRAWS} draws with clients={clients},"
             f" beta={self.beta:g} (best smallest client: {fullest})",
             f"partition.min_size={fullest}, a larger beta, or fewer clients or tasks",
         )
@@ -73,7 +77,7 @@ class Dirichlet(DirichletPartition):
             shares = rng.dirichlet(np.full(clients, self.beta)) * (held < cap)
             if shares.sum() == 0:
                 # A small beta can put all of its mass on full clients; the public code divides by zero here. At least
-                # one client is below the cap, since fewer than n samples are dealt.
+                # one client is below the cap, since fewer than n samples are assigned.
                 shares = (held < cap).astype(float)
             ends = (np.cumsum(shares / shares.sum()) * len(members)).astype(np.int64)
             # The last cut is the end of the class regardless of rounding, but never at a client that is full.

@@ -1,4 +1,4 @@
-"""Label scarcity: which of a client's samples keep their labels."""
+"""Label scarcity: which of a client's samples are labelled."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from fcl_bench.data.groups import rank_in_group
 
 
-def keep_labels(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
     """Which samples are labelled: the share `rate` of them, rounded to the nearest number and stratified by class.
 
-    Every class keeps floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
-    largest remainders. A client with very few samples may keep none.
+    Every class retains floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
+    largest remainders. A client with very few samples may retain none.
 
     Args:
         labels: (n,) one client's labels of one task.
