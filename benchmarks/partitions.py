@@ -4,8 +4,8 @@
     .venv/bin/python benchmarks/partitions.py data=features data.path=FILE.npz
 
 Every combination of SPLITS, --clients and partitions (those with a beta at each of --betas) is a row; one that a
-partition refuses is a row with its error. Preparation is reading the data, cutting it into tasks and dealing all of
-them out; exit code 1 if one that succeeds takes longer than --limit. Seconds are of CPU time, all threads together, so
+partition refuses is a row with its error. Preparation is reading the data, cutting it into tasks and assigning all of
+them; exit code 1 if one that succeeds takes longer than --limit. Seconds are of CPU time, all threads together, so
 that other work on the machine does not count; importing the data set's library is part of reading.
 """
 
@@ -52,7 +52,7 @@ def settings_of(*overrides: str) -> Settings:
 
 
 def shards_of(stream: Stream, settings: Settings, clients: int, seed: int) -> list[list[np.ndarray]]:
-    """Per task and client, the labels of its samples; dealt as a run deals them."""
+    """Per task and client, the labels of its samples, assigned as in a run."""
     shards = []
     for task, indices in enumerate(stream.train):
         labels = stream.train_columns[indices]
@@ -105,24 +105,27 @@ def rows(
         stream = settings.split.cut(dataset, settings.scalars.tasks, seed)
         cutting = time.process_time() - begin
         for number in clients:
-            for overrides, dealing_by in chosen.items():
+            for overrides, by_rule in chosen.items():
                 row: dict[str, object] = {
                     "split": " ".join(split).removeprefix("split="),
                     "clients": number,
                     "partition": " ".join(word for word in overrides if not word.startswith("beta="))
                     .removeprefix("partition=")
                     .replace("partition.", ""),
-                    "beta": "" if dealing_by.beta is None else f"{dealing_by.beta:g}",
+                    "beta": "" if by_rule.beta is None else f"{by_rule.beta:g}",
                 }
                 begin = time.process_time()
                 try:
-                    shards = shards_of(stream, dealing_by, number, seed)
-                    dealing = time.process_time() - begin
+                    shards = shards_of(stream, by_rule, number, seed)
+                    assigning = time.process_time() - begin
                     row |= statistics(shards)
                 except UserError as error:
-                    dealing = time.process_time() - begin
+                    assigning = time.process_time() - begin
                     row["refused"] = error.what
-                row |= {"seconds": round(cutting + dealing, 3), "with reading": round(reading + cutting + dealing, 3)}
+                row |= {
+                    "seconds": round(cutting + assigning, 3),
+                    "with reading": round(reading + cutting + assigning, 3),
+                }
                 table.append(row)
     return table
 

@@ -42,7 +42,7 @@ _DOES = {
     "backbone": "open",
     "data": "load",
     "split": "cut",
-    "partition": "deal",
+    "partition": "holdings",
     "adapt": "trains_network",
     "faults": "fails",
     "noise": "noisy",

@@ -50,7 +50,7 @@ HOSTILE = [
         (abstract, f"{abstract} is abstract: it only says what such classes have in common (a class of the group ")
         for abstract in (
             "faults._target_=fcl_bench.options.faults.base.Faults",
-            "split._target_=fcl_bench.data.splits.base.TaskSplit",
+            "split._target_=fcl_bench.data.splits.base.SampleSplit",
         )
     ],
     ("data.name=", "data.name is empty"),
