@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 
+from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.run_json import RunRecord
-from tests.small_runs import run_in
+from tests.small_runs import run_in, settings_for
 
 TINY = ("data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=3", "partition.min_size=0")
 TRAINED = ("rounds=1", "epochs=1", "augment=none")
@@ -72,3 +74,13 @@ def test_a_wrong_record_would_be_noticed(tmp_path):
     assert wrong({**record, "seed": True}, RunRecord, "run.json") == ["run.json.seed: True is not <class 'int'>"]
     metrics = {**record["metrics"], "accuracy": ["97"]}
     assert len(wrong({**record, "metrics": metrics}, RunRecord, "run.json")) == 1
+
+
+@pytest.mark.parametrize(("M", "rank", "printed"), [(8192, 2048, "134.27"), (2048, 512, "9.57")])
+def test_nominal_accounting_does_not_depend_on_what_was_sent(tmp_path, feature_file, M, rank, printed):
+    """240 samples can't fill a rank of 512, the paper's table counts it all the same."""
+    knobs = (f"method.M={M}", f"method.rank={rank}")
+    plan = make_plan(settings_for(tmp_path, "data=features", f"data.path={feature_file}", *knobs))
+    context = dataclasses.replace(plan.context, classes=100)
+    counted = plan.settings.method.paper_bytes(context, [20] * 5)
+    assert f"{counted['fedran_mib']:.2f}" == printed

@@ -149,6 +149,7 @@ def test_training_leaves_the_teacher_and_the_generator_as_they_were_and_real_bat
 # Limits, messages, whole runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_weights_it_is_fedavg_bit_for_bit_and_byte_for_byte():
     ours = learnt(mfcl(w_ft=0.0, w_kd=0.0), tiny_context(), tasks())
     theirs = learnt(FedAvg(training(), loss_classes="task"), tiny_context(), tasks())

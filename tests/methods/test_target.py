@@ -139,6 +139,7 @@ def test_clients_see_synthetic_images_in_orders_of_their_own():
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("off", [{"kd": 0.0}, {"made": {"images": 0}}], ids=str)
 @pytest.mark.parametrize("over", ["task", "seen"])
 def test_without_distillation_or_images_it_is_fedavg_bit_for_bit_and_byte_for_byte(off, over):
