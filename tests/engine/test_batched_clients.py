@@ -15,6 +15,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
+from fcl_bench.methods.gradient import batched_heads
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.faults.transport import Faulty
@@ -22,7 +23,6 @@ from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded
 from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.protocol.fields import Uploads
-from fcl_bench.training import batched_heads
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import CPU, feature_tasks, federation_of
 from tests.methods.whole_runs import assert_resumes, feature_context, learnt, model_of
@@ -75,6 +75,7 @@ def assert_same_model(ours, theirs):
         torch.testing.assert_close(value, theirs[name], **CLOSE)
 
 
+@pytest.mark.slow_cases("fedgen-0.0", "fedgen-0.9")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", [name for name in METHODS if on_features(name, knobs_of())])
 def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):

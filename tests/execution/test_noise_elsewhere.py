@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.flower.site import _with_own_seed
 from tests.flower import test_sites
-from tests.flower.town import Town, reached
+from tests.flower.fake_superlink import FakeSuperLink, reached
 from tests.small_runs import run_in, settings_for
 
 pytest.importorskip("dp_accounting", reason="pip install '.[privacy]'")
@@ -36,6 +36,7 @@ def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_pa
         assert np.abs(summed[key] - tensor).max() <= 1e-5 * np.abs(tensor).max(), key
 
 
+@pytest.mark.slow_cases("given0")
 @pytest.mark.parametrize(
     "given",
     [
@@ -52,11 +53,11 @@ def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_pa
     ],
 )
 def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypatch, given):
-    town = Town(tmp_path / "nodes")
-    town.commit(0, 3)
-    town.commit(1, 2, 4)
+    link = FakeSuperLink(tmp_path / "nodes")
+    link.add_node(0, 3)
+    link.add_node(1, 2, 4)
     one = run_in(tmp_path / "here", *SMALL, *given)
-    with reached(town, monkeypatch):
+    with reached(link, monkeypatch):
         many = run_in(tmp_path / "there", *SMALL, *given, "transport=flower")
     names = {path.name for path in one.folder.iterdir()}
     assert names == {path.name for path in many.folder.iterdir()}
@@ -66,14 +67,15 @@ def test_the_noise_of_a_client_is_the_same_wherever_it_lives(tmp_path, monkeypat
         assert many.record[part] == one.record[part], part
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatch):
     whole = test_sites.divided(tmp_path)
-    town = Town(tmp_path / "nodes")
-    test_sites.commit(town, tmp_path)
+    link = FakeSuperLink(tmp_path / "nodes")
+    test_sites.add_nodes(link, tmp_path)
     given = (*test_sites.GIVEN, "method.upload=sums", "noise=gaussian", "noise.multiplier=0.5")
     sites = (*given, *test_sites.SITES, f"data.path={tmp_path / 'test.npz'}")
     known = run_in(tmp_path / "known", *given, *whole)
-    with reached(town, monkeypatch):
+    with reached(link, monkeypatch):
         ours = run_in(tmp_path / "first", *sites)
         again = run_in(tmp_path / "again", *sites)
     assert tensors(again)["W"].tobytes() == tensors(ours)["W"].tobytes()

@@ -156,15 +156,6 @@ def test_classes_that_lie_apart_are_told_and_nothing_of_a_class_that_does_not_co
             assert torch.equal(later[-1].weights[: 2 * t + 2], found[t][-1].weights)
 
 
-@pytest.mark.slow_cases("published", "working")
-@pytest.mark.parametrize("variant", ["working", "published"])
-def test_the_order_of_the_clients_turns_changes_no_bit(variant):
-    ours = method(variant=variant, scaling="range" if variant == "working" else "none")
-    ends = [learn_images(ours, CONTEXT, feature_tasks(True), order=order) for order in (None, [2, 0, 1], [1, 2, 0])]
-    for end in ends[1:]:
-        assert same(end.state_dict(), ends[0].state_dict())
-
-
 def test_the_autoencoder_of_a_single_client_is_taken_as_it_is_and_then_fused_with_what_is_known():
     tasks, sent = [[(torch.rand(9, INPUTS).double(), torch.tensor([0, 0, 0, 1, 1, 1, 1, 1, 1]))]], []
     for rounds in (1, 2):

@@ -23,7 +23,6 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
-    on_wire,
     random_tasks,
     shard_of,
     stream_of,
@@ -222,23 +221,6 @@ def test_the_saved_model_predicts(knobs):
         T[np.triu_indices(8)] = packed_factor
         D = (((u - model["W"][:, c]) @ T) ** 2).sum(axis=1)
         np.testing.assert_allclose(scores(server, Q)[:, c], -D, rtol=1e-8, atol=1e-10)
-
-
-@variants
-@pytest.mark.parametrize("wire", ["float64", "float32", "float16"])
-def test_an_upload_has_the_size_of_its_formula(knobs, wire):
-    """f held (2 d + d (d + 1) / 2) + 4 c_t, with less where there is no second sum or a smaller covariance."""
-    Z, labels = queries(8, 20), np.repeat([0, 2], 10)
-    method, context = FedFeCAM(**knobs), context_of(8, wire=wire)
-    [task] = stream_of([[(Z, labels), (Z, labels + 1)]])
-    server = method.server(context)
-    server.start_task(task)
-    upload = turn(method.client(context), shard_of(0, 0, Z, labels), server.broadcast(task, 0))
-    matrices = [held := 2, held] if method.tukey != 1 else [held := 2]
-    covariances = 1 if method.covariance == "shared" else held
-    size = {"float64": 8, "float32": 4, "float16": 2}[wire]
-    scales = 4 * (sum(matrices) + covariances) if wire == "float16" else 0
-    assert on_wire(upload, method, context).nbytes == size * (8 * sum(matrices) + covariances * 36) + 4 * 4 + scales
 
 
 def test_without_shrinkage_few_samples_are_told_and_scored_by_the_pseudo_inverse(caplog):

@@ -144,16 +144,6 @@ def test_the_exchange_before_the_first_task():
     assert server.broadcast(second, 0).nbytes == 8 + 8 + 4 * 2
 
 
-@pytest.mark.parametrize(("ensemble", "gram"), [(1, "full"), (3, "full"), (3, "packed")])
-def test_upload_bytes(ensemble, gram):
-    tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    context, [task] = context_of(6, wire="float32", gram=gram), stream_of(tasks)
-    method = FedKLDA(M=20, ensemble=ensemble, bandwidth=1.0)
-    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
-    each = {"full": 400, "packed": 210}[gram] + 20 * 4
-    assert on_wire(upload, method, context).nbytes == 4 * ensemble * each + 4 * 4
-
-
 def test_the_whole_projection_on_the_wire_is_the_same_map():
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20, 30], [20, 10]])
     [seed, matrix] = [

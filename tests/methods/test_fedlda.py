@@ -15,7 +15,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedlda import FedLDA, oas_share, within_scatter
-from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (
@@ -269,18 +268,6 @@ def test_what_centring_costs_and_when():
         H = np.maximum(tasks[0][0][0] @ projection_of(server), 0)
         if centre != "none":
             assert relative_error(later["offset"], H.mean(axis=0)) < 1e-6
-
-
-@pytest.mark.parametrize("gram", ["full", "packed"])
-def test_upload_bytes_are_stsas_and_the_counts(gram):
-    tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    context, [task] = context_of(6, wire="float32", gram=gram), stream_of(tasks)
-    sizes = []
-    for method in (FedLDA(M=20), STSA(M=20)):
-        upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
-        sizes.append(on_wire(upload, method, context).nbytes)
-    assert sizes[0] == 4 * ({"full": 400, "packed": 210}[gram] + 20 * 4) + 4 * 4
-    assert sizes[0] == sizes[1] + 4 * 4
 
 
 def test_uploads_that_contradict_themselves_are_told(caplog):

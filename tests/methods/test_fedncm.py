@@ -17,8 +17,6 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
-    on_wire,
-    over_the_wire,
     projection_of,
     relative_error,
     shard_of,
@@ -95,15 +93,3 @@ def test_a_class_without_a_sample_never_wins(similarity):
     assert np.isfinite(scores).all()
     assert not (scores.argmax(axis=1) == 1).any()
     assert scores[2].argmax() == 0
-
-
-@pytest.mark.parametrize("wire", ["float64", "float32", "float16", "bfloat16"])
-def test_upload_bytes(wire):
-    tasks = draw_tasks(np.random.default_rng(0), 6, [4], [[30]])
-    context, [task] = context_of(6, wire=wire), stream_of(tasks)
-    method = FedNCM(M=20)
-    upload = turn(method.client(context), shard_of(0, 0, *tasks[0][0]), method.server(context).broadcast(task, 0))
-    f = {"float64": 8, "float32": 4}.get(wire, 2)
-    scales = 4 * 4 if f == 2 else 0
-    assert on_wire(upload, method, context).nbytes == f * 20 * 4 + 4 * 4 + scales
-    assert over_the_wire(upload, method, context)["n"].tolist() == upload["n"].tolist()

@@ -163,21 +163,6 @@ def test_the_model_file_alone_routes_and_predicts_as_the_run_did(runs):
     assert 100 * right.mean() == pytest.approx(outcome.record["metrics"]["A_T"], abs=0.5)
 
 
-@pytest.mark.parametrize(
-    ("knobs", "values"),
-    [
-        (("method.sketch=40",), 36 * 36 + 72 * 40 + 144 * 40 + 32 * 32),
-        (("method.sketch=layer",), 36 * 36 + 72 * 72 + 144 * 144 + 32 * 32),
-        (("method.threshold=1e-9",), 36 + 72 + 144 + 32),
-    ],
-    ids=["sketches", "sketches as wide as layers", "single directions"],
-)
-def test_bases_have_the_bytes_counted_by_hand_in_a_run(tmp_path, knobs, values):
-    short = ("method.training.rounds=1", "method.threshold_step=0", "tasks=2", "clients=2")
-    uploads = pd.read_csv(run_in(tmp_path, *SMALL, *short, *knobs).folder / "uploads.csv")
-    assert (uploads[uploads.stage == "bases"].up_bytes == 4 * values).all()
-
-
 #: As typed, and what the one line must hold.
 WRONG = [
     (

@@ -20,7 +20,6 @@ from tests.methods.harness import (
     context_of,
     draw_tasks,
     learn,
-    learn_task,
     on_wire,
     over_the_wire,
     projection_of,
@@ -142,19 +141,6 @@ def test_gaussian_classes_are_estimated_far_better_than_evenly():
         error[remainder, mix] = np.linalg.norm(server.gram().numpy() - H.T @ H) / np.linalg.norm(H.T @ H)
     assert error["gaussian", 0.0] < 0.1 * error["isotropic", 0.3]
     assert error["gaussian", 0.3] == pytest.approx(0.3 * error["isotropic", 0.3], rel=0.1)
-
-
-@pytest.mark.parametrize("M", [None, 25])
-def test_the_order_of_clients_does_not_matter(M):
-    """Nor do groups of columns: 30 clients of rank 4 are stacked five times."""
-    tasks, context = draw_tasks(np.random.default_rng(5), 8, [3, 2], [[9] * 30, [7] * 30]), context_of(8)
-    method, made = knobs(M=M, ridge=1.0), []
-    for seed in (0, 1):
-        server, rng = method.server(context), np.random.default_rng(seed)
-        for task, clients in zip(stream_of(tasks), tasks, strict=True):
-            learn_task(method, context, server, task, clients, order=rng.permutation(30).tolist())
-        made.append(server.W)
-    assert relative_error(made[0], made[1].numpy()) < 1e-10
 
 
 def test_no_factor_is_kept_once_a_task_is_over():
