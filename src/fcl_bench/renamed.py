@@ -8,8 +8,9 @@ from collections.abc import Iterable
 
 log = logging.getLogger(__name__)
 
-#: Old group or top-level key -> today's.
+#: Old group or top-level key -> today's; and old knob of a method -> today's.
 KEYS = {"track": "logger"}
+KNOBS = {"loss_over": "loss_classes", "on": "trains", "replay_head": "ccvr"}
 #: Today's key -> its old values and today's.
 VALUES: dict[str, dict[str, str]] = {
     "method": {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"},
@@ -35,6 +36,7 @@ def _current(argument: str) -> str:
     typed, equals, value = argument.partition("=")
     group, dot, below = typed.lstrip("+~").partition(".")
     prefix = typed.removesuffix(group + dot + below)
+    below = KNOBS.get(below, below) if group == "method" else below
     key = KEYS.get(group, group) + dot + below
     names = VALUES.get(key, {})
     return prefix + key + equals + re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value)
