@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import numpy as np
@@ -124,7 +125,7 @@ def test_frozen_features_follow_the_knobs_too(tmp_path, caplog):
     path, _ = checkpoint(tmp_path, VIT)
     plain, adapted = (Timm(VIT, checkpoint=path, adapters=a).open(data, CPU) for a in (None, Adapters(8)))
     assert torch.equal(next(plain.batches(data.train)), next(adapted.batches(data.train)))
-    assert adapted.identity["adapters"] == '{"scale": 0.1, "width": 8}'
+    assert json.loads(adapted.identity["adapters"])["width"] == 8
 
 
 @pytest.mark.gpu

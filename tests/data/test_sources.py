@@ -290,7 +290,7 @@ def test_a_hub_that_does_not_answer_is_told_at_once(monkeypatch):
 
     from huggingface_hub import constants
 
-    from fcl_bench.data.sources.hub_reach import cache_unless_reachable, unreachable
+    from fcl_bench.data.sources.hub import cache_unless_reachable, unreachable
 
     with socket.socket() as held:  # bound, and nobody listens
         held.bind(("127.0.0.1", 0))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fcl_bench.data.images.batches import Pool, Replayed, Samples
+from fcl_bench.data.images.batches import Replayed, Samples
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -53,7 +53,7 @@ class RememberingClient(GradientClient):
             return own
         inputs = torch.cat([state[name] for name in old])
         labels = torch.cat([state[name.replace("images", "labels")] for name in old])
-        return Replayed(own, Pool(inputs, labels, seed=client_data.client), self.method.replayed)
+        return Replayed(own, Samples(inputs, labels), seed=client_data.client, count=self.method.replayed)
 
     def remember(self, client_data, broadcast, state):
         kept = {
@@ -98,7 +98,7 @@ def test_memory_survives_a_checkpoint():
 
 def test_replay_leaves_the_batches_of_a_clients_own_samples_as_they_were():
     inputs, labels = torch.arange(40, dtype=torch.uint8).reshape(10, 1, 2, 2).repeat(1, 3, 1, 1), torch.arange(10)
-    pool = Pool(inputs + 100, labels + 100, seed=7)
+    others = Samples(inputs + 100, labels + 100)
 
     def jitter(batch, generator):
         return batch + torch.randint(3, batch.shape, generator=generator).to(torch.uint8)
@@ -107,7 +107,7 @@ def test_replay_leaves_the_batches_of_a_clients_own_samples_as_they_were():
         generator = torch.Generator().manual_seed(1)
         return [batch for _ in range(2) for batch in samples.batches(4, jitter, generator)]
 
-    own, more = passes(Samples(inputs, labels)), passes(Replayed(Samples(inputs, labels), pool, 3))
+    own, more = passes(Samples(inputs, labels)), passes(Replayed(Samples(inputs, labels), others, 7, 3))
     for (images, classes), (together, theirs) in zip(own, more, strict=True):
         assert torch.equal(together[: len(images)], images)
         assert torch.equal(theirs[: len(classes)], classes)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.images.batches import Pool, Replayed, Samples
+from fcl_bench.data.images.batches import Replayed, Samples
 from fcl_bench.errors import UserError
 from fcl_bench.training import trainer as trainer_module
 from fcl_bench.training.knobs import Training
@@ -94,7 +94,7 @@ class Tempered(Objective):
 
 def replayed() -> Samples:
     _, samples = made()
-    return Replayed(samples, Pool(samples.inputs, samples.labels, 0), 3)
+    return Replayed(samples, samples, 0, 3)
 
 
 @pytest.mark.parametrize(

@@ -40,13 +40,8 @@ class Features:
 Batches = Callable[[Extractor, str, Split, int], Iterator[torch.Tensor]]
 
 
-def alone(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
-    """Yield features computed in this process alone."""
-    return extractor.batches(split, start)
-
-
 def extract_features(
-    name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None, batches: Batches = alone
+    name: str, extractor: Extractor, dataset: Dataset, cache: FeatureCache | None, batches: Batches | None = None
 ) -> Features:
     """Run the frozen backbone over both splits of `dataset`.
 
@@ -54,7 +49,7 @@ def extract_features(
         name: name of the backbone, for messages and file names.
         extractor: the opened backbone.
         cache: the cache of features, or None.
-        batches: computes the features.
+        batches: computes the features; None: this process alone does.
 
     Raises:
         UserError: an image can't be read, features are not (n, d), or one is not finite.
@@ -64,7 +59,8 @@ def extract_features(
         label = "-".join(map(slug, (dataset.name, side, name)))
         # A test image of another size may give another number; that is told below.
         wide = extractor.dimension(split) if side == "train" else None
-        rows = partial(_rows, name, side, wide, partial(batches, extractor, side, split))
+        source = partial(extractor.batches, split) if batches is None else partial(batches, extractor, side, split)
+        rows = partial(_rows, name, side, wide, source)
         if cache is not None and extractor.cacheable:
             key = {**extractor.identity, "data": split.fingerprint}
             made[side] = cache.get(label, key, len(split), rows)

@@ -17,7 +17,6 @@ import torch
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.compiled import compile_body
 from fcl_bench.backbones.trainable import Trainable, weights_hash
-from fcl_bench.backbones.transfers import Returning, to_device
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import decoded
@@ -75,11 +74,11 @@ class FrozenNetwork(Extractor):
 
     def batches(self, split: Split, start: int = 0) -> Iterator[torch.Tensor]:
         # A GPU gets the next batch before the host waits for the last one's features.
-        ahead, pending = int(self._device.type == "cuda"), deque[Returning]()
+        ahead, pending = int(self._device.type == "cuda"), deque[_Returning]()
         for images in self._images(split, start):
             with torch.no_grad(), exact_kernels(), self._autocast():
                 features = self.body(images)
-            pending.append(Returning(features))
+            pending.append(_Returning(features))
             if len(pending) > ahead:
                 yield pending.popleft().values()
         while pending:
@@ -117,7 +116,7 @@ class NetworkExtractor(FrozenNetwork):
         pixels = load_pixels(split, self._size)
         for begin in range(start, len(pixels), self.batch):
             batch = pixels[begin : begin + self.batch]
-            yield self._standardise(to_device(batch, self._device))
+            yield self._standardise(_to_device(batch, self._device))
 
 
 class TimmExtractor(FrozenNetwork):
@@ -159,7 +158,7 @@ class TimmExtractor(FrozenNetwork):
 
     def _images(self, split: Split, start: int) -> Iterator[torch.Tensor]:
         for pixels in self._pixels(split, start):
-            images = to_device(torch.from_numpy(pixels), self._device)
+            images = _to_device(torch.from_numpy(pixels), self._device)
             images = images.to(torch.float32, memory_format=torch.channels_last)
             yield images.div_(255).sub_(self._mean).div_(self._std)
 
@@ -200,3 +199,40 @@ def _image_of(colour: tuple[float, float, float], shape: tuple[int, int, int], d
     """
     values = torch.tensor(colour, device=device).view(1, 3, 1, 1)
     return values.expand(1, *shape).contiguous(memory_format=torch.channels_last)
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`values`, which are on the CPU, on the device; the host does not wait until they have arrived."""
+    if device.type != "cuda":
+        return values.to(device)
+    # From memory that may be paged out CUDA copies in pieces, and the host waits for all but the last.
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+class _Returning:
+    """Values on their way to the host.
+
+    On the CPU they are there at once. A GPU does what it is asked next while they travel.
+
+    Args:
+        values: on any device.
+    """
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._values = values.to("cpu", torch.float32) if values.device.type != "cuda" else self._queued(values)
+
+    def _queued(self, values: torch.Tensor) -> torch.Tensor:
+        host = torch.empty(values.shape, dtype=torch.float32, pin_memory=True)
+        host.copy_(values.float(), non_blocking=True)
+        self._event = torch.cuda.Event()
+        self._event.record(torch.cuda.current_stream(values.device))
+        return host
+
+    def values(self) -> torch.Tensor:
+        """They, on the CPU in float32; waits until they are there."""
+        if self._event is None:
+            return self._values
+        self._event.synchronize()
+        # Pinned memory is scarce, and is used again for the next batch.
+        return self._values.clone()

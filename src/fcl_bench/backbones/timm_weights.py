@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fcl_bench.data.sources.hub_reach import cache_unless_reachable
+from fcl_bench.data.sources.hub import cache_unless_reachable
 from fcl_bench.errors import UserError, choices, first_line
 from fcl_bench.files import user_path
 

@@ -180,42 +180,26 @@ class Samples:
             yield augment(self.inputs.index_select(0, chosen), generator), self.labels.index_select(0, chosen)
 
 
-class Pool:
-    """Samples to draw from beside a client's own: its memory, or images that a generator made.
-
-    Args:
-        inputs, labels: as of `Samples`; at least one.
-        seed: of a random stream of its own, so that the batches of a client's own samples stay those that they would be
-            without a pool, bit for bit.
-    """
-
-    def __init__(self, inputs: torch.Tensor, labels: torch.Tensor, seed: int) -> None:
-        self._inputs, self._labels = inputs, labels
-        self._generator = torch.Generator().manual_seed(seed)
-
-    def draw(self, count: int, augment: Augmentation | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """`count` samples with their labels, drawn with replacement."""
-        chosen = torch.randint(len(self._labels), (count,), generator=self._generator).to(self._inputs.device)
-        inputs = self._inputs[chosen]
-        return augment(inputs, self._generator) if augment else inputs, self._labels[chosen]
-
-
 class Replayed(Samples):
-    """A client's own samples, and in every batch as many of a pool as `count` says.
+    """A client's own samples, and in every batch some others: its memory, or images that a generator made.
 
     Args:
         own: the client's.
-        pool: what is added.
-        count: samples of the pool in each batch.
+        others: at least one; they are drawn with replacement.
+        seed: of the draws of the others, so that the batches of a client's own samples stay those that they would be
+            without others, bit for bit.
+        count: others in each batch.
     """
 
-    def __init__(self, own: Samples, pool: Pool, count: int) -> None:
+    def __init__(self, own: Samples, others: Samples, seed: int, count: int) -> None:
         super().__init__(own.inputs, own.labels)
-        self._own, self._pool, self._count = own, pool, count
+        self._own, self._others, self._count = own, others, count
+        self._generator = torch.Generator().manual_seed(seed)
 
     def batches(
         self, size: int, augment: Augmentation, generator: torch.Generator
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for inputs, labels in self._own.batches(size, augment, generator):
-            more, theirs = self._pool.draw(self._count, augment)
-            yield torch.cat([inputs, more]), torch.cat([labels, theirs])
+            chosen = torch.randint(len(self._others), (self._count,), generator=self._generator).to(inputs.device)
+            more = augment(self._others.inputs[chosen], self._generator)
+            yield torch.cat([inputs, more]), torch.cat([labels, self._others.labels[chosen]])

@@ -6,15 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Dataset, Source, Split
 from fcl_bench.data.sources.hub import damaged, locate, not_here
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 from fcl_bench.tracking.console import progress
-
-#: Images decoded at a time.
-_PIECE = 500
 
 
 @dataclass
@@ -97,16 +93,10 @@ def _unreadable(split: Split) -> list[str]:
     assert not isinstance(images, np.ndarray)
     lines = []
     with progress(len(images), "decoding", "image") as bar:
-        for begin in range(0, len(images), _PIECE):
-            piece = range(begin, min(begin + _PIECE, len(images)))
+        for index in range(len(images)):
             try:
-                for _ in decoded(images, piece):
-                    pass
-            except UserError:
-                for index in piece:
-                    try:
-                        images[index]
-                    except UserError as error:
-                        lines.append(error.what)
-            bar.update(len(piece))
+                images[index]
+            except UserError as error:
+                lines.append(error.what)
+            bar.update()
     return lines

@@ -16,17 +16,18 @@ import numpy as np
 from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, replacing
 
+#: One of this many samples of a class is a test sample.
+_SHARE = 5
 #: The header of an index file.
 COLUMNS = ["class", "image", "side"]
 
 
-def held_out(labels: np.ndarray, digests: list[str], share: int = 5) -> np.ndarray:
+def held_out(labels: np.ndarray, digests: list[str]) -> np.ndarray:
     """Which samples are test samples.
 
     Args:
         labels: (n,) the samples' classes.
         digests: the n hashes of the samples' images.
-        share: one of this many samples is a test sample.
 
     Returns:
         (n,) bool.
@@ -36,7 +37,7 @@ def held_out(labels: np.ndarray, digests: list[str], share: int = 5) -> np.ndarr
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         members = members[np.argsort(names[members], kind="stable")]
-        wanted = max(1, (2 * len(members) + share) // (2 * share))
+        wanted = max(1, (2 * len(members) + _SHARE) // (2 * _SHARE))
         last = names[members[wanted - 1]]
         test[members[names[members] <= last]] = True
     return test

@@ -34,13 +34,11 @@ def _sound(source: Source) -> Dataset:
             raise UserError(f"{own} is {kind_of(split)}", "a Split, such as Split(labels, inputs, fingerprint)")
         _require_numbers(f"{own}.labels", split.labels)
         _require_inputs(f"{own}.inputs", split.inputs)
-        sizes = {"inputs": len(split.inputs)}
         if split.domains is not None:
             _require_numbers(f"{own}.domains", split.domains)
-            sizes["domains"] = len(split.domains)
-        for name, size in sizes.items():
-            if size != len(split.labels):
-                raise UserError(f"{own} has {len(split.labels)} labels and {size} {name}", "as many of each")
+        for name, values in (("inputs", split.inputs), ("domains", split.domains)):
+            if values is not None and len(values) != len(split.labels):
+                raise UserError(f"{own} has {len(split.labels)} labels and {len(values)} {name}", "as many of each")
     shapes = [side.inputs.shape[1:] for side in (dataset.train, dataset.test) if isinstance(side.inputs, np.ndarray)]
     if len(shapes) == 2 and shapes[0] != shapes[1]:
         found = f"{shapes[0][0]} features in train and {shapes[1][0]} in test"
