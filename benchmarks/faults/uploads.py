@@ -19,9 +19,22 @@ from benchmarks.faults.forks import forked
 from benchmarks.faults.part import Part
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.validation import BadUpload
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
+from tests.conformance.cases import (
+    COMPACT,
+    FLOAT32,
+    MAY_BE_LEFT_OUT,
+    MORE,
+    federation_for,
+    method_of,
+    same_once_decoded,
+)
 from tests.engine.hostile import CLIENT, TASK, Hostile, sending, variants
-from tests.engine.hostile_cases import CASES, MAY_BE_LEFT_OUT, WIRES, federation, same_once_decoded, small
+from tests.small_methods import NAMES
+
+CASES = [*((name, {}) for name in NAMES), *MORE]
+WIRES = {"float32": FLOAT32, "float16, packed": COMPACT}
 
 #: Uploads tried of one method and wire, at most.
 _EACH = 6
@@ -35,7 +48,7 @@ class Uploads(Part):
     def __init__(self, scratch: Path, seed: int = 0) -> None:
         super().__init__(scratch, seed)
         self._methods = {_title(name, knobs): (name, knobs) for name, knobs in CASES}
-        self._sent: dict[tuple[str, str], dict[str, tuple[int, Message]]] = {}
+        self._sent: dict[tuple[str, str], dict[str, tuple[int, Message, Schema]]] = {}
 
     def cases(self, most: int) -> Sequence[str]:
         rng = random.Random(f"{self.seed}:uploads")
@@ -47,16 +60,16 @@ class Uploads(Part):
         for method, wire in pairs:
             found = [
                 f"{method}|{wire}|{stage}|{hostile.field}|{hostile.kind}"
-                for stage, (_, upload) in self._honest(method, wire).items()
-                for hostile in variants(upload)
+                for stage, (_, upload, declared) in self._honest(method, wire).items()
+                for hostile in variants(upload, declared)
             ]
             drawn += rng.sample(found, min(len(found), -(-most // len(pairs)))) if most else found
         return [f"{case}|{('fail', 'drop')[number % 2]}" for number, case in enumerate(drawn)]
 
     def tried(self, case: str) -> str:
         method, wire, stage, field, kind, mode = case.split("|")
-        round_, honest = self._honest(method, wire)[stage]
-        [hostile] = [one for one in variants(honest) if (one.field, one.kind) == (field, kind)][:1]
+        round_, honest, declared = self._honest(method, wire)[stage]
+        [hostile] = [one for one in variants(honest, declared) if (one.field, one.kind) == (field, kind)][:1]
         return forked(lambda: self._sends(method, wire, stage, round_, honest, hostile, mode)).out.strip()
 
     def count(self, case: str) -> str:
@@ -96,12 +109,12 @@ class Uploads(Part):
 
     def _made(self, method: str, wire: str, drops: bool = False) -> Federation:
         name, knobs = self._methods[method]
-        return federation(small(name, **knobs), WIRES[wire], drops=drops)
+        return federation_for(method_of(name, **knobs), WIRES[wire], drops=drops)
 
-    def _honest(self, method: str, wire: str) -> dict[str, tuple[int, Message]]:
-        """By stage, the round and the upload of the one client in an honest run."""
+    def _honest(self, method: str, wire: str) -> dict[str, tuple[int, Message, Schema]]:
+        """By stage, the round, the upload of the one client in an honest run, and what is declared of it."""
         if (method, wire) not in self._sent:
-            found: dict[str, tuple[int, Message]] = {}
+            found: dict[str, tuple[int, Message, Schema]] = {}
             run = self._made(method, wire)
             exchange = run.transport.exchange
 
@@ -110,7 +123,8 @@ class Uploads(Part):
                     if (broadcast.task, reply.client) == (TASK, CLIENT):
                         kept = {name: value.clone() for name, value in reply.upload.items()}
                         upload = dataclasses.replace(reply.upload, tensors=kept)
-                        found.setdefault(broadcast.stage, (broadcast.round, upload))
+                        declared = run.server.schema(run.stream.tasks[TASK], broadcast.stage)
+                        found.setdefault(broadcast.stage, (broadcast.round, upload, declared))
                     yield reply
 
             run.transport.exchange = noted  # type: ignore[method-assign]

@@ -75,7 +75,7 @@ def test_steps_on_a_gpu_take_attention_whose_gradients_add_in_one_order(monkeypa
     ):
         seen.clear()
         context = dataclasses.replace(tiny_context(), device=device, cudnn=choice)
-        with simulated_cuda():
+        with simulated_cuda(), choosing_kernels(choice):
             federation_of(FedAvg(training=training), context, tasks).run(lambda _: None)
         assert seen == {wanted}
 

@@ -174,7 +174,7 @@ def test_what_fedavg_left_is_still_known_by_the_same_name(tmp_path):
         "data_fingerprint": plan.dealt.dataset.fingerprint,
         "device": environment.device_kind(plan.context.device),
     }
-    assert whole["adapt"] == {"choice": "fedavg", "head": "linear", "training": training}
+    assert whole["adapt"] == {"choice": "fedavg", "revision": 1, "head": "linear", "training": training}
 
 
 @pytest.mark.parametrize(

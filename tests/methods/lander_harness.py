@@ -30,7 +30,7 @@ def fed(server, task: Task, losses: list[list[float]], samples: list[int]):
         for client, loss in enumerate(of_clients):
             upload = {name: value.double() + 1 for name, value in server.sent.items()}
             upload["loss"] = torch.tensor([loss], dtype=torch.float64)
-            assert server.expects(task, round_).keys() == upload.keys()
+            assert server.schema(task, broadcast.stage).keys() == upload.keys()
             server.absorb(client, Message(upload, broadcast.stage, samples=samples[client]))
         server.finish_round()
     server.finish_task()

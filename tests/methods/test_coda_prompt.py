@@ -192,7 +192,7 @@ def test_impossible_knobs_are_refused_in_a_line():
     for layers in ([], [4], [1, 1]):
         with pytest.raises(UserError, match=r"method\.layers=.*distinct numbers from 0 to 3"):
             coda(layers=layers).check(lively_context(), [2, 2])
-    with pytest.raises(UserError, match=r"method\.on=features: method=coda_prompt trains a part"):
+    with pytest.raises(UserError, match=r"method\.trains=features: method=coda_prompt trains a part"):
         coda(trains="features").check(lively_context(), [2])
     with pytest.raises(UserError, match="method=coda_prompt works inside a vision transformer"):
         coda().check(tiny_context(), [2])

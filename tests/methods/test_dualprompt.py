@@ -250,7 +250,7 @@ def test_wrong_knobs_name_the_key(knobs, told):
         ({}, r"method\.e_layers=\[2, 3, 4\] for a network of 4 blocks \(distinct numbers from 0 to 3\)"),
         ({"e_layers": []}, r"method\.e_layers=\[\] "),
         ({"e_layers": [3, 3]}, r"method\.e_layers=\[3, 3\] "),
-        ({"e_layers": [2], "trains": "features"}, r"method\.on=features"),
+        ({"e_layers": [2], "trains": "features"}, r"method\.trains=features"),
     ],
     ids=str,
 )

@@ -111,7 +111,7 @@ def test_one_server_step_is_adams_on_the_oracles_loss():
             gradient[place] = (ends[0] - ends[1]) / 2e-5
         gradient += 0.1 * before[name]
         # Adam's first step is lr g / (|g| + 1e-8): its moments say more, since they are g's size.
-        moments = server.state_dict()[f"generator_adam.{name}.exp_avg"].numpy()
+        moments = server.state_dict()[f"_adam.{name}.exp_avg"].numpy()
         np.testing.assert_allclose(moments, 0.1 * gradient, atol=2e-6, err_msg=name)
         far = np.abs(gradient) > 1e-4
         np.testing.assert_allclose((before[name] - after[name])[far], 0.01 * np.sign(gradient[far]), rtol=1e-3)

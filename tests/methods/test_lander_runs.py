@@ -141,5 +141,5 @@ def test_what_contradicts_the_published_variant_is_told(knobs, told):
 
 
 def test_features_are_refused():
-    with pytest.raises(UserError, match=r"method\.on=features: method=lander makes images"):
+    with pytest.raises(UserError, match=r"method\.trains=features: method=lander makes images"):
         LANDER(trains="features").check(tiny_context(), [2])

@@ -198,7 +198,7 @@ def _values(
     if not right_kind:
         kinds = {"real": "a floating-point type", "whole": "an integer type", "bytes": "uint8"}
         return f"has the type {str(tensor.dtype).removeprefix('torch.')}", kinds[wanted.kind]
-    if wanted.widest is not None and tensor.shape[-1] > wanted.widest:
+    if wanted.widest is not None and tensor.ndim and tensor.shape[-1] > wanted.widest:
         return f"has {tensor.shape[-1]} columns", f"at most {wanted.widest}"
     if not tensor.numel() or wanted.kind == "bytes":
         return None

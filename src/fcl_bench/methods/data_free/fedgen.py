@@ -29,7 +29,7 @@ from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
-#: Prefixes of the names of G's tensors, and of Adam's in a checkpoint.
+#: Prefix of the names of G's tensors.
 _GENERATOR = "generator."
 #: The least value of the weights alpha_r and beta_r.
 _LEAST = 1e-4

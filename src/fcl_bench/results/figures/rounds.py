@@ -104,7 +104,7 @@ def progress(folder: Path) -> pd.DataFrame:
         tested = pd.read_csv(folder / "rounds.csv")
     else:
         tested = tasks["accuracy"].reset_index().assign(round=rounds.groupby("task")["round"].max().to_numpy())
-    return tested.merge(rounds, trains=["task", "round"], how="left", validate="one_to_one")
+    return tested.merge(rounds, on=["task", "round"], how="left", validate="one_to_one")
 
 
 def _common(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
