@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tests.engine.hostile_cases import CASES, MAY_BE_LEFT_OUT, WIRES, federation, same_once_decoded, small
 
 from benchmarks.faults.forks import forked
 from benchmarks.faults.part import Part
@@ -21,7 +22,6 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.protocol.message import Message
 from tests.engine.hostile import CLIENT, TASK, Hostile, sending, variants
-from tests.engine.hostile_cases import CASES, MAY_BE_LEFT_OUT, WIRES, federation, same_once_decoded, small
 
 #: Uploads tried of one method and wire, at most.
 _EACH = 6
