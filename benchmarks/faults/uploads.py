@@ -14,15 +14,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from tests.engine.hostile_cases import CASES, MAY_BE_LEFT_OUT, WIRES, federation, same_once_decoded, small
 
 from benchmarks.faults.forks import forked
 from benchmarks.faults.part import Part
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.protocol.message import Message
+from tests.conformance.cases import (
+    COMPACT,
+    FLOAT32,
+    MAY_BE_LEFT_OUT,
+    MORE,
+    federation_for,
+    method_of,
+    same_once_decoded,
+)
 from tests.engine.hostile import CLIENT, TASK, Hostile, sending, variants
+from tests.small_methods import NAMES
 
+CASES = [*((name, {}) for name in NAMES), *MORE]
+WIRES = {"float32": FLOAT32, "float16, packed": COMPACT}
 #: Uploads tried of one method and wire, at most.
 _EACH = 6
 
@@ -96,7 +107,7 @@ class Uploads(Part):
 
     def _made(self, method: str, wire: str, drops: bool = False) -> Federation:
         name, knobs = self._methods[method]
-        return federation(small(name, **knobs), WIRES[wire], drops=drops)
+        return federation_for(method_of(name, **knobs), WIRES[wire], drops=drops)
 
     def _honest(self, method: str, wire: str) -> dict[str, tuple[int, Message]]:
         """By stage, the round and the upload of the one client in an honest run."""

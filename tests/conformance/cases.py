@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.engine.codec import decoded
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
@@ -41,6 +43,25 @@ OUTSIDE = "from outside"
 EVERY = [*NAMES, OUTSIDE]
 CLASSES = [3, 3]
 FLOAT32 = WireFormat(torch.float32)
+COMPACT = WireFormat(torch.float16, gram="packed", columns="held", factors="int8")
+#: Knobs with which a method sends something else.
+MORE: list[tuple[str, dict[str, Any]]] = [
+    ("afl", {"M": 8}),
+    ("air", {"correction": "logits"}),
+    ("centred_sketch", {"rank": 2, "remainder": "gaussian", "input_rank": 2, "input_remainder": "diagonal"}),
+    ("fedfecam", {"covariance": "shared"}),
+    ("fedklda", {"ensemble": 2}),
+    ("fedlda", {"centre": "all_tasks"}),
+    ("ranpac", {"ridge": "folds", "folds": 2}),
+    ("fedicarl", {"classify": "nme", "memory": 6}),
+    ("fedprotip", {"columns": 8, "sketch": 40}),
+    ("fedavg", {"ccvr": "gaussian"}),
+    ("fot", {"columns": 8, "share_of": "inputs"}),
+    ("lorm", {"alpha": 0.5}),
+    ("regmean", {"damping": 0.0}),
+]
+#: Fields that an honest client may leave out: gradients come with a signal only.
+MAY_BE_LEFT_OUT = {("glfc", "gradients"), ("lga", "gradients")}
 SIZES = [[9, 7, 8], [8, 9, 0]]
 
 
@@ -87,3 +108,8 @@ def tasks_for(method: Method) -> ImageTasks:
 def federation_for(method: Method, wire: WireFormat = FLOAT32, **options: Any) -> Federation:
     """A run before its first task; `options` are those of `federation_of`."""
     return federation_of(method, context_for(method, wire), tasks_for(method), **options)
+
+
+def same_once_decoded(a: Message, b: Message) -> bool:
+    one, other = (decoded(message, torch.float64) for message in (a, b))
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
