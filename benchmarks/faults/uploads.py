@@ -36,6 +36,8 @@ from tests.small_methods import NAMES
 CASES = [*((name, {}) for name in NAMES), *MORE]
 WIRES = {"float32": FLOAT32, "float16, packed": COMPACT}
 
+CASES = [*((name, {}) for name in NAMES), *MORE]
+WIRES = {"float32": FLOAT32, "float16, packed": COMPACT}
 #: Uploads tried of one method and wire, at most.
 _EACH = 6
 

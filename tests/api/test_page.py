@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import matplotlib
+import pytest
 
 from tests.conftest import REPOSITORY
 
 BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "reference" / "python.md").read_text(), flags=re.S)
 
 
+@pytest.mark.slow
 def test_the_pages_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     known: dict[str, object] = {}

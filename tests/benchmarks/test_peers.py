@@ -68,6 +68,7 @@ def test_sides_take_turns_and_what_is_missing_is_told(tmp_path, monkeypatch, cap
     assert (out / "peers.md").read_text() in said
 
 
+@pytest.mark.slow
 def test_the_plain_loop_takes_our_steps():
     row = ROWS["smoke"]["large"]
     first = flat(row.model().parameters())

@@ -121,6 +121,7 @@ def test_plain_scores_are_the_servers():
     close(server.predict(Z), peers.predict(Z, server.model()["projection"], server.W))
 
 
+@pytest.mark.slow
 def test_all_sides_of_training_on_features_end_with_the_same_model():
     training = Training(rounds=2, epochs=2, batch_size=8, lr=0.1, weight_decay=0.0)
     setting = head_training.Setting(clients=3, samples=20, classes=5, inputs=7, training=training, together=2)

@@ -48,6 +48,7 @@ def test_a_client_turns_to_its_next_class_only_when_the_one_before_is_gone():
     assert first.var() == pytest.approx(100 * 0.25 * 100 / 199, rel=0.35)
 
 
+@pytest.mark.slow
 def test_no_client_gets_what_the_others_left():
     """Over seeds all clients have the same distribution, the last as the first, however scarce the classes are."""
     labels = np.repeat(np.arange(6), [2, 10, 20, 40, 60, 70])

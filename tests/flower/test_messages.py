@@ -36,8 +36,10 @@ def require_same(came: Message, sent: Message) -> None:
             assert columns[0] == columns[1], name
 
 
-@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("name", "wire"),
+    [*((name, "float32") for name in EVERY), *((name, "bfloat16") for name in ("stsa", "fedran", "fedavg", "fedcbc"))],
+)
 @quickly
 def test_every_message_comes_back(name, wire, monkeypatch):
     kinds, turn = set(), Node.turn

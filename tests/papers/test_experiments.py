@@ -178,6 +178,7 @@ def test_every_printed_cell_is_run(experiment):
         assert is_run(experiment, wanted, left, cells), wanted
 
 
+@pytest.mark.slow
 def test_every_printed_table_of_our_methods_has_its_experiment():
     tables = {experiment_of(*row[["paper", "table", "method", "setting"]]) for _, row in PRINTED.iterrows()}
     assert tables <= set(experiments())
