@@ -127,7 +127,7 @@ def _told(line: str) -> str:
 def choices() -> Iterator[tuple[str, str]]:
     """(group, choice), each YAML of each group."""
     for group in (*GROUPS, "logger"):
-        for file in sorted((config_dir() / group).glob("*.yaml")):
+        for file in sorted((config_dir() / group).glob("[!_]*.yaml")):
             yield group, file.stem
 
 

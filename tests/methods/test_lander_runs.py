@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -33,7 +35,7 @@ def test_a_run_that_stops_before_its_best_round_is_over_knows_the_best(tmp_path)
     server.start_task(task)
     came, _ = fed(server, task, [[1.0], [2.0]], [4])
     state = {name: value.clone() for name, value in server.state_dict().items()}
-    assert same({name: state[f"best.{name}"] for name in came[0]}, came[0])
+    assert same({name: state[f"best.{json.dumps(name)}"] for name in came[0]}, came[0])
     again = lander({"rounds": 3}).server(tiny_context())
     again.load_state_dict(state)
     again.start_task(task)
