@@ -94,6 +94,8 @@ class RunFolder:
         record = cast(RunRecord, read_json(self.path / "run.json"))
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
+        if not isinstance(record["run_id"], str):
+            raise ValueError(f"run_id {record['run_id']} is no text")
         if self.run not in ("", record["run_id"]):
             raise ValueError(f"of another run, {record['run_id']}")
         for name in record["files"]:
