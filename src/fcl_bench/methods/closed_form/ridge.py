@@ -143,9 +143,11 @@ class Estimate:
             return Spectrum(values.clamp_min(0), (V.T @ B.double()).square().sum(dim=1), torch.ones_like(values))
         Q, R = torch.linalg.qr(self._factor().double())
         values, V = torch.linalg.eigh(R @ R.T)
-        energies = (V.T @ (Q.T @ B.double())).square().sum(dim=1)
-        found = Spectrum(values.clamp_min(0), energies, torch.ones_like(values))
-        return found.with_rest(0.0, float(B.double().square().sum() - energies.sum()), self.size - len(values))
+        within = Q.T @ B.double()
+        found = Spectrum(values.clamp_min(0), (V.T @ within).square().sum(dim=1), torch.ones_like(values))
+        # |B|^2 less the energies is rounding where B is in the span, and a small ridge makes that rounding large.
+        outside = (B.double() - Q @ within).square().sum()
+        return found.with_rest(0.0, float(outside), self.size - len(values))
 
     def solve(self, B: torch.Tensor, shift: float, rounding: float) -> Solution:
         """W = (G + shift I)^-1 B, in the span of F and B where that is much smaller than M.
