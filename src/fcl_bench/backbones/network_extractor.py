@@ -37,9 +37,6 @@ BATCHES_AHEAD = 3
 class FrozenNetwork(Extractor):
     """Extractor that runs a network in eval mode; subclasses define where the images come from.
 
-    Attributes:
-        body: the network.
-
     Args:
         body: the network, which belongs to the extractor from now on.
         dimension: d, the number of its features.
@@ -210,13 +207,7 @@ def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class _Returning:
-    """Values on their way to the host.
-
-    On the CPU they are there at once. A GPU does what it is asked next while they travel.
-
-    Args:
-        values: on any device.
-    """
+    """Values on their way to the host, for which a GPU does not wait. On the CPU they are there at once."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None
