@@ -115,7 +115,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _names() -> list[str]:
     from fcl_bench.composition import config_dir
 
-    return sorted(file.stem for file in (config_dir() / "data").glob("*.yaml"))
+    return sorted(file.stem for file in (config_dir() / "data").glob("[!_]*.yaml"))
 
 
 def _source(name: str, keys: list[str]) -> Source:
