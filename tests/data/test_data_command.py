@@ -38,7 +38,7 @@ def test_the_list_tells_size_licence_revision_and_presence(call, hub, tmp_path):
     code, out, err = call("list")
     assert (code, err) == (0, "")
     lines = {line.split()[0]: " ".join(line.split()) for line in out.splitlines()}
-    assert lines["cifar10"].startswith("cifar10 10 50,000 10,000 144 MB no uoft-cs/cifar10 0b271498 none stated")
+    assert lines["cifar10"].startswith("cifar10 10 50,000 10,000 144.0 MB no uoft-cs/cifar10 0b271498 none stated")
     assert lines["domainnet"].startswith("domainnet 345 60,000 176,743 18.5 GB no wltjr1007/DomainNet ee20570a fair")
     assert lines["digits"].startswith("digits 10 1,442 355 yes")
     assert lines["imagefolder"] == "imagefolder data.path=..."

@@ -21,7 +21,6 @@ from fcl_bench.data.sources.hub import (
     fetch,
     incomplete,
     locate,
-    readable,
     remove_file,
     split_of,
 )
@@ -253,7 +252,7 @@ def test_a_download_without_room_does_not_begin(hub, monkeypatch):
     COPIES["cifar10"](hub.root)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(UserError, match=r"cifar10 needs \d kB in .* and 0 kB are free \(HF_HOME=FOLDER with more room"):
+    with pytest.raises(UserError, match=r"cifar10 needs \d\.\d kB in .* and 1 byte is free"):
         fetch(WANTED)
     assert not any(path.endswith(".parquet") for path, _ in hub.requests)
 
@@ -291,10 +290,6 @@ def test_parquet_files_tell_their_split():
         ("train/readme.md", None),
     ):
         assert split_of(path, splits) == split
-
-
-def test_sizes_are_told_as_people_say_them():
-    assert [readable(size) for size in (900, 1.44e8, 1.8521e10)] == ["1 kB", "144 MB", "18.5 GB"]
 
 
 def test_the_shipped_settings_pin_every_repository(tmp_path):

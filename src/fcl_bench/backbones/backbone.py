@@ -12,7 +12,6 @@ import torch
 
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.config import knob
-from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 
@@ -132,12 +131,8 @@ class _PixelExtractor(Extractor):
         assert not isinstance(split.inputs, np.ndarray)
         shape: tuple[int, ...] | None = None
         for begin in range(start, len(split), self.BATCH):
-            end = min(begin + self.BATCH, len(split))
-            if self._size is None and isinstance(split.inputs, ArrayImages):
-                yield _scaled(split.inputs.pixels[begin:end].reshape(end - begin, -1))
-                continue
             rows = []
-            for index in range(begin, end):
+            for index in range(begin, min(begin + self.BATCH, len(split))):
                 pixels = self._pixels(split, index)
                 shape = shape or pixels.shape
                 if pixels.shape != shape:
@@ -146,7 +141,7 @@ class _PixelExtractor(Extractor):
                         "backbone.size=32 resizes them all",
                     )
                 rows.append(pixels.reshape(-1))
-            yield _scaled(np.stack(rows))
+            yield torch.from_numpy(np.stack(rows)).to(torch.float32) / 255
 
     def _pixels(self, split: Split, index: int) -> np.ndarray:
         from PIL import Image
@@ -158,7 +153,3 @@ class _PixelExtractor(Extractor):
         elif image.mode not in ("L", "RGB"):
             image = image.convert("RGB")
         return np.asarray(image)
-
-
-def _scaled(pixels: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(pixels).to(torch.float32) / 255

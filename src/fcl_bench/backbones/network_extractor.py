@@ -37,9 +37,6 @@ BATCHES_AHEAD = 3
 class FrozenNetwork(Extractor):
     """Extractor that runs a network in eval mode; subclasses define where the images come from.
 
-    Attributes:
-        body: the network.
-
     Args:
         body: the network, which belongs to the extractor from now on.
         dimension: d, the number of its features.
@@ -126,16 +123,14 @@ class TimmExtractor(FrozenNetwork):
         workers: threads that decode and resize.
 
     Args:
-        model: the network, which belongs to the extractor from now on.
-        dimension: d.
         made_of: the values that determine the network, for the identity.
         data_config: timm's: input_size, crop_pct, interpolation, mean, std.
-        precision, device, compiled: see `FrozenNetwork`.
+        others: see `FrozenNetwork`.
     """
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        body: torch.nn.Module,
         dimension: int,
         made_of: dict[str, str],
         data_config: dict[str, Any],
@@ -145,7 +140,7 @@ class TimmExtractor(FrozenNetwork):
     ) -> None:
         from timm.data import create_transform
 
-        super().__init__(model, dimension, precision, device, compiled)
+        super().__init__(body, dimension, precision, device, compiled)
         transform = json.dumps(data_config, sort_keys=True, default=str)
         self.identity = {**made_of, **self.identity, "transform": transform}
         # The threads decode and resize to uint8; scaling happens on the device, in whole batches.
@@ -210,13 +205,7 @@ def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 class _Returning:
-    """Values on their way to the host.
-
-    On the CPU they are there at once. A GPU does what it is asked next while they travel.
-
-    Args:
-        values: on any device.
-    """
+    """Values on their way to the host, for which a GPU does not wait. On the CPU they are there at once."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self._event: torch.cuda.Event | None = None

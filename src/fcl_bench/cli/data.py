@@ -43,9 +43,9 @@ def _work() -> int:
 
 
 def _list(_: argparse.Namespace) -> None:
+    from rich.filesize import decimal
     from rich.table import Table
 
-    from fcl_bench.data.sources.hub import readable
     from fcl_bench.execution.screen import ScreenConsole
 
     table = Table(box=None, pad_edge=False)
@@ -57,7 +57,7 @@ def _list(_: argparse.Namespace) -> None:
         facts = source.about
         wanted = source.repositories()
         numbers = ["" if number is None else f"{number:,}" for number in (facts.classes, facts.train, facts.test)]
-        size = "" if facts.megabytes is None else readable(facts.megabytes * 1e6)
+        size = "" if facts.megabytes is None else decimal(facts.megabytes * 1_000_000)
         repos = ", ".join(one.repo for one in wanted)
         revisions = ", ".join((one.revision or "main")[:8] for one in wanted)
         table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
@@ -115,7 +115,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _names() -> list[str]:
     from fcl_bench.composition import config_dir
 
-    return sorted(file.stem for file in (config_dir() / "data").glob("*.yaml"))
+    return sorted(file.stem for file in (config_dir() / "data").glob("[!_]*.yaml"))
 
 
 def _source(name: str, keys: list[str]) -> Source:

@@ -21,7 +21,7 @@ _BRIGHTNESS = 63 / 255
 def epoch_batches(
     n: int, batch_size: int, generator: torch.Generator, device: torch.device | None = None
 ) -> Iterator[torch.Tensor]:
-    """A shuffled pass over n samples. Its order is drawn when this is called, with one draw of `generator`.
+    """A shuffled pass over n samples, as indices (b,) int64. One draw of `generator`, at the call, gives its order.
 
     Batch norm cannot train on a single sample, so one that is left over joins the batch before it, if there is one
     (and `batch_size` is not 1).
@@ -31,9 +31,6 @@ def epoch_batches(
         batch_size: samples per batch; the last batch has the rest, or one sample more than the others.
         generator: on the CPU.
         device: where the indices are wanted, which are copied there once; None: the CPU.
-
-    Returns:
-        Index tensors (b,) int64.
     """
     order = torch.randperm(n, generator=generator).to(device or "cpu")
     sizes, left = [batch_size] * (n // batch_size), n % batch_size

@@ -19,15 +19,12 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        """The client (0..K-1) of each of the task's samples.
+        """The client (n,) int64, 0 to K - 1, of each of the task's samples.
 
         Args:
             labels: (n,) the samples' classes.
             clients: K.
             rng: this task's own generator.
-
-        Returns:
-            (n,) int64. Disjointness and cover hold by construction: each sample has exactly one client.
         """
 
     def holdings(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Holdings:

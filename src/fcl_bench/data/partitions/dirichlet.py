@@ -94,8 +94,8 @@ class DirichletAllClasses(DirichletPartition):
 
     For each class, shares p ~ Dir(beta, ..., beta) over the clients are drawn; client k gets p_k n_c of the class's n_c
     samples, rounded down or up so that its mean is p_k n_c. "We prevent empty assignments": a client left with none
-    then gets one sample, drawn at random from the others' samples; each of them keeps at least one. There is no cap, so
-    clients differ in size.
+    then gets one sample, drawn at random from the others' samples; each of them retains at least one. There is no cap,
+    so clients differ in size.
 
     Raises (in `assign`):
         UserError: a class has fewer samples than there are clients.
@@ -180,14 +180,11 @@ def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> 
 
 
 def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Logarithms of Dir(beta, ..., beta) shares up to a constant per row; their softmax over a row is one draw.
+    """Logarithms (rows, columns) of Dir(beta, ..., beta) shares; the softmax over a row is one draw. All are finite.
 
     Logarithms are used because a small beta makes all shares but one underflow in float64, and the other columns could
     then not be compared: Gamma(beta) = Gamma(beta + 1) U^(1 / beta). The softmax over some of the columns is what a
     Dirichlet draw is given those columns, again Dir(beta, ..., beta).
-
-    Returns:
-        (rows, columns) float64, finite for every beta above 0.
     """
     size = (rows, columns)
     with np.errstate(over="ignore"):
@@ -196,15 +193,12 @@ def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generato
 
 
 def _owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The client of each sample if client k holds counts[c, k] samples of class c; which samples is random.
+    """The client (n,) of each sample if client k holds counts[c, k] samples of class c; which samples is random.
 
     Args:
         labels: (n,) the samples' classes; row c of `counts` belongs to the c-th smallest.
         counts: (C, K); each row adds up to the number of its class's samples.
         rng: generator for the choice among a class's samples.
-
-    Returns:
-        (n,) int64.
     """
     by_class = np.lexsort((rng.random(len(labels)), labels))
     clients = np.broadcast_to(np.arange(counts.shape[1]), counts.shape)

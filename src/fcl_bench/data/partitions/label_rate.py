@@ -8,7 +8,7 @@ from fcl_bench.data.groups import rank_in_group
 
 
 def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Which samples are labelled: the share `rate` of them, rounded to the nearest number and stratified by class.
+    """Which samples (n,) are labelled: the share `rate`, rounded to the nearest number and stratified by class.
 
     Every class retains floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
     largest remainders. A client with very few samples may retain none.
@@ -17,9 +17,6 @@ def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> 
         labels: (n,) one client's labels of one task.
         rate: `label_rate`, above 0 to 1.
         rng: the generator of this client and task.
-
-    Returns:
-        (n,) bool.
     """
     order = rng.permutation(len(labels))
     _, members, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)

@@ -54,3 +54,9 @@ class ArrayFile(Source):
                 remedy = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
                 raise UserError(f"{self.where} holds Python objects, which are never unpickled", remedy) from error
             raise UserError(f"{self.where} is not a readable .npz file", wanted) from error
+
+
+def native_floats(x: np.ndarray) -> np.ndarray:
+    """The same numbers contiguously, as floats in this machine's byte order; integers exactly, up to 2^53."""
+    whole = np.float32 if x.dtype.itemsize <= 2 else np.float64
+    return np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=") if x.dtype.kind == "f" else whole)

@@ -15,12 +15,7 @@ from fcl_bench.tracking.console import progress
 
 @dataclass
 class Findings:
-    """The findings of a check.
-
-    Attributes:
-        right: what is correct, one line per finding.
-        wrong: what is not correct, one line per finding.
-    """
+    """What a check found to be right and to be wrong, one line per finding."""
 
     right: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.sources.array_file import ArrayFile
+from fcl_bench.data.sources.array_file import ArrayFile, native_floats
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
@@ -60,11 +60,7 @@ class FeatureFile(ArrayFile):
             raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
         if len(y) and int(y.max()) > np.iinfo(np.int64).max:
             raise UserError(f"{where} y_{side} holds the label {y.max()}", "labels below 2^63")
-        if x.dtype.kind == "f":
-            x = x.astype(x.dtype.newbyteorder("="), copy=False)
-        else:  # exactly, up to 2^53; torch has few operations on unsigned integers
-            x = x.astype(np.float32 if x.dtype.itemsize <= 2 else np.float64)
-        x = np.ascontiguousarray(x)
+        x = native_floats(x)
         bad = rows_not_finite(torch.from_numpy(x))
         if len(bad):
             raise UserError(

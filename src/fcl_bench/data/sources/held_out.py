@@ -23,15 +23,7 @@ COLUMNS = ["class", "image", "side"]
 
 
 def held_out(labels: np.ndarray, digests: list[str]) -> np.ndarray:
-    """Which samples are test samples.
-
-    Args:
-        labels: (n,) the samples' classes.
-        digests: the n hashes of the samples' images.
-
-    Returns:
-        (n,) bool.
-    """
+    """Which samples are test samples (n,) bool, given their classes (n,) and the hashes of their images."""
     names = np.asarray(digests)
     test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from rich.filesize import decimal
+
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import file_checksum, writable
 from fcl_bench.tracking.console import progress
@@ -139,15 +141,15 @@ def download(wanted: Repository) -> Snapshot:
     rest = sum(file.size for file in missing)
     cache = writable("HF_HOME", Path(constants.HF_HUB_CACHE))
     if missing:
-        log.info("data %s: downloading %s from the hub to %s", wanted.data, readable(rest), cache)
+        log.info("data %s: downloading %s from the hub to %s", wanted.data, decimal(rest), cache)
     if rest > (free := shutil.disk_usage(cache).free):
         raise UserError(
-            f"data={wanted.data} needs {readable(rest)} in {cache} and {readable(free)} are free",
+            f"data={wanted.data} needs {decimal(rest)} in {cache} and {decimal(free)} is free",
             "HF_HOME=FOLDER with more room",
         )
     for number, file in enumerate(missing, start=1):
         # A terminal also shows a progress bar; a log file has only this line.
-        log.info("data %s: file %d of %d, %s", wanted.data, number, len(missing), readable(file.size))
+        log.info("data %s: file %d of %d, %s", wanted.data, number, len(missing), decimal(file.size))
         _download_file(wanted, file)
     found = locate(replace(wanted, revision=commit))
     if found is None:
@@ -205,13 +207,6 @@ def incomplete(files: list[Path]) -> str | None:
     there = {int(match[1]) for match in found}
     gone = next((other for other in range(int(count)) if other not in there), None)
     return None if gone is None else found[0].string.replace(number, f"{gone:0{len(number)}d}", 1)
-
-
-def readable(size: float) -> str:
-    """A number of bytes in readable form: 144 MB, 18.5 GB."""
-    if size < 1e6:
-        return f"{size / 1e3:.0f} kB"
-    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 
 def not_here(wanted: Repository, why: str) -> UserError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from fcl_bench.data.sources.image_folder import class_names, labelled_files
 from fcl_bench.data.sources.image_source import Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, file_checksum
-from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 
@@ -72,21 +71,12 @@ class ImageNetR(HubImages):
             )
         classes, labels = np.unique(np.asarray(names), return_inverse=True)
         whole = TableSide(labels.astype(np.int64), table, self.image_column)
-        return whole, list(map(str, classes)), self._digests(self._hashes(table), len(table))
+        return whole, list(map(str, classes)), list(self._hashes(table))
 
     def _hashes(self, table: Any) -> Iterator[str]:
         for batch in table.select_columns([self.image_column]).with_format("arrow").iter(batch_size=1000):
             for value in batch.column(self.image_column).combine_chunks().field("bytes"):
                 yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
-
-    def _digests(self, hashes: Iterable[str], count: int) -> list[str]:
-        """A list of the `count` hashes, computed with a progress bar."""
-        digests = []
-        with progress(count, f"cutting {self._key} into train and test", "image") as bar:
-            for digest in hashes:
-                digests.append(digest)
-                bar.update()
-        return digests
 
     def _released(self) -> tuple[Side, list[str], list[str]]:
         folder = self._folder()
@@ -98,4 +88,4 @@ class ImageNetR(HubImages):
                 " or train/<class>/* and test/<class>/*",
             )
         whole = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
-        return whole, classes, self._digests(map(file_checksum, whole.files), len(whole.files))
+        return whole, classes, list(map(file_checksum, whole.files))

@@ -1,4 +1,4 @@
-"""A subset of a split's samples as a split: the part of a data set that a node keeps."""
+"""A subset of a split's samples as a split: the part of a data set that a node has."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ from fcl_bench.files import content_hash
 
 
 class ChosenImages:
-    """A subset of other images, decoded on access.
-
-    Args:
-        images: all of them.
-        rows: (n,) which.
-    """
+    """The images `rows` (n,) of others, decoded on access."""
 
     def __init__(self, images: Images, rows: np.ndarray) -> None:
         self._images, self._rows = images, rows

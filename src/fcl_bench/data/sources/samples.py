@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from fcl_bench.data.images.stored import ArrayImages, FileImages, Images
+from fcl_bench.data.sources.array_file import native_floats
 from fcl_bench.data.sources.base import Split
 from fcl_bench.errors import UserError
 
@@ -59,10 +60,7 @@ def _inputs(inputs: Any) -> Images | np.ndarray:
             return FileImages(Path("/"), [Path(entry).expanduser().absolute() for entry in inputs])
     array = inputs.detach().cpu().numpy() if hasattr(inputs, "detach") else np.asarray(inputs)
     if array.ndim == 2 and array.dtype.kind in "fiu":
-        # Converted like the features of a file.
-        whole = np.float32 if array.dtype.itemsize <= 2 else np.float64
-        kind = array.dtype.newbyteorder("=") if array.dtype.kind == "f" else whole
-        return np.ascontiguousarray(array, dtype=kind)
+        return native_floats(array)
     if array.dtype == np.uint8 and (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
         return ArrayImages(array)
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] == 3:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.sources.array_file import ArrayFile
+from fcl_bench.data.sources.array_file import ArrayFile, native_floats
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
@@ -74,5 +74,4 @@ class SiteFile(ArrayFile):
         for array in (x, column, task, labelled):
             digest.update(f"{array.dtype} {array.shape}".encode())
             digest.update(np.ascontiguousarray(array).data)
-        x = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("="))
-        return SiteSamples(x, column, task, labelled, digest.hexdigest())
+        return SiteSamples(native_floats(x), column, task, labelled, digest.hexdigest())

@@ -89,15 +89,12 @@ class SiBlurry(SampleSplit):
         return np.concatenate([np.repeat(np.arange(tasks), sizes) for sizes in (of_disjoint, of_blurry)])
 
     def _leaving(self, place: np.ndarray, task: np.ndarray, shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Which samples of blurry classes leave their home task.
+        """Indices (m,) of the samples of blurry classes that leave their home task.
 
         Args:
             place, task: (n,) class and home task of each.
             shares: (T,) each task's share of all that leave; adds up to 1.
             rng: generator of this draw.
-
-        Returns:
-            (m,) indices.
         """
         if self.sizes == "equal":
             by_class = np.lexsort((rng.random(len(place)), place))

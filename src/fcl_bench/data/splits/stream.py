@@ -58,9 +58,7 @@ def stream_of_samples(
 
     Args:
         dataset: the data set that the indices refer to.
-        preference: all labels that are trained; those new in the same task take columns in this order.
-        train, test: per task, indices, ascending; disjoint among tasks. Test samples of classes that no task trains
-            are dropped.
+        preference, train, test: see `Division`; test samples of classes that no task trains are dropped.
 
     Raises:
         UserError: a task without a training sample.
