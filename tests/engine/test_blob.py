@@ -25,7 +25,7 @@ TENSORS = {
 
 
 def message(**tensors: torch.Tensor) -> Message:
-    return Message(tensors or TENSORS, "a stage", 7, kept=["long"], task=3, round=5)
+    return Message(tensors or TENSORS, "a stage", 7, cached=["long"], task=3, round=5)
 
 
 def test_every_dtype_and_layout_comes_back():
@@ -40,7 +40,7 @@ def test_every_dtype_and_layout_comes_back():
         assert torch.equal(*bits)
     assert not came["columns"].is_contiguous()
     assert came["columns"].stride() == sent["columns"].stride()
-    for name in ("stage", "samples", "task", "round", "kept", "nbytes"):
+    for name in ("stage", "samples", "task", "round", "cached", "nbytes"):
         assert getattr(came, name) == getattr(sent, name)
 
 

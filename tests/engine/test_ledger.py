@@ -52,7 +52,7 @@ def add(ledger: Ledger, rows: list[Upload]) -> None:
 
 def kept_by(ledger: Ledger) -> tuple:
     """Everything that a ledger keeps."""
-    return ledger.uploads, ledger.server_seconds, ledger.kept
+    return ledger.uploads, ledger.server_seconds, ledger.cached
 
 
 def sums(rows: list[Upload], column: str, *keys: str) -> dict[tuple, int]:
@@ -123,7 +123,7 @@ def test_totals_are_those_of_a_plain_loop(seed):
         assert totals["client_seconds"] == pytest.approx(sum(row.client_seconds for row in own))
         assert totals["server_seconds"] == task
     assert ledger.runtime()["client_seconds"] == pytest.approx(sum(row.client_seconds for row in rows))
-    alone = ledger.told_alone()
+    alone = ledger.single_samples()
     for name in ("one_sample_sums", "one_sample_moments"):
         assert alone[name] == sum(getattr(row, name) for row in rows)
 
@@ -148,7 +148,7 @@ def test_numbers_are_plain_ones_as_json_and_csv_want_them():
     assert [type(value) for value in row] == [int, int, int, str, *[int] * 6, float, int, int, int, int, int]
     told = ledger.communication()
     values = [*told.values(), *ledger.labels().values(), *told["by_stage"]["model"].values()]
-    values += [*ledger.told_alone().values(), *(value for name, value in told["raw"].items() if name != "kind")]
+    values += [*ledger.single_samples().values(), *(value for name, value in told["raw"].items() if name != "kind")]
     assert {type(value) for value in values} == {int, dict, list}
 
 
@@ -209,40 +209,40 @@ def test_growing_moves_each_row_a_few_times_however_many_there_are(monkeypatch):
 def test_clients_that_keep_the_same_share_one_set():
     ledger = Ledger(1000)
     for broadcast in (
-        Message({"a": torch.zeros(3), "b": torch.zeros(2)}, kept=["a"]),
-        Message({"a": torch.zeros(3), "c": torch.zeros(5)}, kept=["a", "c"]),
+        Message({"a": torch.zeros(3), "b": torch.zeros(2)}, cached=["a"]),
+        Message({"a": torch.zeros(3), "c": torch.zeros(5)}, cached=["a", "c"]),
     ):
         sent = {ledger.send(client, broadcast) for client in range(1000)}
         assert len(sent) == 1
-    assert len({id(names) for names in ledger.kept.values()}) == 1
-    assert ledger.kept[7] == {"a", "c"}
+    assert len({id(names) for names in ledger.cached.values()}) == 1
+    assert ledger.cached[7] == {"a", "c"}
     state = ledger.state()
-    assert state["kept"] == [["a", "c"]]
+    assert state["cached"] == [["a", "c"]]
     restored = Ledger(1000)
     restored.restore(state, ledger.tensors())
     assert kept_by(restored) == kept_by(ledger)
-    assert len({id(names) for names in restored.kept.values()}) == 1
+    assert len({id(names) for names in restored.cached.values()}) == 1
 
 
 @pytest.mark.parametrize("takes_part", [True, False], ids=["with the client", "without it"])
 def test_what_changes_again_costs_again_whoever_had_it(takes_part):
     """As the class weights of a class that comes back: at rest in one task, trained in the next, at rest again."""
     ledger = Ledger(2)
-    resting = Message({"a": torch.zeros(3)}, kept=["a"])
+    resting = Message({"a": torch.zeros(3)}, cached=["a"])
     assert [ledger.send(0, resting), ledger.send(0, resting)] == [12, 0]
-    changing = Message({"a": torch.zeros(3), "b": torch.zeros(2)}, kept=["b"] if takes_part else [])
+    changing = Message({"a": torch.zeros(3), "b": torch.zeros(2)}, cached=["b"] if takes_part else [])
     assert ledger.send(0 if takes_part else 1, changing) == 20
-    assert ledger.send(0, Message({"a": torch.zeros(3)}, kept=["a"])) == 12
+    assert ledger.send(0, Message({"a": torch.zeros(3)}, cached=["a"])) == 12
 
 
 def test_samples_are_counted_once_however_often_they_are_told():
     ledger = entered([Upload(0, 0, 1, "model", 3, 2, 1, 0, 10, 20, 0.25, 4, 1)])
     for told in ([7, 3], [], [3, 100_000], [0, 7]):
-        ledger.told.add(np.array(told, dtype=np.int64))
-    assert ledger.told_alone() == {"one_sample_sums": 4, "one_sample_moments": 1, "told_samples": 4}
+        ledger.revealed.add(np.array(told, dtype=np.int64))
+    assert ledger.single_samples() == {"one_sample_sums": 4, "one_sample_moments": 1, "revealed_samples": 4}
     restored = Ledger(7)
     restored.restore(json.loads(json.dumps(ledger.state())), ledger.tensors())
     assert restored.communication() == ledger.communication()  # and so what a raw sample costs
-    restored.told.add(np.array([3, 5]))
-    assert restored.told_alone()["told_samples"] == 5
-    assert ledger.told_alone()["told_samples"] == 4
+    restored.revealed.add(np.array([3, 5]))
+    assert restored.single_samples()["revealed_samples"] == 5
+    assert ledger.single_samples()["revealed_samples"] == 4

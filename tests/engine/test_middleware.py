@@ -156,11 +156,11 @@ def test_the_codec_of_each_side_is_the_other_ones_inverse():
     assert (arrived.stage, arrived.samples, arrived.task, arrived.round) == ("stage", 7, 2, 3)
     assert {value.dtype for value in arrived.values()} == {torch.float64}
     assert torch.equal(arrived["B"], decoded(sent, torch.float64)["B"])
-    broadcast = Message({"W": torch.zeros(2, dtype=torch.float16)}, kept=["W"])
+    broadcast = Message({"W": torch.zeros(2, dtype=torch.float16)}, cached=["W"])
     assert server.send(broadcast, None) is broadcast
     received = clients.receive(broadcast, 1)
     assert received["W"].dtype == torch.float16
-    assert received.kept == {"W"}
+    assert received.cached == {"W"}
 
 
 def test_a_codec_may_leave_whole_tensors_as_they_were_sent():

@@ -91,7 +91,7 @@ def test_labels_that_clients_give_themselves_make_sums_larger():
         data._known = (data._labels >= 0).numpy()
         federation.run(lambda _: None)
         assert federation.state.ledger.labels()["accepted"] == (3 if ssl else 0)
-        assert federation.state.ledger.told_alone()["told_samples"] == alone
+        assert federation.state.ledger.single_samples()["revealed_samples"] == alone
 
 
 class GuessingClient(FedNCMClient):
@@ -111,7 +111,7 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
     data._labels = torch.tensor([0, -1, 0])
     data._known = (data._labels >= 0).numpy()
     federation.run(lambda _: None)
-    assert federation.state.ledger.told._rows.array.tolist() == [1]
+    assert federation.state.ledger.revealed._rows.array.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])
@@ -132,7 +132,7 @@ def test_a_resumed_run_counts_what_came_before(name):
         resumed = federation_of(small(name), context, tasks)
         resumed.restore(state, tensors)
         resumed.run(lambda _: None)
-        assert resumed.state.ledger.told_alone() == whole.state.ledger.told_alone()
+        assert resumed.state.ledger.single_samples() == whole.state.ledger.single_samples()
         columns = ("one_sample_sums", "one_sample_moments")
         rows = [[getattr(row, c) for c in columns] for row in resumed.state.ledger.uploads]
         assert rows == [[getattr(row, c) for c in columns] for row in whole.state.ledger.uploads]

@@ -7,7 +7,7 @@ import re
 from fcl_bench.execution.screen import print_record
 
 COUNTS = ("synthetic_images", "sample_gradients", "reconstructed_images")
-COUNTS += ("one_sample_sums", "one_sample_moments", "told_samples")
+COUNTS += ("one_sample_sums", "one_sample_moments", "revealed_samples")
 
 
 def record_of(accuracy: list[float], **metrics) -> dict:
@@ -130,7 +130,7 @@ def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(c
 def test_samples_that_left_alone_have_a_table(capsys):
     record = record_of([75.0, 60.0])
     privacy = record["privacy"]
-    told = {"one_sample_sums": 1234, "one_sample_moments": 0, "told_samples": 12}
+    told = {"one_sample_sums": 1234, "one_sample_moments": 0, "revealed_samples": 12}
     print_record({**record, "privacy": {**privacy, **told}}, "x")
     out = capsys.readouterr().out
     assert re.search(r"sums of one sample that clients sent +1,234", out)

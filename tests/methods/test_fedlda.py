@@ -264,7 +264,7 @@ def test_what_centring_costs_and_when():
         learn_task(method, context, server, first, tasks[0])
         later = server.broadcast(second, 0)
         assert later.nbytes - plain == (0 if centre == "none" else 8 * 20) - 4
-        assert later.kept == (frozenset() if centre == "none" else {"offset"})
+        assert later.cached == (frozenset() if centre == "none" else {"offset"})
         H = np.maximum(tasks[0][0][0] @ projection_of(server), 0)
         if centre != "none":
             assert relative_error(later["offset"], H.mean(axis=0)) < 1e-6

@@ -169,7 +169,7 @@ def counted(recorder: Recorder, fields: tuple[Field, ...], held=HELD) -> dict[st
                     single = {c for c, n in classes.items() if n == 1}
                     found[key] += len(single)
                     told |= {(upload.task, client, c, 0) for c in single}
-    return {**found, "told_samples": len(told)}
+    return {**found, "revealed_samples": len(told)}
 
 
 def run(method: Method, tasks: ImageTasks, wire: str = "float64", vit: bool = False, **options) -> tuple:
@@ -181,7 +181,7 @@ def run(method: Method, tasks: ImageTasks, wire: str = "float64", vit: bool = Fa
         context = context_of(tasks[0][0][0].shape[1], wire=wire, **options)
     federation = federation_of(method, context, tasks, middleware=[recorder])
     federation.run(lambda _: None)
-    return federation.state.ledger.told_alone(), recorder, federation
+    return federation.state.ledger.single_samples(), recorder, federation
 
 
 def small(name: str) -> Method:
@@ -202,7 +202,7 @@ def test_every_method_reveals_what_a_plain_count_says(name, monkeypatch):
     if name == "stsa_e" or name not in TOLD:
         return
     assert told == counted(recorder, TOLD[name])
-    assert (told["told_samples"] > 0) is bool(TOLD[name])
+    assert (told["revealed_samples"] > 0) is bool(TOLD[name])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not small(name).trains_network])
@@ -231,7 +231,7 @@ def test_knobs_change_what_is_sent(name):
     method, fields = KNOBS[name]
     told, recorder, _ = run(method, tasks_of())
     assert told == counted(recorder, fields)
-    assert told["told_samples"]
+    assert told["revealed_samples"]
 
 
 def test_moments_for_a_head_are_of_classes_of_which_enough_is_known():
@@ -241,7 +241,7 @@ def test_moments_for_a_head_are_of_classes_of_which_enough_is_known():
             told, *_ = run(method, tasks_of(shape=(3, 8, 8)))
             single = sum(n == 1 for clients in HELD for classes in clients for n in classes.values())
             here = single if least == 1 else 0
-            assert told == {"one_sample_sums": here, "one_sample_moments": here, "told_samples": here}
+            assert told == {"one_sample_sums": here, "one_sample_moments": here, "revealed_samples": here}
 
 
 @pytest.mark.parametrize("wire", ["task", "held"])
@@ -250,7 +250,7 @@ def test_groups_of_stsa_e(wire):
     told, recorder, _ = run(STSAE(M=8, dummy_clients=4), tasks_of(), columns=wire)
     alone = sum(int((upload["n"] == 1).sum()) for _, upload, _ in recorder.uploads)
     assert alone > 8
-    assert told == {"one_sample_sums": alone, "one_sample_moments": 0, "told_samples": alone}
+    assert told == {"one_sample_sums": alone, "one_sample_moments": 0, "revealed_samples": alone}
 
 
 def test_folds_of_ranpac():
@@ -268,7 +268,7 @@ def test_folds_of_ranpac():
                 found += len(alone)
                 samples |= {(t, k, i) for i in alone + (own if len(own) == 1 else [])}
     assert moments_found
-    assert told == {"one_sample_sums": found, "one_sample_moments": moments_found, "told_samples": len(samples)}
+    assert told == {"one_sample_sums": found, "one_sample_moments": moments_found, "revealed_samples": len(samples)}
 
 
 def test_references_that_are_updated_are_of_kept_samples_too():
@@ -279,7 +279,7 @@ def test_references_that_are_updated_are_of_kept_samples_too():
     references = {(c, upload.task) for c, upload, _ in recorder.uploads if upload.stage == "references"}
     assert references == {(0, 0), (1, 0), (0, 1), (1, 1)}
     assert told["one_sample_sums"] == 1 + 2  # of client 0 in both tasks, and of client 1 in the second
-    assert told["told_samples"] == 2
+    assert told["revealed_samples"] == 2
 
 
 def test_a_lone_exemplar_is_told_after_every_task_and_counts_as_one_sample():
@@ -289,4 +289,4 @@ def test_a_lone_exemplar_is_told_after_every_task_and_counts_as_one_sample():
     plain = sum(int((m["counts"] == 1).sum()) for _, m, _ in recorder.uploads if "counts" in m)
     # Class 0 of client 0 after two tasks, until its samples of the third are beside it; class 2 of client 1 after two.
     assert plain == told["one_sample_sums"] == 4
-    assert told["told_samples"] == 2
+    assert told["revealed_samples"] == 2

@@ -54,4 +54,4 @@ def test_an_attacker_finds_the_samples_that_are_counted_and_no_others(name):
             seen = [abs(float(v @ (h / h.norm()))) > 1 - 1e-10 for v in told_directions if len(v) == len(h)]
             if any(seen):
                 found.add((upload.task, client, number))
-    assert len(found) == told["told_samples"] > 0
+    assert len(found) == told["revealed_samples"] > 0

@@ -48,5 +48,5 @@ def test_a_run_tells_as_many_as_expected(beta):
         tasks = [[(torch.from_numpy(Z[part]), torch.from_numpy(labels[part])) for part in parts]]
         federation = federation_of(STSAE(M=None, dummy_clients=GROUPS), context_of(2), tasks)
         federation.run(lambda _: None)
-        shares.append(100 * federation.state.ledger.told_alone()["told_samples"] / len(labels))
+        shares.append(100 * federation.state.ledger.single_samples()["revealed_samples"] / len(labels))
     assert np.mean(shares) == pytest.approx(expected_share(100, beta), abs=3)

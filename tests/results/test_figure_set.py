@@ -16,7 +16,7 @@ from fcl_bench.results.figures.figure_set import FIGURES, figure_set
 from fcl_bench.results.figures.rounds import progress
 from fcl_bench.results.figures.style import METHODS, drawn
 from fcl_bench.results.reference import FROM
-from fcl_bench.results.summarise import told_apart
+from fcl_bench.results.summarise import split_by_setting
 from tests.results.frames import made_up, real_runs
 
 # pandas complains about the many columns of a frame that it is given.
@@ -376,9 +376,9 @@ def test_what_the_user_says_shares_a_panel(tmp_path):
     figures_of(tmp_path, *runs, only=())
     frame = frame.assign(folder=frame["run_id"])
     assert len(figure_set(frame, tmp_path, CURVES)["accuracy_over_tasks"].axes) == 2
-    figure = figure_set(told_apart(frame, ["features"]), tmp_path, CURVES)["accuracy_over_tasks"]
+    figure = figure_set(split_by_setting(frame, ["features"]), tmp_path, CURVES)["accuracy_over_tasks"]
     assert len(figure.axes) == 1
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["l2p (features one)", "l2p (features two)", "stsa"]
     with pytest.raises(UserError, match="--together featurs is no key of the setting .did you mean features"):
-        told_apart(frame, ["featurs"])
+        split_by_setting(frame, ["featurs"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.results.summarise import summarise, told_apart, used_runs, varying_setting
+from fcl_bench.results.summarise import split_by_setting, summarise, used_runs, varying_setting
 from fcl_bench.results.tables.summary_table import constants, screen_table, summary_page, summary_sheet
 from tests.results.frames import made_up
 
@@ -107,7 +107,7 @@ def test_of_runs_that_tested_different_rounds_the_one_that_tested_most_counts(ca
 def test_what_never_shares_a_panel_is_no_knob(key):
     frame = made_up({}, {"method": "stsa"}).assign(protocol="task-agnostic")
     with pytest.raises(UserError, match=f"--together {key}: .* never share a panel .*--where {key}=VALUE"):
-        told_apart(frame, [key])
+        split_by_setting(frame, [key])
 
 
 def test_labels_name_the_knobs_that_vary_within_the_method():

@@ -40,9 +40,9 @@ def images(count: int = 5, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def layer(kept_mean: float, kept_variance: float, mean: float, variance: float) -> LayerStatistics:
+def layer(target_mean: float, target_variance: float, mean: float, variance: float) -> LayerStatistics:
     return LayerStatistics(
-        *(torch.tensor([value], dtype=torch.float64) for value in (kept_mean, kept_variance, mean, variance))
+        *(torch.tensor([value], dtype=torch.float64) for value in (target_mean, target_variance, mean, variance))
     )
 
 
@@ -70,8 +70,8 @@ def test_statistics_are_those_of_every_layers_input():
         inputs = nn.Sequential(*parts[: 3 * number + 1])(batch).numpy()
         np.testing.assert_allclose(statistics.mean, inputs.mean(axis=(0, 2, 3)), atol=1e-12)
         np.testing.assert_allclose(statistics.variance, inputs.var(axis=(0, 2, 3)), atol=1e-12)
-        assert torch.equal(statistics.kept_mean, norms(network)[number].running_mean)
-        assert torch.equal(statistics.kept_variance, norms(network)[number].running_var)
+        assert torch.equal(statistics.target_mean, norms(network)[number].running_mean)
+        assert torch.equal(statistics.target_variance, norms(network)[number].running_var)
 
 
 def test_looking_changes_nothing_and_leaves_no_hook():

@@ -187,13 +187,13 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     from fcl_bench.results.collect import mixed
     from fcl_bench.results.figures.figure_set import FIGURES, figure_set
     from fcl_bench.results.page.page import html_page
-    from fcl_bench.results.summarise import summarise, told_apart, used_runs
+    from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
     from fcl_bench.results.tables.sections import sections
     from fcl_bench.results.tables.summary_table import summary_page, summary_table
 
     measures = [measure for name in arguments.metrics if (measure := measure_named(name))]
-    frame = told_apart(frame, arguments.together)
+    frame = split_by_setting(frame, arguments.together)
     runs = used_runs(frame)
     summary = summarise(runs)
     # A knob with its own column is left out of the labels.

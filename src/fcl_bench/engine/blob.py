@@ -14,7 +14,7 @@ import torch
 from fcl_bench.protocol.message import Message
 
 #: The attributes of a message that are sets of names, and those that are plain.
-_SETS = ("kept",)
+_SETS = ("cached",)
 _PLAIN = ("stage", "samples", "clients", "task", "round")
 _HEADER_LENGTH = 8
 

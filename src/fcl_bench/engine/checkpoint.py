@@ -178,7 +178,7 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         UserError: one of them is no tensor.
     """
     made: dict[str, torch.Tensor] = {}
-    kept: set[int] = set()
+    seen: set[int] = set()
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise UserError(
@@ -187,9 +187,9 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             )
         plain = tensor.detach().cpu()
         memory = plain.untyped_storage()
-        if plain.is_contiguous() and memory.nbytes() == plain.nbytes and memory.data_ptr() not in kept:
+        if plain.is_contiguous() and memory.nbytes() == plain.nbytes and memory.data_ptr() not in seen:
             made[name] = plain
-            kept.add(memory.data_ptr())
+            seen.add(memory.data_ptr())
         else:
             made[name] = plain.clone(memory_format=torch.contiguous_format)
     return made

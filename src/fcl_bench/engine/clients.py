@@ -87,10 +87,10 @@ class Clients:
             if len(inputs) != len(numbers):
                 raise ValueError(f"{len(inputs)} samples for clients that hold {len(numbers)}")
             columns, labelled = columns[numbers], labelled[numbers]
-            nothing, kept = np.zeros(0, dtype=np.int64), frozenset(own)
+            nothing, own_clients = np.zeros(0, dtype=np.int64), frozenset(own)
             holdings = [
                 Holdings.of(
-                    np.searchsorted(numbers, clients[client]) if client in kept else nothing
+                    np.searchsorted(numbers, clients[client]) if client in own_clients else nothing
                     for client in range(self.count)
                 )
                 for clients in self.holdings

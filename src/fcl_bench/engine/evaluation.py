@@ -95,19 +95,19 @@ class Predictions:
         for way, hits in right.items():
             self[way][after] += np.bincount(true_tasks[hits].cpu().numpy(), minlength=len(self[way]))
         scores = prediction.scores.gather(1, best.unsqueeze(1)).squeeze(1)
-        kept = [] if self.samples is None or samples is None else [samples, scores.cpu().numpy()]
-        self._given.append((columns.cpu().numpy(), best.cpu().numpy(), *kept))
+        of_samples = [] if self.samples is None or samples is None else [samples, scores.cpu().numpy()]
+        self._given.append((columns.cpu().numpy(), best.cpu().numpy(), *of_samples))
 
     def finish(self, after: int) -> None:
         """End the examination after task `after`: all its batches have been counted."""
         if not self._given:  # no test sample yet
             return
-        columns, answers, *kept = (np.concatenate(parts) for parts in zip(*self._given, strict=True))
+        columns, answers, *of_samples = (np.concatenate(parts) for parts in zip(*self._given, strict=True))
         self._given = []
         pairs, counts = np.unique(np.stack([columns, answers]), axis=1, return_counts=True)
         self.confusion.extend(_table(CONFUSION, after, *pairs, counts))
         if self.samples is not None:
-            samples, scores = kept
+            samples, scores = of_samples
             order = np.argsort(samples)
             self.samples.extend(_table(SAMPLES, after, *(part[order] for part in (samples, columns, answers, scores))))
 
@@ -196,8 +196,8 @@ class Evaluation:
         for number, batch in enumerate(self.batches(task, pure)):
             # A partial batch has other samples after the next task.
             stays = pure is None and len(batch) == BATCH
-            asked = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
-            prediction = answer_of(server, server.classify(asked), len(batch), task)
+            test_batch = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
+            prediction = answer_of(server, server.classify(test_batch), len(batch), task)
             if not all_finite(prediction.scores):
                 raise UserError(
                     f"{type(server).__name__}: class scores after task {task.index} are not finite",

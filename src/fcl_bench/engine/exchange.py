@@ -351,7 +351,7 @@ class Accounting(Step):
         round_.columns["one_sample_sums"][client] = alone.sums
         round_.columns["one_sample_moments"][client] = alone.moments
         if len(alone.samples):
-            self._state.ledger.told.add(alone.samples)
+            self._state.ledger.revealed.add(alone.samples)
 
     def _keeps(self, round_: Round, client: int, reply: Reply) -> None:
         """Count what a client keeps, and the labels that it gave its samples."""

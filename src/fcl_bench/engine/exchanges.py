@@ -46,9 +46,9 @@ class RawSamples:
         return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)
 
 
-def _kept_as(kind: type, default: Any = MISSING) -> Any:
+def _stored_as(kind: type, default: Any = MISSING) -> Any:
     """A column of uploads.csv, with the NumPy type in which the ledger keeps it."""
-    return field(default=default, metadata={"kept_as": kind})
+    return field(default=default, metadata={"stored_as": kind})
 
 
 @dataclass(frozen=True)
@@ -71,38 +71,38 @@ class Upload:
         late: 1 if its upload was to come in a later round; else 0.
     """
 
-    task: int = _kept_as(np.int32)
-    round: int = _kept_as(np.int32)
-    client: int = _kept_as(np.int32)
-    stage: str = _kept_as(np.int16)  # its number among the ledger's stages
-    samples: int = _kept_as(np.int32)
-    labelled: int = _kept_as(np.int32)
-    accepted: int = _kept_as(np.int32)
-    right: int = _kept_as(np.int32)
-    up_bytes: int = _kept_as(np.int64)
-    down_bytes: int = _kept_as(np.int64)
-    client_seconds: float = _kept_as(np.float64)
-    one_sample_sums: int = _kept_as(np.int32, default=0)
-    one_sample_moments: int = _kept_as(np.int32, default=0)
-    dropped: int = _kept_as(np.int8, default=0)
-    lost: int = _kept_as(np.int8, default=0)
-    late: int = _kept_as(np.int8, default=0)
+    task: int = _stored_as(np.int32)
+    round: int = _stored_as(np.int32)
+    client: int = _stored_as(np.int32)
+    stage: str = _stored_as(np.int16)  # its number among the ledger's stages
+    samples: int = _stored_as(np.int32)
+    labelled: int = _stored_as(np.int32)
+    accepted: int = _stored_as(np.int32)
+    right: int = _stored_as(np.int32)
+    up_bytes: int = _stored_as(np.int64)
+    down_bytes: int = _stored_as(np.int64)
+    client_seconds: float = _stored_as(np.float64)
+    one_sample_sums: int = _stored_as(np.int32, default=0)
+    one_sample_moments: int = _stored_as(np.int32, default=0)
+    dropped: int = _stored_as(np.int8, default=0)
+    lost: int = _stored_as(np.int8, default=0)
+    late: int = _stored_as(np.int8, default=0)
 
 
 #: Stands for a count that needs true labels, for clients whose samples have none available.
 NOBODY_KNOWS = -1
 #: The stored form of a row: 65 bytes.
-_ROW = np.dtype([(column.name, column.metadata["kept_as"]) for column in fields(Upload)])
+_ROW = np.dtype([(column.name, column.metadata["stored_as"]) for column in fields(Upload)])
 #: The columns that `add_round` is given for each client, and those that may be left out.
 _COUNTED = [column.name for column in fields(Upload) if column.name not in ("task", "round", "stage")]
 _DEFAULTS = {column.name: column.default for column in fields(Upload) if column.default is not MISSING}
 #: How many rows are converted to Python objects at a time, when they are read one by one.
 _BLOCK = 4096
-_ROWS, _SERVER_SECONDS, _TOLD = (GROWING + name for name in ("uploads", "server_seconds", "told"))
+_ROWS, _SERVER_SECONDS, _REVEALED = (GROWING + name for name in ("uploads", "server_seconds", "revealed"))
 
 
-class Kept:
-    """Who keeps which tensors of broadcasts (see `Message.kept`).
+class BroadcastCache:
+    """Who keeps which tensors of broadcasts (see `Message.cached`).
 
     Attributes:
         names: per receiver, the names of the tensors that it keeps. Receivers that keep the same share one set.
@@ -110,7 +110,7 @@ class Kept:
 
     def __init__(self) -> None:
         self.names: dict[int, frozenset[str]] = {}
-        #: The last broadcast, and its cost for a receiver that keeps these names: bytes, and the names kept afterwards.
+        #: The last broadcast, and its cost for a receiver that keeps these names: bytes, and its names afterwards.
         self._sent: Message | None = None
         self._costs: dict[frozenset[str], tuple[int, frozenset[str]]] = {}
 
@@ -119,13 +119,13 @@ class Kept:
         if broadcast is not self._sent:
             self._sent, self._costs = broadcast, {}
             if self.names:
-                self._forget(broadcast.tensors.keys() - broadcast.kept)
-        if not broadcast.kept:
+                self._forget(broadcast.tensors.keys() - broadcast.cached)
+        if not broadcast.cached:
             return broadcast.nbytes
         there = self.names.get(receiver, frozenset())
         if there not in self._costs:
             # Most receivers keep the same names, so they share one set.
-            self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.kept)
+            self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.cached)
         size, self.names[receiver] = self._costs[there]
         return size
 
@@ -139,14 +139,14 @@ class Kept:
         sets = list(dict.fromkeys(self.names.values()))
         number = {names: i for i, names in enumerate(sets)}
         return {
-            "kept": [sorted(names) for names in sets],
-            "kept_by": {str(receiver): number[names] for receiver, names in self.names.items()},
+            "cached": [sorted(names) for names in sets],
+            "cached_by": {str(receiver): number[names] for receiver, names in self.names.items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what `state` returned."""
-        sets = [frozenset(names) for names in state["kept"]]
-        self.names = {int(receiver): sets[number] for receiver, number in state["kept_by"].items()}
+        sets = [frozenset(names) for names in state["cached"]]
+        self.names = {int(receiver): sets[number] for receiver, number in state["cached_by"].items()}
 
 
 class Rows:
@@ -189,7 +189,7 @@ class Rows:
         self._room, self._used = rows.reshape(len(saved)).copy(), len(saved)
 
 
-class ToldSamples:
+class RevealedSamples:
     """The distinct training samples that were revealed so far, in the order in which they were."""
 
     def __init__(self) -> None:
@@ -211,12 +211,12 @@ class ToldSamples:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """A tensor that only grows."""
-        return {_TOLD: self._rows.tensor()}
+        return {_REVEALED: self._rows.tensor()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `tensors` returned."""
         saved = Rows(np.dtype(np.int64))
-        saved.restore(tensors[_TOLD])
+        saved.restore(tensors[_REVEALED])
         self._rows, self._known = Rows(np.dtype(np.int64)), np.zeros(0, dtype=bool)
         self.add(saved.array)
 
@@ -233,15 +233,15 @@ class Exchanges:
 
     Attributes:
         server_seconds: the server's seconds for each complete task.
-        told: the samples that were revealed.
+        revealed: the samples that were revealed.
     """
 
     def __init__(self, clients: int, raw: RawSamples | None = None) -> None:
         self.clients = clients
-        self.told = ToldSamples()
+        self.revealed = RevealedSamples()
         self._raw = raw
         self.server_seconds: list[float] = []
-        self._kept = Kept()
+        self._cached = BroadcastCache()
         self._rows = Rows(_ROW)
         self._stages: list[str] = []
 
@@ -298,31 +298,31 @@ class Exchanges:
 
     def send(self, client: int, broadcast: Message) -> int:
         """Bytes that `broadcast` costs this client, which has the tensors from now on."""
-        return self._kept.send(client, broadcast)
+        return self._cached.send(client, broadcast)
 
     @property
-    def kept(self) -> dict[int, frozenset[str]]:
-        """Return, per client, the names of the broadcast tensors that it keeps (see `Message.kept`)."""
-        return self._kept.names
+    def cached(self) -> dict[int, frozenset[str]]:
+        """Return, per client, the names of the broadcast tensors that it keeps (see `Message.cached`)."""
+        return self._cached.names
 
     def state(self) -> dict[str, Any]:
         """The state outside the rows, as JSON; clients that keep the same tensors share one list of names."""
         raw = None if self._raw is None else asdict(self._raw)
-        return {"stages": self._stages, "raw": raw, **self._kept.state()}
+        return {"stages": self._stages, "raw": raw, **self._cached.state()}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The rows, and the seconds, as tensors that only grow."""
         seconds = torch.tensor(self.server_seconds, dtype=torch.float64)
-        return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: seconds, **self.told.tensors()}
+        return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: seconds, **self.revealed.tensors()}
 
     def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `state` and `tensors` returned."""
         self._stages = list(state["stages"])
         self._raw = None if (raw := state["raw"]) is None else RawSamples(**raw)
-        self._kept.restore(state)
+        self._cached.restore(state)
         self._rows.restore(tensors[_ROWS])
         self.server_seconds = tensors[_SERVER_SECONDS].tolist()
-        self.told.restore(tensors)
+        self.revealed.restore(tensors)
 
     def _of_task(self, task: int) -> np.ndarray:
         """The rows of one task."""

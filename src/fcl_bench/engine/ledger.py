@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 
 from fcl_bench.engine.exchanges import NOBODY_KNOWS, Exchanges
-from fcl_bench.engine.reports import LabelCounts, Raw, Seconds, StageExchanged, StagesExchanged, Told
+from fcl_bench.engine.reports import LabelCounts, Raw, Revealed, Seconds, StageExchanged, StagesExchanged
 
 
 class Ledger(Exchanges):
@@ -113,12 +113,12 @@ class Ledger(Exchanges):
                 read = (own["up_bytes"] > 0) & (own["lost"] == 0) & (late | (own["late"] == 0))
                 yield int(own["task"][0]), round_, own["client"][read]
 
-    def told_alone(self) -> Told:
+    def single_samples(self) -> Revealed:
         """How much clients revealed about single samples."""
         sums, moments = (
             int(self._rows.array[name].sum(dtype=np.int64)) for name in ("one_sample_sums", "one_sample_moments")
         )
-        return {"one_sample_sums": sums, "one_sample_moments": moments, "told_samples": len(self.told)}
+        return {"one_sample_sums": sums, "one_sample_moments": moments, "revealed_samples": len(self.revealed)}
 
     def _per_client(self, rows: np.ndarray, column: str) -> np.ndarray:
         """(K,) sums of a column over each client's rows."""

@@ -48,12 +48,12 @@ class Raw(TypedDict):
     larger: int  # of how many of them the upload, over all rounds of the task, is larger
 
 
-class Told(TypedDict):
+class Revealed(TypedDict):
     """Single samples that left their clients within what they sent (docs/explanation/privacy.md)."""
 
     one_sample_sums: int  # class sums, means and other sums that were of one sample only
     one_sample_moments: int  # Gram matrices, covariances, their diagonals and subspaces that were
-    told_samples: int  # distinct training samples of either
+    revealed_samples: int  # distinct training samples of either
 
 
 class Exchanged(TypedDict):

@@ -43,11 +43,11 @@ def revealed(groups: Groups, samples: int) -> Leakage:
         groups: which sums its samples are in.
         samples: n, the labelled samples of the client's shard.
     """
-    sums, told = _alone(groups[SUMS], samples)
+    sums, single = _alone(groups[SUMS], samples)
     moments, also = _alone(groups[MOMENTS], samples)
     if not sums and not moments:
         return NOTHING
-    found = np.unique(np.concatenate([*told, *also]))
+    found = np.unique(np.concatenate([*single, *also]))
     return Leakage(sums, moments, found[found < samples])
 
 
@@ -109,8 +109,8 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
     )
     found = {}
     for client, own in uploads.items():
-        told = np.unique(np.concatenate([sums[client], moments[client]]))
-        found[client] = Leakage(len(sums[client]), len(moments[client]), own.samples[told[told < len(own.samples)]])
+        single = np.unique(np.concatenate([sums[client], moments[client]]))
+        found[client] = Leakage(len(sums[client]), len(moments[client]), own.samples[single[single < len(own.samples)]])
     return found
 
 

@@ -101,8 +101,8 @@ def validate_upload(
         if type(samples) is not int or not 1 <= samples <= most:
             raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
     message = _widened(message, expected, None if context is None else context.dtype)
-    if said := server.objection(message):
-        raise bad(said, "fields that agree with each other")
+    if trouble_found := server.objection(message):
+        raise bad(trouble_found, "fields that agree with each other")
     return message
 
 
@@ -269,22 +269,22 @@ def _form(
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
     if wanted.form == "noisy gram":
         room = noise_room(wanted.noise, len(tensor))
-        if said := noisy_gram_trouble(tensor, error, room):
+        if trouble_found := noisy_gram_trouble(tensor, error, room):
             return (
-                f"{said} beyond what its noise explains",
+                f"{trouble_found} beyond what its noise explains",
                 "a symmetric, positive semidefinite matrix with noise on it",
             )
     elif wanted.form:
         trouble, words = _FORMS[wanted.form]
-        if said := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
-            return said, words
-    if wanted.zero_without and (said := _without_samples(tensor, tensors.get(wanted.zero_without))):
-        return said, f"zeros where {wanted.zero_without} says that there is no sample"
+        if trouble_found := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
+            return trouble_found, words
+    if wanted.zero_without and (trouble_found := _without_samples(tensor, tensors.get(wanted.zero_without))):
+        return trouble_found, f"zeros where {wanted.zero_without} says that there is no sample"
     if wanted.of and (wanted.by or announced is not None):
         samples = tensors[wanted.by] if wanted.by else float(announced.task if announced else 0)
         trace = float(tensors[wanted.of].diagonal().sum(dtype=torch.float64))
-        if said := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
-            return said, f"sums over the samples of {wanted.of}"
+        if trouble_found := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
+            return trouble_found, f"sums over the samples of {wanted.of}"
     return None
 
 

@@ -121,7 +121,7 @@ class Adapted:
             "seconds": self.seconds,
             "cache_hit": self.hit,
             "weights": weights,
-            "told": self.ledger.told_alone(),
+            "revealed": self.ledger.single_samples(),
         }
 
 

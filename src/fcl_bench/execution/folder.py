@@ -94,9 +94,7 @@ class RunFolder:
         record = cast(RunRecord, read_json(self.path / "run.json"))
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
-        if not isinstance(record["run_id"], str):
-            raise ValueError(f"run_id {record['run_id']} is no text")
-        if self.run not in ("", record["run_id"]):
+        if self.run not in ("", record["run_id"]) or not isinstance(record["run_id"], str):
             raise ValueError(f"of another run, {record['run_id']}")
         for name in record["files"]:
             # A record from elsewhere may name any file.
@@ -133,9 +131,9 @@ class RunFolder:
 
     def clear(self, keep_checkpoint: bool = False) -> None:
         """Delete everything but the log: a complete run (force), or the remains of a killed or damaged one."""
-        kept = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
+        preserved = {"run.log", self.checkpoint.folder.name} if keep_checkpoint else {"run.log"}
         for entry in self.path.iterdir() if self.path.is_dir() else ():
-            if entry.name not in kept:
+            if entry.name not in preserved:
                 remove(entry)
 
     def remove_if_empty(self) -> None:

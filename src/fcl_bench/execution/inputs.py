@@ -64,7 +64,7 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
         trained = sum(map(len, plan.dealt.stream.train))
         tell_of_training(settings.method, "method.training", device, network.build, trained)
         return Inputs(*load_images(plan))
-    kept = _cache_folder(plan)
+    cache_folder = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
         assert network is not None
@@ -74,10 +74,10 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
             tell_of_training(settings.adapt, "adapt.training", device, network.build, first)
             return load_images(plan)
 
-        adapted = adapt(plan, images, kept or folder / "checkpoint", link)
+        adapted = adapt(plan, images, cache_folder or folder / "checkpoint", link)
         extractor = adapted_extractor(settings.backbone, adapted.body, network, device)
         link.hand_on(adapted.trained)
-    cache = None if kept is None else FeatureCache(kept)
+    cache = None if cache_folder is None else FeatureCache(cache_folder)
     features = _features(plan, extractor, cache, link)
     require_range(features, context.dtype, context.wire.dtype)
     return Inputs(

@@ -250,8 +250,8 @@ def threads_of(settings: Settings, context: Context, samples: int | None) -> int
         context: of the run.
         samples: all clients' training samples; None: not known in this process.
     """
-    if (asked := settings.scalars.threads) != "auto":
-        return int(asked)
+    if (wanted := settings.scalars.threads) != "auto":
+        return int(wanted)
     on_cpu = context.device.type == "cpu"
     return 1 if on_cpu and samples is not None and settings.method.small(context, samples) else None
 

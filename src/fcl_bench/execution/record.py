@@ -114,7 +114,7 @@ def _privacy(plan: Plan, federation: Federation) -> Privacy:
     settings, ledger = plan.settings, federation.state.ledger
     guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
-    none = {**ledger.told_alone(), **made, "guarantee": guarantee}
+    none = {**ledger.single_samples(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})
 
 

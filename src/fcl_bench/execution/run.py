@@ -170,8 +170,8 @@ def _learn(
         seconds = seconds_before + time.perf_counter() - begin
         record = run_record(plan, federation, inputs, link.about(), seconds)
         # This comes before the record is written: a run that is killed in between reports it again.
-        told = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
-        tracker.finish(numbers(told))
+        summary = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
+        tracker.finish(numbers(summary))
     written = folder.write(
         record,
         settings.resolved,

@@ -17,9 +17,9 @@ from fcl_bench.engine.reports import (
     Guarantee,
     LabelCounts,
     Metrics,
+    Revealed,
     Seconds,
     StagesExchanged,
-    Told,
     TreeLevel,
 )
 from fcl_bench.environment import Environment
@@ -46,7 +46,7 @@ class Adaptation(Exchanged):
     seconds: float  # that this run spent on it
     cache_hit: bool  # whether an earlier run had done it
     weights: str | None  # hash of the adapted network
-    told: Told  # as in `privacy`, of this stage
+    revealed: Revealed  # as in `privacy`, of this stage
 
 
 class Communication(StagesExchanged):
@@ -87,7 +87,7 @@ class Drift(TypedDict):
     mean: float | None  # of these
 
 
-class Privacy(Told):
+class Privacy(Revealed):
     """What the server made, or came to know, of samples; what clients keep is in `client_samples_kept`.
 
     The first stage left out, which says its own.

@@ -34,7 +34,7 @@ _ROWS: dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]] = {
         ("upload, busiest client", "adaptation.up_max_bytes", _bytes),
         ("download, busiest client", "adaptation.down_max_bytes", _bytes),
         ("the same client's raw samples", "adaptation.raw.busiest_bytes", _bytes),
-        ("samples that left their client alone", "adaptation.told.told_samples", _count),
+        ("samples that left their client alone", "adaptation.revealed.revealed_samples", _count),
         ("clients, together", "adaptation.client_seconds", _seconds),
         ("server", "adaptation.server_seconds", _seconds),
     ),
@@ -56,7 +56,7 @@ _ROWS: dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]] = {
     "Samples that left the clients, or were made": (
         ("sums of one sample that clients sent", "privacy.one_sample_sums", _count),
         ("second moments of one sample that clients sent", "privacy.one_sample_moments", _count),
-        ("training samples that were sent alone", "privacy.told_samples", _count),
+        ("training samples that were sent alone", "privacy.revealed_samples", _count),
         ("synthetic images that the server sent", "privacy.synthetic_images", _count),
         ("gradients of single samples that clients sent", "privacy.sample_gradients", _count),
         ("images that the server reconstructed of them", "privacy.reconstructed_images", _count),

@@ -212,11 +212,11 @@ class FlowerTransport:
             return
         self._looked = now
         requests = self._requests.values()
-        asked = {request.node for request in requests if not request.clients and now - request.since < _INFO}
+        pending = {request.node for request in requests if not request.clients and now - request.since < _INFO}
         slow = {request.node for request in requests if request.clients and now - request.since > _SLOW}
         for node in self._relay.nodes():
             new = node not in self._registry and now >= self._again.get(node, now)
-            if node not in asked and (new or node in slow):
+            if node not in pending and (new or node in slow):
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:

@@ -80,8 +80,8 @@ def comparable(settings: Settings, metric: str = "") -> dict[str, Any]:
 
 def setting_key(settings: Settings, left_open: Container[str] = (), metric: str = "") -> str:
     """Return a text that is the same for the same setting, whatever the values of the keys in `left_open`."""
-    kept = {key: value for key, value in comparable(settings, metric).items() if key not in left_open}
-    return json.dumps(kept, sort_keys=True, default=str)
+    compared = {key: value for key, value in comparable(settings, metric).items() if key not in left_open}
+    return json.dumps(compared, sort_keys=True, default=str)
 
 
 class Matcher:
@@ -178,8 +178,8 @@ def groups_of(
     prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
     found: dict[str, list[Hashable]] = {}
     for index in exact:
-        told = ", ".join(f"{key} {text(runs.loc[index, key]) or 'none'}" for key in (*left_open, *prints))
-        found.setdefault(told, []).append(index)
+        difference = ", ".join(f"{key} {text(runs.loc[index, key]) or 'none'}" for key in (*left_open, *prints))
+        found.setdefault(difference, []).append(index)
     return found
 
 

@@ -94,8 +94,8 @@ def _model_mib(cell: pd.Series) -> float:
 
     It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
-    [told] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
-    task, tasks = (int(number) for number in re.findall(r"\d+", told))
+    [given] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
+    task, tasks = (int(number) for number in re.findall(r"\d+", given))
     classes = sum(even_sizes(_classes(cell["data"]), tasks)[:task])
     body = sum(weight.numel() for weight in _resnet18(0, True).parameters())
     mapping = (_FEATURES + 1) * 512

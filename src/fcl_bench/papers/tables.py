@@ -110,15 +110,15 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
             behind.append({**known, "used": index in used, "differs": "; ".join(differing) or nothing})
-    title, said = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
+    title, footnotes = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
-        title, said = f"{title}, in miniature", [MINIATURE, *said]
+        title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
     # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
-        paper_sheet(title, whole, frame, said),
+        paper_sheet(title, whole, frame, footnotes),
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )
@@ -146,8 +146,8 @@ def _state(cell: pd.Series) -> str:
         return why[0] if why else NO_METHOD
     if words:
         return f"no key for: {'; '.join(words)}"
-    if unsaid := [key for key in ("data", "backbone") if not cell[key]]:
-        return f"the paper does not say: {', '.join(unsaid)}"
+    if missing := [key for key in ("data", "backbone") if not cell[key]]:
+        return f"the paper does not say: {', '.join(missing)}"
     return "" if cell["metric"] in SIZES or direction(cell["metric"]) else NO_METRIC
 
 

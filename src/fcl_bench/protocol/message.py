@@ -29,7 +29,7 @@ class Message(Mapping[str, torch.Tensor]):
         samples: how many samples the message is about, if the sender says so (8 bytes); None: it does not say.
         clients: how many clients' uploads this one is made of: 1; more if a node of a tree combined them (see
             `protocol.combining`), and then it takes 8 bytes; or more if it is the unmasked sum (`Context.sums`).
-        kept: names of the tensors of a broadcast that never change again: a client that has received one keeps it, so
+        cached: names of the tensors of a broadcast that never change again: a client that has received one keeps it, so
             it is sent, and counted, only once.
         task, round: of the exchange, from 0.
         groups: for an upload, by field that `leaks`, which sum each of the client's labelled samples is in: whole
@@ -42,14 +42,14 @@ class Message(Mapping[str, torch.Tensor]):
     stage: str = "statistics"
     samples: int | None = None
     clients: int = field(default=1, kw_only=True)
-    kept: Collection[str] = field(default=frozenset(), kw_only=True)
+    cached: Collection[str] = field(default=frozenset(), kw_only=True)
     groups: Mapping[str, torch.Tensor | None] = field(default_factory=dict, kw_only=True)
     task: int = field(default=0, kw_only=True)
     round: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
-        if type(self.kept) is not frozenset:
-            object.__setattr__(self, "kept", frozenset(self.kept))
+        if type(self.cached) is not frozenset:
+            object.__setattr__(self, "cached", frozenset(self.cached))
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self.tensors[name]

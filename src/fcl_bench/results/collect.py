@@ -257,7 +257,7 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
     privacy: Mapping[str, Any] = record["privacy"]
     found |= privacy
     found["epsilon"] = (privacy["guarantee"] or {}).get("epsilon")
-    found["told_percent"] = 100 * privacy["told_samples"] / record["labels"]["samples"]
+    found["revealed_percent"] = 100 * privacy["revealed_samples"] / record["labels"]["samples"]
     tasks = record["tasks"]
     found |= {last: ByTask(last, tasks).of(record) for last in SERIES}
     found |= {name: ByTask.of(entry, record) for name in single if (entry := by_task(name))}

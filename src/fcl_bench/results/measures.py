@@ -75,7 +75,7 @@ MEASURES: dict[str, Measure] = {
         Measure("adapt_up_mib", "first stage's upload (MiB)", "communication"),
         Measure("client_storage_mib", "kept by a client (MiB)", "communication", shown="positive"),
         Measure("client_samples_kept", "raw samples kept", "communication", shown="positive"),
-        Measure("told_percent", "samples told alone (%)", "communication", shown="positive"),
+        Measure("revealed_percent", "samples told alone (%)", "communication", shown="positive"),
         Measure("one_sample_sums", "sums of one sample", "communication", shown="positive"),
         Measure("one_sample_moments", "moments of one sample", "communication", shown="positive"),
         Measure("epsilon", "epsilon", "communication"),

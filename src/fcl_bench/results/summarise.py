@@ -52,7 +52,7 @@ def setting(frame: pd.DataFrame) -> list[str]:
     return [column for column in _PRIMARY if column in frame] + rest
 
 
-def told_apart(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
+def split_by_setting(frame: pd.DataFrame, keys: Iterable[str]) -> pd.DataFrame:
     """Treat `keys` of the setting as knobs, so that they distinguish methods: rows that differ in them share a panel.
 
     Raises:

@@ -302,4 +302,4 @@ def test_every_method_survives_and_resumes_bit_for_bit(name):
     assert resumed.state.absences == absent
     rows = [[replace(row, client_seconds=0.0) for row in run.state.ledger.uploads] for run in (whole, resumed)]
     assert rows[0] == rows[1]
-    assert resumed.state.ledger.told_alone() == whole.state.ledger.told_alone()
+    assert resumed.state.ledger.single_samples() == whole.state.ledger.single_samples()

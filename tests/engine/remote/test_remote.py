@@ -71,7 +71,7 @@ def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, tm
     assert same(bits(alone), bits(apart))
     assert rows(alone) == rows(apart)
     ledgers = [run.state.ledger for run in (alone, apart)]
-    assert ledgers[0].told_alone() == ledgers[1].told_alone()
+    assert ledgers[0].single_samples() == ledgers[1].single_samples()
     assert ledgers[0].communication() == ledgers[1].communication()
     for process, host in enumerate(remotes.hosts):
         own = [len(clients[k]) for clients in host.node.data.holdings for k in range(3)]

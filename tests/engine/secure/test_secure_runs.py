@@ -174,7 +174,7 @@ def test_a_lone_sample_hides_among_those_of_others_and_no_other_does():
 
 def told(method, sizes, secure, faults=None):
     ledger = learnt(method, secure, faults, sizes).state.ledger
-    return tuple(ledger.told_alone().values())
+    return tuple(ledger.single_samples().values())
 
 
 def test_counts_of_single_samples_are_of_the_sum():

@@ -291,7 +291,7 @@ class FedCBCServer(_Half, Server):
         sent = {f"{_VAE}{column}.{version}": weights for column, version, weights in named}
         if self.low is not None and self.high is not None:
             sent |= {"range.low": self.low, "range.high": self.high}
-        return Message({**sent, "round": torch.tensor(round_)}, MODEL, kept=sent)
+        return Message({**sent, "round": torch.tensor(round_)}, MODEL, cached=sent)
 
     def schema(self, task: Task, stage: str) -> Schema:
         found = super().schema(task, stage)

@@ -192,7 +192,7 @@ class ClosedFormServer(Server):
         self._own: torch.Tensor | None = None
         self.random_features = method.features(context, projection_seed(context))
         #: H of test batches that come back after every task, by their number.
-        self._kept: dict[int, torch.Tensor] = {}
+        self._cached: dict[int, torch.Tensor] = {}
         self._room = KEPT_FEATURES
         self._condition: float | None = None
         self._trouble = ""
@@ -290,13 +290,13 @@ class ClosedFormServer(Server):
 
     def classify(self, batch: TestBatch) -> Prediction:
         """Scores. While `random_features` stay, H of test batches that come back is stored as far as there is room."""
-        H = None if batch.number is None else self._kept.get(batch.number)
+        H = None if batch.number is None else self._cached.get(batch.number)
         if H is None and len(batch.inputs) > self.random_features.rows:
             return Prediction(self.predict(batch.inputs))  # H is so wide that it is better made by blocks
         if H is None:
             H = self.random_features.map(batch.inputs)
             if batch.number is not None and H.nbytes <= self._room:
-                self._kept[batch.number] = H
+                self._cached[batch.number] = H
                 self._room -= H.nbytes
         return Prediction(self.scores(H))
 

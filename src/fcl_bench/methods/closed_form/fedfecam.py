@@ -105,8 +105,8 @@ def whitening(S: torch.Tensor, noise: float = 0.0) -> Whitening:
     # F = T Q' with T upper triangular: the QR factorisation of F' in reversed order.
     R = torch.linalg.qr(F.flip(0).T).R
     T = torch.nn.functional.pad(R, (0, 0, 0, len(S) - len(R))).T.flip(0, 1)
-    kept = values[significant]
-    return Whitening(T, float(kept.max() / kept.min()) if len(kept) else 1.0, len(kept), indefinite)
+    positive = values[significant]
+    return Whitening(T, float(positive.max() / positive.min()) if len(positive) else 1.0, len(positive), indefinite)
 
 
 class FedFeCAMClient(ClosedFormClient):
@@ -149,7 +149,7 @@ class FedFeCAMServer(ClosedFormServer):
     Attributes:
         n: (C,) samples of each class.
         T: (M, C) sums of h; it is B if the power is 1.
-        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.kept_dtype`.
+        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.stored_dtype`.
     """
 
     method: FedFeCAM
@@ -160,15 +160,15 @@ class FedFeCAMServer(ClosedFormServer):
         super().__init__(method, context)
         self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self._T = self.zeros(self.dimension, 0)
-        self.moments = self._kept_zeros(1 if method.shared else 0)
+        self.moments = self._stored_zeros(1 if method.shared else 0)
         #: The whitening factors of the rows of `moments`, packed alike; which of them are out of date; what was found.
         self._factors = torch.zeros_like(self.moments)
         self._stale: set[int] = set()
         self._found: dict[int, Whitening] = {}
 
-    def _kept_zeros(self, rows: int) -> torch.Tensor:
+    def _stored_zeros(self, rows: int) -> torch.Tensor:
         return torch.zeros(
-            rows, entries(self.dimension), dtype=self.method.kept_dtype(self.context), device=self.context.device
+            rows, entries(self.dimension), dtype=self.method.stored_dtype(self.context), device=self.context.device
         )
 
     @property
@@ -182,7 +182,7 @@ class FedFeCAMServer(ClosedFormServer):
         self._T = torch.nn.functional.pad(self._T, (0, new))
         if not self.method.shared and new:
             self.moments, self._factors = (
-                torch.cat([saved, self._kept_zeros(new)]) for saved in (self.moments, self._factors)
+                torch.cat([saved, self._stored_zeros(new)]) for saved in (self.moments, self._factors)
             )
 
     def objection(self, upload: Message) -> str:
@@ -319,7 +319,7 @@ class FedFeCAM(DiscriminantMethod):
         """Whether all classes share one covariance."""
         return self.covariance == "shared"
 
-    def kept_dtype(self, context: Context) -> torch.dtype:
+    def stored_dtype(self, context: Context) -> torch.dtype:
         """The type in which the server keeps second moments and what it makes of them."""
         return context.dtype if self.shared else KEPT
 
@@ -346,6 +346,6 @@ class FedFeCAM(DiscriminantMethod):
         super().check(context, classes_per_task)
         key, each = f"method.covariance={self.covariance}", entries(self.dimension(context))
         covariances = 1 if self.shared else context.all_classes(classes_per_task)
-        kept = covariances * each * self.kept_dtype(context).itemsize
-        require_memory(key, 2 * kept, f"{covariances} covariances")
+        positive = covariances * each * self.stored_dtype(context).itemsize
+        require_memory(key, 2 * positive, f"{covariances} covariances")
         require_memory(key, 8 * max(classes_per_task) * each, "one upload")

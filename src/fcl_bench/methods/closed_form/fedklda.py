@@ -68,10 +68,10 @@ class FedKLDAServer(FedLDAServer):
     def _use(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
         self.random_features = self.method.features(self.context, projection_seed(self.context), bandwidth)
-        self._kept, self._room = {}, KEPT_FEATURES  # of test batches
+        self._cached, self._room = {}, KEPT_FEATURES  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.bandwidth == AUTO and task.index in self.asked
+        first = self.method.bandwidth == AUTO and task.index in self.requested
         return [*([BANDWIDTH] if first else []), *super().stages(task)]
 
     def lacking(self) -> str:

@@ -148,13 +148,13 @@ class FedLDAServer(DiscriminantServer):
         grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
         offset: o (M,), what clients subtract; None: nothing.
         uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
-        asked: the tasks before whose statistics clients send what these depend on: the first, and others until anyone
-            has answered. A task stays among them, so that the rounds of earlier tasks do not change.
+        requested: the tasks before whose statistics clients send what these depend on: the first, and others until
+            anyone has answered. A task stays among them, so that the rounds of earlier tasks do not change.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
     method: FedLDA
-    state: ClassVar[Sequence[str]] = ("grams", "offset", "uncentred", "asked")
+    state: ClassVar[Sequence[str]] = ("grams", "offset", "uncentred", "requested")
 
     def __init__(self, method: FedLDA, context: Context) -> None:
         super().__init__(method, context)
@@ -163,13 +163,13 @@ class FedLDAServer(DiscriminantServer):
         self.offset: torch.Tensor | None = None
         self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.asked = {0}
+        self.requested = {0}
         #: The sums of the stage `offset`: of h, and the number of samples.
         self._total, self._samples = self.zeros(self.dimension), 0
 
     def stages(self, task: Task) -> Sequence[str]:
         """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task.index in self.asked
+        first = self.method.centre == "all_tasks" and task.index in self.requested
         return [OFFSET, STATISTICS] if first else [STATISTICS]
 
     def rounds(self, task: Task) -> int:
@@ -178,7 +178,7 @@ class FedLDAServer(DiscriminantServer):
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if self.lacking() and not int(self.n.sum()):
-            self.asked.add(task.index)
+            self.requested.add(task.index)
 
     def lacking(self) -> str:
         """What follows if statistics come before what they depend on is known; "" if it is known."""
@@ -188,7 +188,7 @@ class FedLDAServer(DiscriminantServer):
         """The projection, the task's columns and, once there is one, the offset."""
         stage = self.stages(task)[round_]
         offset = {} if self.offset is None else {"offset": self.offset}
-        return Message({**super().broadcast(task, round_), **offset}, stage=stage, kept=offset)
+        return Message({**super().broadcast(task, round_), **offset}, stage=stage, cached=offset)
 
     def schema(self, task: Task, stage: str) -> Schema:
         fields = super().schema(task, stage)
@@ -222,7 +222,7 @@ class FedLDAServer(DiscriminantServer):
             self._centre()
         if (lacking := self.lacking()) and int(self.n.sum()):
             reason = "nobody had answered before the first statistics came, so there is"
-            self.notices.tell("asked", f"{self.method.name}: {reason} {lacking}")
+            self.notices.tell("requested", f"{self.method.name}: {reason} {lacking}")
         super().finish_task()
 
     def _centre(self) -> None:

@@ -199,8 +199,8 @@ class RegularisedServer(ClosedFormServer):
         self.scales: torch.Tensor | None = None
 
     def objection(self, upload: Message) -> str:
-        asked = self.method.penalty == GCV and upload.stage == "statistics" and not self.method.counts_samples
-        missing = asked and upload.samples is None
+        required = self.method.penalty == GCV and upload.stage == "statistics" and not self.method.counts_samples
+        missing = required and upload.samples is None
         return "it does not say how many samples it is of, and the ridge is to be chosen by gcv" if missing else ""
 
     def solve(self) -> None:

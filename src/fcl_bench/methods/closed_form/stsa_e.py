@@ -53,7 +53,7 @@ class ClassScatter:
         self.sums = torch.zeros_like(like)
         self._size = like.new_zeros(len(like))
         self._holding = like.new_zeros(len(like))
-        self._groups = self._kept = 0
+        self._groups = self._rows_stored = 0
         #: The rows of each call of `add` since the last `_fold`, and their classes.
         self._rows: dict[int, torch.Tensor] = {}
         self._classes: dict[int, torch.Tensor] = {}
@@ -69,8 +69,8 @@ class ClassScatter:
         call, classes = len(self._rows), torch.nonzero(held)[:, 1]
         self._rows[call] = sums[held].div_(counts[held].to(sums).sqrt().unsqueeze(1))
         self._classes[call] = classes
-        self._kept += len(classes)
-        if self._kept >= self.sums.numel():
+        self._rows_stored += len(classes)
+        if self._rows_stored >= self.sums.numel():
             self._fold()
 
     def _fold(self) -> None:
@@ -81,7 +81,7 @@ class ClassScatter:
             self._products = rows.new_zeros(c, M, M)
         for number, product in enumerate(self._products):
             add_gram(product, rows[classes == number])
-        self._rows, self._classes, self._kept = {}, {}, 0
+        self._rows, self._classes, self._rows_stored = {}, {}, 0
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything, as tensors for `restored`."""

@@ -178,7 +178,7 @@ class FedGenServer(CountingServer):
         held = torch.stack(list(self.counts.values())).sum(dim=0).nonzero().squeeze(1)
         labels = torch.tensor(self.tasks[-1], dtype=torch.int32, device=held.device)[held]
         name = f"labels.{task.index}"
-        return Message({**message, **made, name: labels}, message.stage, kept={*message.kept, name})
+        return Message({**message, **made, name: labels}, message.stage, cached={*message.cached, name})
 
     def absorb(self, client: int, upload: Message) -> None:
         super().absorb(client, upload)

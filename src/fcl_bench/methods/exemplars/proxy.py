@@ -268,7 +268,7 @@ class ProxyServer(ExemplarServer):
         sent = {found.last_version: found.last or {}, found.best_version: found.best or {}}
         models = {version_prefix(version) + name: own[name] for version, own in sent.items() for name in own}
         versions = torch.tensor([found.last_version, found.best_version], dtype=torch.int32)
-        return Message({**message, **models, VERSIONS: versions}, message.stage, kept={*message.kept, *models})
+        return Message({**message, **models, VERSIONS: versions}, message.stage, cached={*message.cached, *models})
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         own = {ENCODER: torch.tensor(self._seed)} if self.stage == MODEL else {}

@@ -60,7 +60,7 @@ class GradientServer(ModelHolder, Server):
         if method.training.server_optimizer != "average":
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
-        self._told = Notices(log)
+        self._notices = Notices(log)
         self._sums: Mapping[str, torch.Tensor] = {}
         self._weight = 0.0
         #: Of the round at hand, where `training.aggregate` looks at all models together.
@@ -120,14 +120,14 @@ class GradientServer(ModelHolder, Server):
             # Before the task's first round of the model there is none.
             sent = state if self.method.model_round(task, round_) else {}
             final = {(final_prefix(task.index) + name if name in changing else name): sent[name] for name in sent}
-            return Message({**final, **heads, **extra}, self.stage, kept={*final, *extra})
+            return Message({**final, **heads, **extra}, self.stage, cached={*final, *extra})
         self._round = self.method.model_round(task, round_)
         self._sums, self._weight, self._models = {}, 0.0, []
         self.sent = {name: state[name] for name in changing}
         rate = torch.tensor(self.method.training.rate(self._round), dtype=torch.float64)
         control = {"round": torch.tensor(self._round), "rate": rate}
         once = {*(state.keys() - self.sent.keys()), *extra}
-        return Message({**state, **control, **heads, **extra}, self.stage, kept=once)
+        return Message({**state, **control, **heads, **extra}, self.stage, cached=once)
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """What a method sends beside the model in a round of `stage`: tensors that never change under their names."""
@@ -205,13 +205,13 @@ class GradientServer(ModelHolder, Server):
 
         knobs, n = self.method.training, len(self._models)
         if knobs.aggregate == "krum" and n < 2 * knobs.byzantine + 3:
-            self._told.tell(
+            self._notices.tell(
                 "krum",
                 f"{self.method.training_key}.byzantine={knobs.byzantine}: a round had {n} models, and Krum withstands"
                 f" so many hostile ones only among {2 * knobs.byzantine + 3} or more",
             )
         if knobs.aggregate == "trimmed_mean" and knobs.trimmed and not trimmed_off(n, knobs.trimmed):
-            self._told.tell(
+            self._notices.tell(
                 "trimmed_mean",
                 f"{self.method.training_key}.trimmed={knobs.trimmed:g}: a round had {n} models, of which this share is"
                 " none, so that a single hostile one counts in the mean",
@@ -223,7 +223,7 @@ class GradientServer(ModelHolder, Server):
         """Make the heads that predict."""
         assert self.replay is not None
         if self.task and any(name.startswith("body.") for name in self.network.changing()):
-            self._told.tell(
+            self._notices.tell(
                 "ccvr",
                 "method.ccvr=gaussian: the features train, and the moments of earlier tasks' classes are of the"
                 " features that they had",

@@ -136,9 +136,9 @@ class LoRMServer(GradientServer):
         message = super().broadcast(task, round_)
         of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
         renamed = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
-        once = {renamed[name] for name in message.kept if name not in resting}
+        once = {renamed[name] for name in message.cached if name not in resting}
         return dataclasses.replace(
-            message, tensors={renamed[name]: value for name, value in message.items()}, kept=once
+            message, tensors={renamed[name]: value for name, value in message.items()}, cached=once
         )
 
     def matching(self, name: str) -> Mapping[str, torch.Tensor]:

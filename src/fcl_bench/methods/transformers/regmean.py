@@ -156,7 +156,7 @@ class RidgeClient(GradientClient):
 
     def __init__(self, method: RegMean, context: Context) -> None:
         super().__init__(method, context)
-        self._told = Notices(log)
+        self._notices = Notices(log)
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """C_k (d, d) and W_k (d, c), the columns of the task's classes; in a sum C_k W_k in place of W_k."""
@@ -165,7 +165,7 @@ class RidgeClient(GradientClient):
         )
         C, W, trouble = local_ridge(client_data.inputs, Y, self.method.gamma)
         if trouble:
-            self._told.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
+            self._notices.tell("client", f"a client's own solution with method.gamma={self.method.gamma:g}: {trouble}")
         return Message({"C": C, "B": C @ W} if self.context.sums else {"C": C, "W": W}), state
 
 
@@ -212,7 +212,7 @@ class RidgeMeanServer(GradientServer):
     def finish_round(self) -> None:
         self._merge()
         if self._trouble:
-            self._told.tell("merge", f"method=regmean with method.gamma={self.method.gamma:g}: {self._trouble}")
+            self._notices.tell("merge", f"method=regmean with method.gamma={self.method.gamma:g}: {self._trouble}")
 
     def _merge(self) -> None:
         rounding = relative_rounding(self.context.dtype, self.context.wire.dtype)

@@ -85,18 +85,18 @@ class Faulty(Wrapper):
 
     def _fates(self, present: Sequence[int], task: int, round_: int) -> np.ndarray:
         """(K,) the fate of each client; silent clients are asked again until enough of `present` answer."""
-        faults, asked = self._faults, np.asarray(present, dtype=int)
-        wanted = 0 if self._alone(present, task) else min(faults.min_clients, len(asked))
+        faults, chosen = self._faults, np.asarray(present, dtype=int)
+        wanted = 0 if self._alone(present, task) else min(faults.min_clients, len(chosen))
         fates = faults.fates(self._seed, self.clients, task, round_, 0)
         for attempt in range(1, 1 + faults.attempts):
-            if sum(fate is Fate.ANSWERS for fate in fates[asked]) >= wanted:
+            if sum(fate is Fate.ANSWERS for fate in fates[chosen]) >= wanted:
                 return fates
             again = faults.fates(self._seed, self.clients, task, round_, attempt)
             fates = np.where([fate is Fate.SILENT for fate in fates], again, fates)
-        answers = sum(fate is Fate.ANSWERS for fate in fates[asked])
+        answers = sum(fate is Fate.ANSWERS for fate in fates[chosen])
         if answers < wanted:
             raise UserError(
-                f"{answers} of {len(asked)} clients answer in task {task}, round {round_}, and it takes {wanted}",
+                f"{answers} of {len(chosen)} clients answer in task {task}, round {round_}, and it takes {wanted}",
                 "fewer faults, or a smaller faults.min_clients (0: a round may go without an answer)",
             )
         return fates
@@ -107,11 +107,11 @@ class Faulty(Wrapper):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep, and the uploads on their way."""
-        kept = {_LATE + _EXCHANGES: torch.tensor(self._exchanges)}
+        saved = {_LATE + _EXCHANGES: torch.tensor(self._exchanges)}
         for number, late in enumerate(self._on_their_way):
             blob = packed(late.upload, client=late.client, due=late.due)
-            kept[f"{_LATE}{number}"] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
-        return {**super().state_dict(), **kept}
+            saved[f"{_LATE}{number}"] = torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        return {**super().state_dict(), **saved}
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""

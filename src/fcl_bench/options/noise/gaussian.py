@@ -62,9 +62,9 @@ class Gaussian:
         """Raise a `UserError` for what the mechanism does not cover, before any work is done."""
         if (self.epsilon is None) == (self.multiplier is None):
             both = f"noise.epsilon={self.epsilon} and noise.multiplier={self.multiplier}"
-            said = "neither noise.epsilon nor noise.multiplier is" if self.epsilon is None else f"both {both} are"
+            which = "neither noise.epsilon nor noise.multiplier is" if self.epsilon is None else f"both {both} are"
             raise UserError(
-                f"noise=gaussian: {said} given, and each follows from the other",
+                f"noise=gaussian: {which} given, and each follows from the other",
                 "noise.epsilon=8, or noise.multiplier=1",
             )
         if self.multiplier != 0:

@@ -60,21 +60,21 @@ class SummingTransport(Wrapper):
             return
         extra = _Extra(self.clients)
         keys: dict[int, Message] = {}
-        for answer in self._asked(present, KEYS, lambda client: {}, broadcast, extra):
+        for answer in self._answers_to(present, KEYS, lambda client: {}, broadcast, extra):
             if isinstance(answer, Lost):
                 yield answer
             else:
                 keys[answer.client] = answer.upload
         aggregation = Aggregation(self._secure, self._seed, broadcast, keys)
         shared: list[int] = []
-        for answer in self._asked(keys, SHARES, aggregation.shares_request, broadcast, extra):
+        for answer in self._answers_to(keys, SHARES, aggregation.shares_request, broadcast, extra):
             if isinstance(answer, Lost):
                 yield answer
             else:
                 aggregation.take_shares(answer.client, answer.upload)
                 shared.append(answer.client)
         there: list[int] = []
-        for answer in self._asked(shared, TAKE_IN, aggregation.take_in_request, broadcast, extra):
+        for answer in self._answers_to(shared, TAKE_IN, aggregation.take_in_request, broadcast, extra):
             if isinstance(answer, Lost):
                 yield answer
             else:
@@ -98,7 +98,9 @@ class SummingTransport(Wrapper):
             return
         aggregation.require_enough()
         helped: dict[int, Message] = {}
-        for answer in self._asked(aggregation.survivors, UNMASKING, aggregation.unmasking_request, broadcast, extra):
+        for answer in self._answers_to(
+            aggregation.survivors, UNMASKING, aggregation.unmasking_request, broadcast, extra
+        ):
             # Its upload is in the sum, so it is not lost.
             if isinstance(answer, Reply):
                 helped[answer.client] = answer.upload
@@ -108,7 +110,7 @@ class SummingTransport(Wrapper):
         clients, rounding = tuple(aggregation.survivors), len(aggregation.survivors) * self._secure.step / 2
         yield Total(clients, total, rounding, extra.up, extra.down, extra.client_seconds, extra.server_seconds)
 
-    def _asked(
+    def _answers_to(
         self,
         clients: Iterable[int],
         stage: str,

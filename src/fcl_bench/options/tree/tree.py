@@ -19,7 +19,7 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
-from fcl_bench.engine.exchanges import Kept, Rows
+from fcl_bench.engine.exchanges import BroadcastCache, Rows
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
@@ -108,7 +108,7 @@ class Tree(Step):
         self.sizes = level_sizes(clients, fan_in)
         self._combination, self._device, self._validation = combination, context.device, validation
         self._middleware = Codec.of_clients(Uploads.of(method, context), context)
-        self._kept = Kept()
+        self._cached = BroadcastCache()
         self._rows = Rows(_ROW)
         #: The current round's nodes by level and number; and the longest path to the server so far.
         self._round: dict[tuple[int, int], _Node] = {}
@@ -207,7 +207,7 @@ class Tree(Step):
             number //= self.fan_in
             node = self._round[level, number]
             if not node.down_bytes:
-                node.down_bytes = self._kept.send(self._key(level, number), broadcast)
+                node.down_bytes = self._cached.send(self._key(level, number), broadcast)
 
     def _relayed(self, client: int, upload: Message) -> None:
         """Count a late upload of an earlier round, which goes up unchanged since it cannot be combined with others."""
@@ -268,9 +268,9 @@ class Tree(Step):
         return report
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        return {"tree": {"path_seconds": self._path_seconds, **self._kept.state()}}, {_ROWS: self._rows.tensor()}
+        return {"tree": {"path_seconds": self._path_seconds, **self._cached.state()}}, {_ROWS: self._rows.tensor()}
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self._path_seconds = saved["tree"]["path_seconds"]
-        self._kept.restore(saved["tree"])
+        self._cached.restore(saved["tree"])
         self._rows.restore(tensors[_ROWS])

@@ -44,7 +44,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     looks = styles(rows)
     curves = {run: progress(folders[run]) for ids in rows["run_ids"] for run in ids}
     common = {ids: _common([curves[run] for run in ids]) for ids in map(tuple, rows["run_ids"])}
-    is_thinned = any(len(curves[run]) > len(kept) for ids in common for run, kept in zip(ids, common[ids], strict=True))
+    is_thinned = any(len(curves[run]) > len(same) for ids in common for run, same in zip(ids, common[ids], strict=True))
     notes = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",

@@ -77,9 +77,9 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
     apart = [key for key in dict.fromkeys((*ALWAYS_APART, *varying)) if key in varying and key not in by]
     apart += [] if "label" in keys else ["label"]
     column_of = signature(summary, apart)
-    columns = [(_told(group.iloc[0], apart), key) for key, group in summary.groupby(column_of, sort=False)]
+    columns = [(_heading(group.iloc[0], apart), key) for key, group in summary.groupby(column_of, sort=False)]
     marked = {measure.name: marks(summary, measure) for measure in measures}
-    headers = [*by, *(f"{m.header}, {told}" if told else m.header for told, _ in columns for m in measures)]
+    headers = [*by, *(f"{m.header}, {of}" if of else m.header for of, _ in columns for m in measures)]
     sheet_rows: list[list[Cell]] = []
     values: list[dict[str, object]] = []
     runs: list[dict[str, object]] = []
@@ -88,15 +88,15 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         cells = [value_cell(found) for found in first.values()]
         values.append({key: text(found) if pd.isna(found) else found for key, found in first.items()})
         runs.append(dict(values[-1]))
-        for told, key in columns:
+        for heading, key in columns:
             there = group[column_of[group.index] == key]
             if len(there) > 1:
                 raise AssertionError(f"{len(there)} configurations in one cell: {by} and {apart} are too few")
             row = there.iloc[0] if len(there) else None
-            runs[-1][_column("run_ids", told)] = NOT_RUN if row is None else " ".join(row["run_ids"])
+            runs[-1][_column("run_ids", heading)] = NOT_RUN if row is None else " ".join(row["run_ids"])
             for measure in measures:
                 cells.append(_cell(row, measure, marked[measure.name]))
-                values[-1] |= {_column(f"{measure.name}_{k}", told): v for k, v in _numbers(row, measure).items()}
+                values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in _numbers(row, measure).items()}
         sheet_rows.append(cells)
     notes = [
         *constants(summary),
@@ -109,15 +109,15 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
-def _told(row: pd.Series, apart: list[str]) -> str:
+def _heading(row: pd.Series, apart: list[str]) -> str:
     """Describe a column, such as "beta 0.1, cpu"; device, protocol and method are given without their keys."""
     themselves = (*ALWAYS_APART, "label")
     apart = [key for key in apart if key != "beta" or text(row[key])]  # only a partition with a beta names it
     return ", ".join(text(row[key]) if key in themselves else f"{key} {text(row[key]) or 'none'}" for key in apart)
 
 
-def _column(name: str, told: str) -> str:
-    return f"{name} [{told}]" if told else name
+def _column(name: str, heading: str) -> str:
+    return f"{name} [{heading}]" if heading else name
 
 
 def _cell(row: pd.Series | None, measure: Measure, marked: pd.Series) -> Cell:

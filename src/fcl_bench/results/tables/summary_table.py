@@ -20,7 +20,7 @@ _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
     *("A_T_aware", "A_T_unrouted", "routing"),
     *("up_max_mib", "times_raw", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
-    *("told_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
+    *("revealed_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
     *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
 #: What the note below the table says of a measure if it is shown.
@@ -28,7 +28,7 @@ _NOTES = {
     "up_max_mib": "Upload: measured, of the busiest client and task.",
     "times_raw": "Uploads / raw samples: of everyone, against the same samples sent as they are.",
     "client_storage_mib": "Kept by a client: the most that one client held between its turns.",
-    "told_percent": (
+    "revealed_percent": (
         "Samples told alone: training samples that were the only one of a sum or a covariance that was sent."
     ),
 }
@@ -37,7 +37,7 @@ _NOTES = {
 def constants(summary: pd.DataFrame) -> list[str]:
     """Return what all rows share in one line, then what the rows of each method share in another."""
     methods = {method: _shared(rows, knobs(rows)) for method, rows in summary.groupby("method")}
-    lines = [_shared(summary, setting(summary)), "; ".join(f"{name}: {told}" for name, told in methods.items() if told)]
+    lines = [_shared(summary, setting(summary)), "; ".join(f"{name}: {own}" for name, own in methods.items() if own)]
     return [line for line in lines if line]
 
 
@@ -119,5 +119,5 @@ def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:
     """Describe the columns with one value in all rows, except values that are null, absent or only a fingerprint."""
     values = {column: set(rows[column].map(text)) for column in columns if "fingerprint" not in column}
-    told = {column: min(found) for column, found in values.items() if len(found) == 1 and column != "features"}
-    return ", ".join(f"{c.removeprefix('method.')} {v}" for c, v in told.items() if v not in ("", "null"))
+    shared = {column: min(found) for column, found in values.items() if len(found) == 1 and column != "features"}
+    return ", ".join(f"{c.removeprefix('method.')} {v}" for c, v in shared.items() if v not in ("", "null"))

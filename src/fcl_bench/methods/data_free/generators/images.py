@@ -178,8 +178,8 @@ def reinitialised(network: N) -> N:
 
 def agreement(scores: torch.Tensor, wanted: torch.Tensor, temperature: float) -> torch.Tensor:
     """KL_T(a || b) = T^2 KL(softmax(wanted / T) || softmax(scores / T)) of each sample, (b,)."""
-    log_said, log_wanted = (scores / temperature).log_softmax(dim=1), (wanted / temperature).log_softmax(dim=1)
-    return temperature**2 * (log_wanted.exp() * (log_wanted - log_said)).sum(dim=1)
+    log_scores, log_wanted = (scores / temperature).log_softmax(dim=1), (wanted / temperature).log_softmax(dim=1)
+    return temperature**2 * (log_wanted.exp() * (log_wanted - log_scores)).sum(dim=1)
 
 
 def opposition(scores: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -40,8 +40,8 @@ _MOMENTUM = 0.9
 class LayerStatistics:
     """Statistics of one layer, per channel (c,): those that it has stored, and those of the batch."""
 
-    kept_mean: torch.Tensor
-    kept_variance: torch.Tensor
+    target_mean: torch.Tensor
+    target_variance: torch.Tensor
     mean: torch.Tensor
     variance: torch.Tensor
 
@@ -134,7 +134,7 @@ class Distance:
         """R of a batch; its statistics join the averages as `keep` is called."""
         total = torch.zeros(())
         for layer, (mean, variance) in zip(layers, self._mixed(layers), strict=True):
-            total = total.to(mean) + (layer.kept_variance - variance).norm() + (layer.kept_mean - mean).norm()
+            total = total.to(mean) + (layer.target_variance - variance).norm() + (layer.target_mean - mean).norm()
         return total
 
     def keep(self, layers: Sequence[LayerStatistics]) -> None:
@@ -160,8 +160,8 @@ def divergence(layers: Sequence[LayerStatistics]) -> torch.Tensor:
     """
     parts = [
         (
-            0.5 * (layer.variance / layer.kept_variance).log()
-            - 0.5 * (1 - (layer.kept_variance + (layer.kept_mean - layer.mean).square()) / layer.variance)
+            0.5 * (layer.variance / layer.target_variance).log()
+            - 0.5 * (1 - (layer.target_variance + (layer.target_mean - layer.mean).square()) / layer.variance)
         ).mean()
         for layer in layers
     ]

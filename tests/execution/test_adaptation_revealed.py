@@ -23,9 +23,9 @@ PILORA = (
 def test_the_first_stage_says_its_own(tmp_path):
     outcome = run_in(tmp_path, *PILORA)
     own, stage = outcome.record["privacy"], outcome.record["adaptation"]
-    assert stage["told"]["told_samples"] > 0
-    assert stage["told"]["one_sample_sums"] == 2 * stage["told"]["told_samples"]  # in each of two rounds
-    assert own["one_sample_sums"] == own["told_samples"] > stage["told"]["told_samples"]  # of both tasks
+    assert stage["revealed"]["revealed_samples"] > 0
+    assert stage["revealed"]["one_sample_sums"] == 2 * stage["revealed"]["revealed_samples"]  # in each of two rounds
+    assert own["one_sample_sums"] == own["revealed_samples"] > stage["revealed"]["revealed_samples"]  # of both tasks
     # 8 x 8 images of the first task, three bytes per pixel.
     assert (stage["raw"]["kind"], stage["raw"]["sample_bytes"]) == ("images", 3 * 8 * 8 + 4)
     assert stage["raw"]["total_bytes"] % 196 == 0
@@ -33,7 +33,7 @@ def test_the_first_stage_says_its_own(tmp_path):
     assert outcome.record["communication"]["raw"]["kind"] == "features"
     again = run_in(tmp_path, *PILORA, "method=stsa", "method.M=32").record["adaptation"]
     assert again["cache_hit"]
-    assert (again["told"], again["raw"]) == (stage["told"], stage["raw"])
+    assert (again["revealed"], again["raw"]) == (stage["revealed"], stage["raw"])
 
 
 def test_tables_have_what_runs_told(tmp_path):
@@ -44,5 +44,7 @@ def test_tables_have_what_runs_told(tmp_path):
     assert rows.loc["fedncm", "raw_mib"] == raw["busiest_bytes"] / 2**20
     assert rows.loc["fedncm", "times_raw"] == record["communication"]["up_total_bytes"] / raw["total_bytes"]
     assert rows.loc["fedncm", "one_sample_sums"] == privacy["one_sample_sums"] > 0
-    assert rows.loc["fedncm", "told_percent"] == 100 * privacy["told_samples"] / record["labels"]["samples"] < 100
-    assert (rows.loc["centralised_ridge", "times_raw"], rows.loc["centralised_ridge", "told_percent"]) == (1, 100)
+    assert (
+        rows.loc["fedncm", "revealed_percent"] == 100 * privacy["revealed_samples"] / record["labels"]["samples"] < 100
+    )
+    assert (rows.loc["centralised_ridge", "times_raw"], rows.loc["centralised_ridge", "revealed_percent"]) == (1, 100)
