@@ -13,7 +13,6 @@ that were asked, and the weights of the models that came are divided by their su
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,9 +26,6 @@ from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.console import Notices
-
-log = logging.getLogger(__name__)
 
 #: `method.discrepancy`
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")
@@ -48,7 +44,6 @@ class FedDiscoServer(CountingServer):
     def __init__(self, method: FedDisco, context: Context) -> None:
         super().__init__(method, context)
         self._weights: dict[int, float] = {}
-        self._notices = Notices(log)
 
     def participants(self, task: Task, round_: int, available: list[int]) -> list[int]:
         present = super().participants(task, round_, available)

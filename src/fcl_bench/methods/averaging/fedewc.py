@@ -30,7 +30,6 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import MOMENTS, SUM, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
@@ -119,7 +118,6 @@ class FedEWCServer(GradientServer):
         self.anchor: dict[str, torch.Tensor] = {}
         self._squares: dict[str, torch.Tensor] = {}
         self._samples = 0
-        self._notices = Notices(log)
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         """F and theta* of what trains. theta* has the names of the last stage, in which most clients received it."""

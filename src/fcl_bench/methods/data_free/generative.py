@@ -7,7 +7,6 @@ teacher, and clients train on their own samples and on synthetic ones. Clients k
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +28,8 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.console import Notices
 
-log = logging.getLogger(__name__)
-
-#: Prefixes of the names of what was made, and of what is shown of it, in a server's state.
+#: Prefix of the names of made images in a server's state.
 _MADE = "made."
 #: Images of each task that a run's picture shows.
 _PICTURED = 16
@@ -86,7 +82,6 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         self.made: dict[str, torch.Tensor] = {}
         self._shown: dict[str, torch.Tensor] = {}
         self._synthetic = 0
-        self._notices = Notices(log)
 
     @abstractmethod
     def synthesise(self, task: Task) -> None:

@@ -12,7 +12,6 @@ After a task's rounds, each client chooses its exemplars by herding under the fi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -42,11 +41,8 @@ from fcl_bench.protocol.fields import SUMS, Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Distilled, Objective
-
-log = logging.getLogger(__name__)
 
 #: The score of a class without a mean; two directions are at most 2 apart.
 _FARTHEST = -3.0
@@ -160,7 +156,6 @@ class FediCaRLServer(ExemplarServer):
         self.holders: set[int] = set()
         self.sums = torch.zeros(0, self.network.dimension, dtype=torch.float64, device=context.device)
         self.counts = torch.zeros(0, dtype=torch.int64, device=context.device)
-        self._notices = Notices(log)
 
     def model_rounds(self, task: Task) -> list[int]:
         """No round with nearest means, since a class is known only once its exemplars are chosen."""

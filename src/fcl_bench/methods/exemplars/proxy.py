@@ -167,7 +167,7 @@ def version_prefix(version: int) -> str:
 def standardise(half: ModelHolder) -> Standardise:
     """Turns images into what the network sees."""
     found = half.trainer.standardise
-    assert isinstance(found, Standardise)  # `GLFC.check`
+    assert isinstance(found, Standardise)  # `GLFC.__post_init__`
     return found
 
 

@@ -25,8 +25,6 @@ from fcl_bench.training.network import Heads
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
 
-log = logging.getLogger(__name__)
-
 
 class GradientServer(ModelHolder, Server):
     """Averages models round by round: W = sum_k p_k W_k (FedProTIP Eq. 21), batch norm's running statistics too.
@@ -60,7 +58,7 @@ class GradientServer(ModelHolder, Server):
         if method.training.server_optimizer != "average":
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
-        self._notices = Notices(log)
+        self._notices = Notices(logging.getLogger(type(self).__module__))
         self._sums: Mapping[str, torch.Tensor] = {}
         self._weight = 0.0
         #: Of the round at hand, where `training.aggregate` looks at all models together.

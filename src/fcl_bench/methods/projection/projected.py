@@ -1,11 +1,10 @@
 """What FedProTIP and FOT share: subspaces of each layer's inputs per task, which later updates must not touch.
 
-`ProjectedDescent` projects every local step (FedProTIP Eq. 4-5).
+`ProjectedObjective` projects every local step (FedProTIP Eq. 4-5).
 """
 
 from __future__ import annotations
 
-import logging
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +26,9 @@ from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.console import Notices
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
-
-log = logging.getLogger(__name__)
 
 #: `method.mass`: of a spectrum.
 MASSES = ("sum", "energy")
@@ -293,7 +289,6 @@ class ProjectedServer(GradientServer):
         super().__init__(method, context)
         self.bases: dict[str, torch.Tensor] = {}
         self.received: dict[str, torch.Tensor] = {}
-        self._notices = Notices(log)
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
