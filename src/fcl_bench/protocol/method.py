@@ -102,7 +102,7 @@ class Server(ABC):
 
     @abstractmethod
     def start_task(self, task: Task) -> None:
-        """Make room for the task's classes."""
+        """Make room for the task's classes; a run that resumes inside the task calls it again, after `restored`."""
 
     def rounds(self, task: Task) -> int:
         """Rounds of exchange in this task; 1 for the closed-form methods."""
