@@ -55,7 +55,7 @@ def test_a_batch_without_a_number_is_mapped_every_time_and_never_kept():
 
 
 def held(server) -> int:
-    return sum(H.nbytes for H in server._kept.values())
+    return sum(H.nbytes for H in server._cached.values())
 
 
 def test_what_does_not_fit_is_not_kept(monkeypatch):
@@ -102,7 +102,7 @@ def test_answers_do_not_depend_on_what_was_kept(budget, monkeypatch):
     def answers():
         federation = federation_of(STSA(M=10), context_of(6), tasks)
         asked = federation.run(lambda _: None).answers["correct"]
-        return asked, len(federation.server._kept)
+        return asked, len(federation.server._cached)
 
     usual, kept = answers()
     assert kept == 0  # no batch is full
