@@ -19,7 +19,7 @@ from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
 from fcl_bench.options.noise.sensitivity import deviations
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.dp_mechanism import DPMechanism
-from fcl_bench.protocol.fields import SQUARE, Uploads
+from fcl_bench.protocol.fields import MEAN, SQUARE, Uploads
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import HALF
 
@@ -71,8 +71,11 @@ class Gaussian:
             accountant.library()
         uploads = Uploads.of(method, context)
         if not uploads.one_sample() and not uploads.only_models:
+            fields = [pair for schema in uploads.declared.values() for pair in schema.items()]
+            lacking = [name for name, own in fields if not own.one_sample and own.combine != MEAN]
+            why = f"{', '.join(lacking)} without one_sample" if lacking else f"stages {', '.join(uploads.declared)}"
             raise UserError(
-                f"noise=gaussian: nobody has bounded what one sample changes of the uploads of method={method.name}",
+                f"noise=gaussian: nobody has bounded what one sample changes of method={method.name}'s uploads ({why})",
                 "noise=none, or one of the methods and knobs that docs/explanation/noise.md lists, such as method=stsa",
             )
         right = SAMPLE if uploads.one_sample() else CLIENT
