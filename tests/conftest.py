@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, suppress
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fcl_bench.cli.knobs import search_also
 from tests.processor_seconds import (  # noqa: F401  # hooks of pytest
     pytest_collection_modifyitems,
     pytest_runtest_call,
@@ -47,6 +49,25 @@ def shared(path: str) -> Path:
 # not the process's (see `fcl_bench.options.noise.accountant`).
 with redirect_stderr(sys.__stderr__), suppress(ModuleNotFoundError):
     import_module("absl.logging")
+
+
+#: The environment variable that hands the value of `--fcl-method` to the tests of conformance.
+METHOD_VARIABLE = "FCL_BENCH_TESTED_METHOD"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fcl-method",
+        metavar="MODULE:CLASS",
+        help="a method from outside of the repository, for tests/conformance -k outside",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if named := config.getoption("--fcl-method"):
+        if not re.fullmatch(r"[\w.]+:\w+", named):
+            raise pytest.UsageError(f"--fcl-method {named} is not MODULE:CLASS, such as my_method:MyMethod")
+        os.environ[METHOD_VARIABLE] = named
 
 
 def torch_threads() -> int | None:
@@ -85,7 +106,10 @@ def in_process(
     def call(main: Callable[[], int], name: str, *arguments: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
         capsys.readouterr()
-        code = main()
+        try:
+            code = main()
+        finally:
+            search_also([], [])  # they are the process's
         out, err = capsys.readouterr()
         return code, out, err
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from fcl_bench.config import GROUPS, YAML_LOADER
+
+#: The arguments of this process's command that named folders with choices of one's own, which are in `FOLDERS`.
+NAMED_BY: list[str] = []
 
 
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
@@ -22,21 +26,14 @@ def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictCon
     """
     # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.
     from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
 
     register_presets()
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
-
-
-def lay_over(config: DictConfig, overrides: Iterable[str]) -> None:
-    """Change `config`, as composed, as if these overrides of its keys (`beta=0.5`, no choices) had been among the last.
-
-    Hydra, too, changes keys when all choices are composed.
-    """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    for override in OverridesParser.create().parse_overrides(list(overrides)):
-        OmegaConf.update(config, override.key_or_group, override.value())
+    own = ",".join("'file://{}'".format(str(folder).replace("'", "\\'")) for folder in FOLDERS[1:])
+    beside = [f"hydra.searchpath=[{own}]"] if own else []
+    at_work = GlobalHydra.instance().is_initialized()  # as while it carries out a sweep
+    with nullcontext() if at_work else initialize_config_dir(str(config_dir()), version_base="1.3"):
+        return compose("config", overrides=[*overrides, *beside], return_hydra_config=with_hydra)
 
 
 @functools.cache
@@ -81,7 +78,11 @@ def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def config_dir() -> Path:
-    """The folder of YAML files: inside the installed package, or at the top of a source checkout."""
+    """fcl-bench's own folder of YAML files: inside the installed package, or at the top of a source checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+#: The folders of YAML files in the order in which Hydra looks for a choice.
+FOLDERS = [config_dir()]

@@ -34,16 +34,10 @@ def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     try:
         return _instance(schema, knobs, prefix)
     except OverflowError as error:
-        for key, value in _beyond_floats(knobs, group):
-            raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}") from error
+        for key, value in _leaves(knobs, group):
+            if isinstance(value, int) and abs(value) > sys.float_info.max:  # too large for a float
+                raise UserError(f"{key}={value} is out of range", f"at most {_LARGEST_NUMBER}") from error
         raise
-
-
-def _beyond_floats(knobs: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, int]]:
-    """Key and value of each integer that is too large for a float."""
-    for key, value in _leaves(knobs, prefix):
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
-            yield key, value
 
 
 def _leaves(node: Any, key: str) -> Iterator[tuple[str, Any]]:

@@ -104,6 +104,26 @@ BAD_INPUT = [
         "hydra.searchpath=[file://{}/none] method=afl",
         "/none is not available. (the folder's whole path: hydra.searchpath",
     ),
+    # Two wrong words in one command.
+    ("methd=afl lr=1", "unknown key methd (did you mean method or "),
+    ("methd=afl lr=1", "; unknown key lr (did you mean method.training.lr? "),
+    (
+        "method=afl method.rank=3 beta=1 epochs=3",
+        "M, activation, gamma, ri, aggregation, upload, ridge, scale_scores); ",
+    ),
+    ("method=afl method.rank=3 beta=1 epochs=3", "); unknown key epochs (did you mean method.training.epochs? "),
+    ("method=fedrn data=cifar11", "method=fedrn is not known (did you mean fedran"),
+    ("data=cifar11 method=fedrn", "; method=fedrn is not known (did you mean fedran"),
+    ("-m method=stsa,afl method.rank=3 epochs=3", "; unknown key method.rank: it belongs to "),
+    # Folders with choices of one's own, for every command.
+    ("show --config-dir", "--config-dir needs a value (such as --config-dir VALUE)"),
+    ("show method=tab --config-dir={}/broken", "broken/method/tab.yaml, line 2, column 1: found a tab"),
+    ("show method=ours -cd {}/none", "/none is not available. (the folder's whole path: hydra.searchpath"),
+    ("tune hydra.searchpath=[file://{}/none] M=1,2", "/none is not available. (the folder's whole path: "),
+    ("hydra.searchpath=[pkg://no.such] show method", "no.such is not available. ("),
+    ("hydra.searchpath=[ show method", "hydra.searchpath=[ cannot be parsed"),
+    ("--config-dir {}/broken lr=1", "broken/method/tab.yaml, line 2, column 1: found a tab"),
+    ("-m out=/proc/none seed=0,1", "out=/proc/none: /proc/none/sweeps/"),
     ("-m hydra/launcher=slrm", "hydra/launcher=slrm is not known (did you mean slurm? choices: parallel, processes"),
     ("method.rank=[1", "method.rank"),
     ("seed=1.5", "seed=1.5 has the wrong type (an integer)"),
@@ -115,6 +135,7 @@ BAD_INPUT = [
     ("cache.dir=", "cache.dir is empty"),
     ("backbone=resnet18 backbone.transform.std=[0,1,1]", "is out of range"),
     ("-m out={}/file", "Not a directory"),
+    ("noise=gaussian noise.multiplier=0 method=afl", " method=afl's uploads (C, W without one_sample) (noise=none"),
     ("seed=-1", "seed=-1 is out of range"),
     ("seed=null", "seed=null has the wrong type"),
     ("clients=0", "clients=0 is out of range (an integer of at least 1)"),
@@ -264,6 +285,20 @@ def test_a_sweep_over_a_choice_of_ones_own_tells_an_unknown_key_in_a_line(comman
     code, _, err = command("-m", "--config-dir", inputs / "own", "method=ours,afl", "method.our=3", f"out={inputs}/o")
     assert (code, err.count("\n")) == (2, 1)
     assert "unknown key method.our" in err
+
+
+def test_a_sweep_that_is_refused_leaves_no_folder(command, tmp_path):
+    code, out, err = command("-m", "method=stsa,afl", "method.rank=3", f"out={tmp_path / 'out'}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_sweep_that_cannot_be_written_says_what_a_run_says(command, inputs):
+    for more in (), ("-m", "seed=0"), ("-m", "seed=0,1"):
+        code, out, err = command(*more, f"out={inputs / 'file'}")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert err.startswith(f"fcl-bench: error: out={inputs / 'file'}: {inputs / 'file'}/")
+        assert err.endswith(" cannot be written: Not a directory (a folder that you may write to)\n")
 
 
 def test_the_table_of_wrong_input_is_long_enough():

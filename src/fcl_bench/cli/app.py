@@ -5,22 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sys
-import warnings
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
-from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered
+from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
 from fcl_bench.errors import UserError
 from fcl_bench.renamed import current
 from fcl_bench.sweeps.workers import spin_briefly
 from fcl_bench.tracking.console import say
-
-if TYPE_CHECKING:
-    from fcl_bench.sweeps.watch import Sweep
 
 
 def main() -> int:
@@ -34,10 +30,11 @@ def main() -> int:
 def _work() -> int:
     arguments = sys.argv[1:]
     spin_briefly()
-    if arguments and arguments[0] in COMMANDS:
-        return import_module(COMMANDS[arguments[0]]).work(arguments[1:])
-    if {"-h", "--help"} & set(arguments):
-        return _help(arguments)
+    words = without_folders(arguments)
+    if words and words[0] in COMMANDS:
+        return import_module(COMMANDS[words[0]]).work(words[1:])
+    if {"-h", "--help"} & set(words):
+        return _help(words)
     if "--version" in arguments:
         print(f"fcl-bench {__version__}")
         return DONE
@@ -49,12 +46,11 @@ def _help(arguments: list[str]) -> int:
     from fcl_bench.cli.help import usage
     from fcl_bench.cli.knobs import groups
     from fcl_bench.cli.show import about
-    from fcl_bench.composition import config_dir
 
     typed = [argument.partition("=") for argument in current(arguments)]
     chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
     if not chosen:
-        print(usage(config_dir()), end="")
+        print(usage(), end="")
         return DONE
     print("\n\n".join(chosen))
     print("\n`fcl-bench --help` lists all groups and the top-level keys.")
@@ -65,8 +61,6 @@ def _hydra(arguments: list[str]) -> int:
     """Compose with Hydra and run each job; return the worst job's exit code."""
     # With it, Hydra raises its errors instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    # Else the choices of a folder that is not there are unknown, and no word says why.
-    warnings.filterwarnings("error", message="provider=hydra.searchpath", category=UserWarning)
     with no_collection():
         import hydra
         import yaml
@@ -88,20 +82,21 @@ def _hydra(arguments: list[str]) -> int:
     multirun = bool({"-m", "--multirun"} & set(arguments))
     if multirun and any(re.match(r"\+*transport=.*\branks\b", argument) for argument in arguments):
         raise UserError("-m with transport=ranks: every rank would be a sweep of its own", "one torchrun per run")
-    with _sweeping() if multirun else nullcontext() as sweep:
+    around: AbstractContextManager[Any] = nullcontext()
+    if multirun:
+        from fcl_bench.sweeps.watch import sweeping  # a single run needs nothing of it
+
+        around = sweeping(composition_error)
+    with around as sweep:
         try:
             each_job()
-        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UserWarning) as error:
-            if sweep is not None:
-                sweep.began = False  # it did not reach a job
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
             raise composition_error(error, arguments) from error
         except (TypeError, ValueError, OSError) as error:
-            # Before the first job, Hydra fails on what was typed (method=[1], an out folder that can't be made).
+            # Before the first job, Hydra fails on what was typed (method=[1]).
             if codes or isinstance(error, BrokenPipeError):
                 raise
-            raise storage_error(error, "out=FOLDER with room to write") or composition_error(
-                error, arguments
-            ) from error
+            raise storage_error(error) or composition_error(error, arguments) from error
         except RuntimeError as error:
             # A launcher raises this if its worker was killed; the reports say which jobs are not done.
             if sweep is None or not sweep.began:
@@ -111,15 +106,7 @@ def _hydra(arguments: list[str]) -> int:
             say(f"fcl-bench: the launcher stopped: {reason}", sys.stderr)
             return BUG
         if sweep is not None and sweep.began:
-            elsewhere = not codes
             # A job in another process without an exit code has died or never started.
-            ended = [report.code for report in sweep.reports() if elsewhere or report.code is not None]
+            ended = [report.code for report in sweep.reports() if not codes or report.code is not None]
             codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
-
-
-def _sweeping() -> AbstractContextManager[Sweep]:
-    """Imported only for a sweep: a single run needs nothing of it."""
-    from fcl_bench.sweeps.watch import sweeping
-
-    return sweeping(composition_error)

@@ -8,6 +8,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from fcl_bench.cli.command import DONE, Parser, run_command
+from fcl_bench.cli.knobs import choices_of
+from fcl_bench.cli.overrides import composed_as_typed, ordered, without_folders
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.tracking.console import log_to_terminal
 
@@ -36,7 +38,7 @@ def _work() -> int:
         command.add_argument("name", metavar="NAME", help="as in data=NAME")
         command.add_argument("keys", nargs="*", metavar="data.KEY=VALUE", help="such as data.path=FOLDER")
         command.set_defaults(work=work)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(without_folders(sys.argv[1:]))
     log_to_terminal("fcl-bench-data")
     arguments.work(arguments)
     return DONE
@@ -52,7 +54,7 @@ def _list(_: argparse.Namespace) -> None:
     numeric = ("classes", "train", "test", "download")
     for column in ("data", *numeric, "here", "hub name", "revision", "licence"):
         table.add_column(column, justify="right" if column in numeric else "left")
-    for name in _names():
+    for name in choices_of("data"):
         source = _source(name, [])
         facts = source.about
         wanted = source.repositories()
@@ -105,25 +107,15 @@ def _check(arguments: argparse.Namespace) -> None:
         print(f"wrong: {line}")
     sys.stdout.flush()
     if findings.wrong:
-        count = len(findings.wrong)
-        raise UserError(
-            f"data={source.name}: {count} {'thing is' if count == 1 else 'things are'} wrong",
-            "listed above, a line each",
-        )
-
-
-def _names() -> list[str]:
-    from fcl_bench.composition import config_dir
-
-    return sorted(file.stem for file in (config_dir() / "data").glob("[!_]*.yaml"))
+        what = "1 thing is" if len(findings.wrong) == 1 else f"{len(findings.wrong)} things are"
+        raise UserError(f"data={source.name}: {what} wrong", "listed above, a line each")
 
 
 def _source(name: str, keys: list[str]) -> Source:
     """The source that `fcl-bench data=NAME data.KEY=VALUE ...` would use."""
-    from fcl_bench.cli.overrides import composed_as_typed, ordered
     from fcl_bench.config import load_settings
 
-    require_choice("data", name, _names())
+    require_choice("data", name, choices_of("data"))
     for key in keys:
         if not key.lstrip("+").startswith("data."):
             raise UserError(f"{key} is no key of data", "data.KEY=VALUE, such as data.path=FOLDER")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from fcl_bench.cli.knobs import default_choices, first_comment, groups, settings_text
+from fcl_bench.cli.knobs import choices_of, default_choices, groups, read_choice, settings_text
 
 HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
 
@@ -37,19 +35,19 @@ options:
 """
 
 
-def usage(conf: Path) -> str:
-    """The help text for the configuration in folder `conf`."""
+def usage() -> str:
+    """The help text."""
     parts = [
         HEAD,
         "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",
     ]
     for group in groups():
         parts.append(f"  {group}")
-        files = sorted((conf / group).glob("[!_]*.yaml"))
-        width = max(18, *(len(file.stem) for file in files))
-        for file in files:
-            mark = "*" if file.stem == default_choices().get(group) else " "
-            parts.append(f"   {mark} {file.stem:<{width}} {first_comment(file)}")
+        names = choices_of(group)
+        width = max(18, *map(len, names))
+        for name in names:
+            mark = "*" if name == default_choices().get(group) else " "
+            parts.append(f"   {mark} {name:<{width}} {read_choice(group, name).description}")
     parts.append("  (* default; a data set may bring the backbone that suits it)\n")
     parts.append("top-level keys and their defaults:")
     parts += [f"  {line}".rstrip() for line in settings_text().splitlines()]

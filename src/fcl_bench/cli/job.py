@@ -16,7 +16,6 @@ from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
-    from fcl_bench.execution.run_json import RunRecord
     from fcl_bench.sweeps.watch import Sweep
 
 #: The remedy that is suggested when nothing can be written.
@@ -85,7 +84,9 @@ def carry_out(config: Any, report: JobReport) -> int:
             outcome = run(settings, tracking)
             complete = True
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
-            report.result, report.method = _result(outcome.record), outcome.record["method"]
+            metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
+            report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
+            report.method = outcome.record["method"]
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
             print_record(outcome.record, report.run)
@@ -113,13 +114,6 @@ def _follow(settings: Settings) -> int:
     except KeyboardInterrupt as error:
         return interrupted(error)
     return DONE
-
-
-def _result(record: RunRecord) -> dict[str, float | None]:
-    """The results of a run that a sweep shows."""
-    metrics = record["metrics"]
-    upload = record["communication"]["up_max_bytes"] / 2**20
-    return {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload}
 
 
 @contextmanager

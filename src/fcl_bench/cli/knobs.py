@@ -14,8 +14,9 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.composition import config_dir, register_presets
+from fcl_bench.composition import FOLDERS, NAMED_BY, config_dir, register_presets
 from fcl_bench.config import YAML_LOADER
+from fcl_bench.errors import UserError
 
 #: Matches `key: value  # comment` at any depth.
 _LINE = re.compile(r'( *)"?(\w+)"?:(?: +(.*?))?(?: *# ?(.*))?')
@@ -70,7 +71,21 @@ def choices_of(group: str) -> list[str]:
     """
     if group == "experiment/preset":
         return register_presets()
-    return sorted(file.stem for file in (config_dir() / group).glob("[!_]*.yaml"))
+    return sorted({file.stem for folder in FOLDERS for file in (folder / group).glob("[!_]*.yaml")})
+
+
+def _file_of(group: str, name: str) -> Path:
+    """The YAML of a choice, or of what choices share; Hydra, too, looks in the folders in this order."""
+    files = [folder / group / f"{name}.yaml" for folder in FOLDERS]
+    return next((file for file in files if file.is_file()), files[0])
+
+
+def search_also(folders: list[Path], arguments: list[str]) -> None:
+    """From now on, look for choices in these folders, too, and for no others; `arguments` named them."""
+    if folders != FOLDERS[1:]:
+        read_choice.cache_clear()
+        keys_ending.cache_clear()
+    FOLDERS[1:], NAMED_BY[:] = folders, arguments
 
 
 @functools.cache
@@ -82,14 +97,23 @@ def default_choices() -> dict[str, str]:
 
 @functools.cache
 def read_choice(group: str, name: str) -> Choice:
-    """Read a choice with its keys, including those that it takes over from another choice of the group."""
-    text = (config_dir() / group / f"{name}.yaml").read_text()
+    """Read a choice with its keys, including those that it takes over from another choice of the group.
+
+    Raises:
+        UserError: its YAML cannot be read.
+    """
+    file = _file_of(group, name)
+    text = file.read_text(errors="replace")
+    try:
+        content = yaml.load(text, Loader=YAML_LOADER)
+    except yaml.MarkedYAMLError as error:
+        raise unreadable(error, file) from error
     heading = [line[1:].strip() for line in text.splitlines() if line.startswith("#") and "@package" not in line]
     facts = dict(line.split(": ", 1) for line in heading[1:] if re.match(r"[A-Z]\w+: ", line))
     knobs: dict[str, Knob] = {}
     brings = {}
-    for entry in yaml.load(text, Loader=YAML_LOADER).get("defaults", []):
-        if isinstance(entry, str) and (config_dir() / group / f"{entry}.yaml").is_file():
+    for entry in content.get("defaults") or [] if isinstance(content, dict) else []:
+        if isinstance(entry, str) and _file_of(group, entry).is_file():
             knobs |= read_choice(group, entry).knobs
         elif isinstance(entry, dict):
             for key, value in entry.items():
@@ -110,6 +134,13 @@ def settings_text() -> str:
     """The lines of `conf/config.yaml` that hold these keys."""
     text = (config_dir() / "config.yaml").read_text()
     return text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
+
+
+def unreadable(error: yaml.MarkedYAMLError, file: Path | None = None) -> UserError:
+    """What is wrong with a YAML file, with the line and the column."""
+    mark = error.problem_mark
+    where = f"{file or mark.name}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(file)
+    return UserError(f"{where}: {error.problem}", "a YAML file that can be read")
 
 
 def owners(group: str, key: str) -> list[str]:
@@ -156,7 +187,8 @@ def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
     """Return `taken` updated with `own`; a comment that `own` leaves out is kept."""
     result = dict(taken)
     for name, knob in own.items():
-        value: Any = yaml.load(knob.default, Loader=YAML_LOADER) if knob.default.startswith("{") else None
+        is_mapping = re.fullmatch(r"\{.*\}", knob.default)  # whole on its line
+        value: Any = yaml.load(knob.default, Loader=YAML_LOADER) if is_mapping else None
         if value and any(other.startswith(f"{name}.") for other in result):
             for key, entry in value.items():
                 result[f"{name}.{key}"] = Knob(str(entry), result.get(f"{name}.{key}", knob).comment)
@@ -164,9 +196,3 @@ def _over(taken: dict[str, Knob], own: dict[str, Knob]) -> dict[str, Knob]:
             before = result.get(name, knob)
             result[name] = Knob(knob.default, knob.comment or before.comment)
     return result
-
-
-def first_comment(file: Path) -> str:
-    """The description in a YAML file's first line; Hydra's own directive there is not a description."""
-    with file.open() as lines:
-        return next((line[1:].strip() for line in lines if line.startswith("#") and "@package" not in line), "")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.knobs import choices_of, groups
+from fcl_bench.cli.knobs import choices_of, groups, search_also, unreadable
 from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
+from fcl_bench.composition import composed
+from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 from fcl_bench.renamed import current
 
@@ -44,6 +47,51 @@ _VALUES = {
     **dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")),
     **dict.fromkeys(("--info", "-i"), ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
 }
+
+
+def without_folders(arguments: list[str]) -> list[str]:
+    """The arguments but those that name folders with choices of one's own, which are searched from now on.
+
+    Raises:
+        UserError: such a folder is not there.
+    """
+    folders: list[Path] = []
+    named: list[str] = []
+    others: list[str] = []
+    following = iter(arguments)
+    for argument in following:
+        key, has_value, value = argument.partition("=")
+        if key in ("--config-dir", "-cd"):
+            if not (given := value if has_value else next(following, "")):
+                raise UserError(f"{argument} needs a value", f"such as {key} VALUE")
+            folders.append(Path(given).absolute())
+            named += [key, given]
+        elif key.lstrip("+") == "hydra.searchpath":
+            folders += _sources(argument)
+            named.append(argument)
+        else:
+            others.append(argument)
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not available.", "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
+    search_also(folders, named)
+    return others
+
+
+def _sources(override: str) -> list[Path]:
+    """The folders of `hydra.searchpath=[file:///FOLDER,pkg://MODULE]`."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        sources = OverridesParser.create().parse_overrides([override])[0].value()
+    except HydraException as error:
+        raise composition_error(error, [override]) from error
+    found = []
+    for kind, _, name in (str(source).rpartition("://") for source in sources or ()):
+        module = find_spec(name) if kind == "pkg" and find_spec(name.partition(".")[0]) else None
+        found.append(Path(*(module.submodule_search_locations or ())[:1]) if module else Path(name).absolute())
+    return found
 
 
 def ordered(arguments: list[str]) -> list[str]:
@@ -129,8 +177,6 @@ def composed_as_typed(overrides: list[str]) -> DictConfig:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from fcl_bench.composition import composed
-
     try:
         return composed(overrides)
     # Hydra raises Python's own errors, too, such as for a choice whose name is too long for a file.
@@ -154,21 +200,15 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
-        return _unknown_choice(*found.groups())
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        return UserError(
-            f"{mark.name}, line {mark.line + 1}, column {mark.column + 1}: {error.problem}",
-            "a YAML file that can be read",
-        )
-    if isinstance(error, UserWarning):
-        return UserError(text, "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
+        return _unknown_choices(*found.groups(), typed)
+    if isinstance(error, yaml.MarkedYAMLError):
+        return unreadable(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Hydra looked for the choice's file, and the name is too long for a file.
         file = Path(str(error.filename))
-        return _unknown_choice(file.parent.name, file.stem)
+        return _unknown_choices(file.parent.name, file.stem, typed)
     if found := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_key(found[1], typed)
+        return _unknown_keys(found[1], typed)
     if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return UserError(f"+{found[1]}: the configuration has this key already", f"{found[1]}=VALUE, without the +")
     if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", text):
@@ -183,60 +223,53 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     return UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP)
 
 
-def _unknown_choice(group: str, choice: str) -> UserError:
-    options = choices_of(group)
-    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
+def _unknown_choices(group: str, choice: str, typed: list[str]) -> UserError:
+    """Name the choice that Hydra did not find, and any other that was typed and is not there."""
+    pairs = [(key, value) for key, _, value in (text.partition("=") for text in typed) if key in groups()]
+    others = {key: value for key, value in pairs if re.fullmatch(r"\w+", value) and value not in choices_of(key)}
+    errors = []
+    for key, value in {group: choice, **others}.items():
+        options = choices_of(key)
+        errors.append(UserError(f"{key}={value} is not known", choices(options, value) if options else SEE_HELP))
+    return _together(errors)
 
 
-def _unknown_key(key: str, typed: list[str]) -> UserError:
-    """Name the choice that lacks `key`, the choices that have it, and the existing keys."""
-    from hydra.errors import HydraException
+def _unknown_keys(first: str, typed: list[str]) -> UserError:
+    """Name the key that Hydra refused, and any other that was typed and that the choices lack.
 
-    try:
-        top, chosen = _composed(_choosing(typed))
-    except HydraException:
-        # The overrides of a sweep's run do not say in which folder (--config-dir) a choice of one's own is.
-        return UserError(f"unknown key {key}", SEE_HELP)
-    known, beside = _dotted(top), _keys_beside(key, top)
-    if key in known:
-        return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
-    value = next((text.partition("=")[2] for text in typed if text.lstrip("+").partition("=")[0] == key), "")
-    return unknown_key(key, value, [*known, *groups()], beside, chosen)
+    Each with the choice that lacks it, the choices that have it, and the existing keys.
+    """
+    from omegaconf import OmegaConf
+
+    top: Any = OmegaConf.to_container(composed(_choosing(typed), with_hydra=True))
+    chosen = top.pop("hydra")["runtime"]["choices"]
+    known = list(dict.fromkeys([*_dotted(top), *groups()]))
+    if first in known:
+        return UserError(f"{first} takes no new keys in this form", f"+{first}.KEY=VALUE")
+    values = {key: value for key, _, value in (text.partition("=") for text in typed)}
+    value = next((values[key] for key in (first, f"+{first}", f"++{first}") if key in values), "")
+    others = {key: own for key, own in values.items() if re.match(r"(?!hydra\.)[\w.]+$", key) and key not in known}
+    wrong = {first: value, **others}.items()
+    return _together([unknown_key(key, own, known, _keys_beside(key, known), chosen) for key, own in wrong])
+
+
+def _together(errors: list[UserError]) -> UserError:
+    """One line that says all of them."""
+    *others, last = errors
+    return UserError("; ".join([*map(str, others), last.what]), last.remedy)
 
 
 def _choosing(typed: list[str]) -> list[str]:
-    """The arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`),
-    and where there are choices outside of `conf/`.
+    """The arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`).
 
     A sweep of which no run composes ends with the error of the first.
     """
     made = []
-    for text, following in zip(typed, [*typed[1:], ""], strict=True):
-        key, has_value, value = text.lstrip("+").partition("=")
-        if key in ("--config-dir", "-cd"):
-            made.append(f"hydra.searchpath=['file://{os.path.abspath(value if has_value else following)}']")
-        elif key == "hydra.searchpath":
-            made.append(text)
-        elif key in (*groups(), _PRESET) and "(" not in value:
+    for text in typed:
+        key, _, value = text.lstrip("+").partition("=")
+        if key in (*groups(), _PRESET) and "(" not in value:
             made.append(text if "[" in value else text.partition(",")[0])
     return made
-
-
-def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
-    """The configuration of these choices as mappings and lists, and the choice of each group in it."""
-    from hydra.core.global_hydra import GlobalHydra
-    from omegaconf import OmegaConf
-
-    from fcl_bench.composition import composed
-
-    hydra = GlobalHydra.instance()
-    before = hydra.hydra
-    hydra.clear()
-    try:
-        top: Any = OmegaConf.to_container(composed(chosen, with_hydra=True))
-    finally:
-        hydra.hydra = before
-    return top, top.pop("hydra")["runtime"]["choices"]
 
 
 def _dotted(node: Any, prefix: str = "") -> list[str]:
@@ -247,12 +280,8 @@ def _dotted(node: Any, prefix: str = "") -> list[str]:
     return [one for name, value in named for one in (name, *_dotted(value, f"{name}."))]
 
 
-def _keys_beside(key: str, top: Any) -> list[str]:
-    """The keys that share the parent of `key`, or the nearest part above it that exists."""
+def _keys_beside(key: str, known: list[str]) -> list[str]:
+    """The keys that share the parent of `key`, or the nearest part above it that has keys."""
     parent = key.rpartition(".")[0]
-    node = top
-    for part in parent.split(".") if parent else ():
-        node = node.get(part) if isinstance(node, dict) else None
-    if not isinstance(node, dict):
-        return _keys_beside(parent, top)
-    return [f"{parent}.{name}" if parent else name for name in node if name != "_target_"]
+    beside = [one for one in known if one.rpartition(".")[0] == parent]
+    return beside if beside or not parent or parent in GROUPS else _keys_beside(parent, known)

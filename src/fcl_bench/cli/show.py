@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from fcl_bench.cli.command import DONE
 from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, choices_of, groups, owners, read_choice, top_level
 from fcl_bench.cli.suggestions import meant
+from fcl_bench.composition import NAMED_BY
 from fcl_bench.errors import UserError, choices, require_choice
 from fcl_bench.renamed import current
 
@@ -61,9 +63,8 @@ def _groups() -> str:
     parts = ["groups, with how many choices each has (`fcl-bench show GROUP` lists them):", ""]
     for group in groups():
         names = choices_of(group)
-        parts.append(
-            f"  {group:<12} {len(names):>3}  {textwrap.shorten(', '.join(names), _width() - 20, placeholder=' ...')}"
-        )
+        listed = textwrap.shorten(", ".join(names), _width() - 20, placeholder=" ...")
+        parts.append(f"  {group:<12} {len(names):>3}  {listed}")
     return "\n".join([*parts, "", "top-level keys:", _rows(top_level())])
 
 
@@ -98,7 +99,8 @@ def _commands(choice: Choice) -> list[str]:
         return _two_columns(rows, indent="")
     images = " data=cifar100" if choice.group == "backbone" and "checkpoint" in choice.knobs else ""
     beside = " data=digits profile=quick" if "training" in choice.knobs else ""
-    return [choice.facts.get("Example", f"fcl-bench{images} {chosen}{beside}")]
+    own = "".join(f" {shlex.quote(argument)}" for argument in NAMED_BY)
+    return [choice.facts.get("Example", f"fcl-bench{own}{images} {chosen}{beside}")]
 
 
 def _rows(knobs: Mapping[str, Knob]) -> str:

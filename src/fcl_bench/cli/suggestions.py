@@ -72,9 +72,8 @@ def unknown_key(
         first = likely[0]
         group, _, below = first.partition(".")
         having = owners(group, below) if group in groups() else []
-        return UserError(
-            f"unknown key {key}", f"did you mean {first}? {_listed(having)}; {group}={chosen.get(group)} does not"
-        )
+        others = f"{_names(having)} {'has' if len(having) == 1 else 'have'} it; {group}={chosen.get(group)} does not"
+        return UserError(f"unknown key {key}", f"did you mean {first}? {others}")
     return UserError(f"unknown key {key}", choices(beside, key))
 
 
@@ -88,10 +87,8 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
     """
     name, has_value, own = option.lstrip("-").partition("=")
     written = f"={own if has_value else value}" if has_value or value is not None else "=VALUE"
-    for key in (name, name.replace("-", "_")):
-        if key in top_level() or key in groups():
-            return UserError(f"unknown option {option}", f"keys are written without dashes: {key}{written}")
-    if likely := meant(name):
+    same = [key for key in (name, name.replace("-", "_")) if key in (*top_level(), *groups())]
+    if likely := same or meant(name):
         return UserError(f"unknown option {option}", f"keys are written without dashes: {likely[0]}{written}")
     near = choices(options, f"--{name}")
     return UserError(f"unknown option {option}", f"keys are written {name}=VALUE; {near}")
@@ -117,10 +114,6 @@ def _of_others(group: str, key: str, value: str, having: list[str], choice: str,
     if key == "data.path" and value.endswith(".npz"):
         remedy = f"did you mean data=features data.path={value}? {remedy}"
     return UserError(f"unknown key {key}: it belongs to {_names(having)}", remedy)
-
-
-def _listed(having: list[str]) -> str:
-    return f"{_names(having)} {'has' if len(having) == 1 else 'have'} it"
 
 
 def _names(names: list[str]) -> str:

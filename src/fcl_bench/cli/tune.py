@@ -12,6 +12,7 @@ from typing import Any
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.cli.overrides import composed_as_typed, ordered
+from fcl_bench.composition import NAMED_BY
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, require_choice
@@ -79,7 +80,7 @@ def work(arguments: list[str]) -> int:
     require_optuna()
     # Everything is checked before the first trial, since a wrong key concerns all trials.
     settings, _ = _composed(
-        search.overrides({key: space.least for key, space in search.space.items()}, search.seeds[0])
+        search.overrides({key: space.values[0] for key, space in search.space.items()}, search.seeds[0])
     )
     _tune(search, settings, options.study, options.trials)
     return DONE
@@ -194,8 +195,9 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
     for trial in best:
         values = trial.user_attrs["values"]
         say(f"  {search.metric} {trial.value:.4g}  {' '.join(f'{key}={value}' for key, value in values.items())}")
-    command = ["fcl-bench", *search.overrides(best[0].user_attrs["values"], ",".join(search.seeds))]
+    multirun = ["-m"] if len(search.seeds) > 1 else []
+    overrides = search.overrides(best[0].user_attrs["values"], ",".join(search.seeds))
     where = "" if str(out) == "outputs" else f" --out {shlex.quote(str(out))}"
-    say(f"best: {shlex.join([command[0], *(['-m'] if len(search.seeds) > 1 else []), *command[1:]])}")
+    say(f"best: {shlex.join(['fcl-bench', *multirun, *NAMED_BY, *overrides])}")
     say(f"tables of these runs: fcl-tables{where} --sweep {name}; the study: {out / 'studies' / name}.journal")
     say(f"{search.metric} is measured on test data: say so, or report the choice on other seeds or other data.")

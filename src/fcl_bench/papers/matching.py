@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from fcl_bench.composition import composed, lay_over
+from fcl_bench.composition import composed
 from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
@@ -62,7 +63,8 @@ def settings_of(overrides: tuple[str, ...]) -> Settings:
     """Return the settings that Hydra composes of `overrides`. Raises a `UserError` for invalid values."""
     keys = [override for override in overrides if _KEY.match(override)]
     config = copy.deepcopy(_of_choices(tuple(override for override in overrides if override not in keys)))
-    lay_over(config, keys)
+    for override in OverridesParser.create().parse_overrides(keys):  # after all choices are composed, as Hydra does
+        OmegaConf.update(config, override.key_or_group, override.value())
     return load_settings(config)
 
 

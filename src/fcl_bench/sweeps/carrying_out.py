@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -34,7 +33,6 @@ def carry_out_jobs(jobs: Sequence[tuple[str, ...]], config: Any, context: Any, f
     sweep = current_sweep()
     assert sweep is not None
     sweep.begin(config, list(jobs))
-    Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
     if runs_here(config.hydra.launcher):
         _one_by_one(sweep, config, context, function)
     else:
@@ -51,6 +49,8 @@ def _one_by_one(sweep: Sweep, config: Any, context: Any, function: Any) -> None:
         except _NOT_COMPOSED as error:
             refused.append((number, error))
             continue
+        if not sweep.began:
+            sweep.open()
         while refused:
             sweep.refuse(*refused.pop(0))
         with open_dict(job):
@@ -76,6 +76,7 @@ def _launched(sweep: Sweep, config: Any, context: Any, function: Any) -> None:
             good.append(overrides)
     if not good:
         raise refused[0][1]
+    sweep.open()
     # Launchers number their jobs without a gap.
     sweep.jobs = [*good, *(overrides for overrides, _ in refused)]
     for number, (_, raised) in enumerate(refused, start=len(good)):

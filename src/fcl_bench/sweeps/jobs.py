@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fcl_bench.composition import NAMED_BY
 from fcl_bench.files import replacing
 
 #: States of a job. A job whose process died stays RUNNING; a job that never started has no file and is WAITING.
@@ -50,7 +51,7 @@ class JobReport:
     @property
     def command(self) -> str:
         """The command that repeats this job alone."""
-        return shlex.join(["fcl-bench", *self.overrides])
+        return shlex.join(["fcl-bench", *NAMED_BY, *self.overrides])
 
 
 def output_path(sweep: Path, number: int) -> Path:

@@ -45,11 +45,6 @@ class Range:
         rounded = (f"{value:.{digits}g}" for digits in range(3, 18))  # 17 digits are the value itself
         return next(text for text in rounded if low <= float(text) <= high)
 
-    @property
-    def least(self) -> str:
-        """One of its values."""
-        return self.values[0]
-
 
 def parse_range(override: str) -> tuple[str, Range] | None:
     """Parse key and range of `key=log(1e-4,1)` and the like; None for a single value.
@@ -125,27 +120,22 @@ def ended(study: Any) -> list[Any]:
     return [trial for trial in study.get_trials() if trial.state.is_finished() and trial.number not in interrupted]
 
 
-@dataclass
-class Pruning:
+class Pruning(Tracker):
     """Tracking that reports each task's accuracy to a trial, and ends the run if that is below the median of others.
 
-    Attributes:
+    Args:
         trial: Optuna's trial.
         first: the number of the run's first task among all tasks of the trial's runs.
-        also: another tracker, which gets the same calls.
+        also: another tracking, whose tracker gets the same calls.
     """
 
-    trial: Any
-    first: int
-    also: Tracking
+    def __init__(self, trial: Any, first: int, also: Tracking) -> None:
+        self._trial, self._first, self._tracking = trial, first, also
+        self._also = Tracker()
 
     def start(self, run: TrackedRun) -> Tracker:
-        return _Watched(self.trial, self.first, self.also.start(run))
-
-
-class _Watched(Tracker):
-    def __init__(self, trial: Any, first: int, also: Tracker) -> None:
-        self._trial, self._first, self._also = trial, first, also
+        self._also = self._tracking.start(run)
+        return self
 
     def task(self, metrics: dict[str, float], step: int) -> None:
         self._also.task(metrics, step)

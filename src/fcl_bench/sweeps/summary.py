@@ -44,13 +44,8 @@ def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str
 
 def varying(jobs: Iterable[Sequence[str]]) -> set[str]:
     """The keys whose values differ between the jobs of a sweep, given the overrides of each job."""
-    values: dict[str, set[str]] = {}
-    count = 0
-    for job in jobs:
-        count += 1
-        for override in job:
-            values.setdefault(override.partition("=")[0], set()).add(override)
-    return {key for key, found in values.items() if len(found) > 1} if count > 1 else set()
+    every = [set(job) for job in jobs]
+    return {override.partition("=")[0] for override in set().union(*every) if not all(override in job for job in every)}
 
 
 def name_of(overrides: Iterable[str], keys: set[str]) -> str:
@@ -87,24 +82,14 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
     if not keys - {"seed"}:
         settings = {"all runs": [report for found in settings.values() for report in found]}
     headers = ("setting", "runs", "A_avg (%)", "A_T (%)", "best A_T (seed)", "upload (MiB)")
-    rows = [
-        [
-            name,
-            str(len(found)),
-            _mean(found, "A_avg"),
-            _mean(found, "A_T"),
-            _best(found, "A_T"),
-            _mean(found, "up_max_mib"),
-        ]
-        for name, found in settings.items()
-    ]
-    left_out = f" ({len(rows) - _MOST} more settings are in the tables)" if len(rows) > _MOST else ""
+    left_out = f" ({len(settings) - _MOST} more settings are in the tables)" if len(settings) > _MOST else ""
     title = f"Results, mean over the seeds{left_out}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         table.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
-    for name, *numbers in rows[:_MOST]:
-        table.add_row(Text(name), *numbers)  # a list in brackets, such as presets, is no markup
+    for name, found in list(settings.items())[:_MOST]:
+        measured = (_mean(found, "A_avg"), _mean(found, "A_T"), _best(found, "A_T"), _mean(found, "up_max_mib"))
+        table.add_row(Text(name), str(len(found)), *measured)  # a list in brackets, such as presets, is no markup
     return table, _highest(settings)
 
 
@@ -136,11 +121,6 @@ def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
             where = f"; its traceback is in {output.format(report.number)}" if output and report.code == 1 else ""
             commands.setdefault(f"  {report.reason}{where}", []).append(f"    {report.command}")
     return [line for reason, found in commands.items() for line in (reason, *found)]
-
-
-def unfinished(reports: Iterable[JobReport]) -> list[str]:
-    """A line for each job that has begun and not ended: the command that repeats it."""
-    return [f"    {report.command}" for report in reports if report.status == RUNNING]
 
 
 def warnings(reports: Iterable[JobReport]) -> list[str]:

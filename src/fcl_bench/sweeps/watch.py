@@ -19,8 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from fcl_bench.data.shared import stop_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
+from fcl_bench.files import writable
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
-from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, unfinished, varying, warnings
+from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import current_progress, say
 
@@ -37,7 +38,7 @@ class Sweep:
     """One multirun, seen by its parent process.
 
     Attributes:
-        began: whether its first job composed.
+        began: whether a job composed and the sweep has its folder.
         jobs: the overrides of each job.
         workers: the number of jobs side by side here; None if they run on other machines.
         folds: whether the output of jobs goes to files, with one line per job on the screen.
@@ -68,7 +69,6 @@ class Sweep:
         self._shown = Path(str(config.hydra.sweep.dir))
         self.folder = self._shown.absolute()
         self._out = Path(str(config.out))
-        self._screen, self._err = sys.stdout, sys.stderr
         self.jobs = jobs
         self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
         elsewhere = not runs_here(config.hydra.launcher)
@@ -82,6 +82,10 @@ class Sweep:
                 self._bar.start()
             self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
             self._watcher.start()
+
+    def open(self) -> None:
+        """Make the sweep's folder, once a job composes. Raises a `UserError` if nothing can be written there."""
+        writable(f"out={self._out}", self._shown)
         self.began = True
 
     def refuse(self, number: int, error: Exception) -> None:
@@ -123,8 +127,8 @@ class Sweep:
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}", self._screen)
         if self.workers is None and count[RUNNING]:
             # Only the cluster knows whether they are still running, since a cancelled job writes no last report.
-            lines = ["begun on other machines, without a word of their end:", *unfinished(reports)]
-            say("\n".join(lines), self._screen)
+            begun = [f"    {report.command}" for report in reports if report.status == RUNNING]
+            say("\n".join(["begun on other machines, without a word of their end:", *begun]), self._screen)
         self._results(reports)
         if found := warnings(reports):
             say("\n".join(["warnings:", *found]), self._screen)
