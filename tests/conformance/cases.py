@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -15,14 +17,16 @@ from fcl_bench.engine.codec import decoded
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.data_free.mfcl import Generation
+from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
+from tests.conftest import METHOD_VARIABLE
 from tests.methods.training_harness import ImageTasks, feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import feature_context
-from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
+from tests.small_methods import NAMES, architecture, class_of, made
 from tests.test_adding import block_with
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
@@ -69,18 +73,21 @@ def method_of(name: str, **knobs: Any) -> Method:
     """The method with few features, rounds and samples, and these knobs."""
     if name not in NAMES:
         return from_outside()
-    usual = (
-        {"training": FAST}
-        if trains_by_gradient(name)
-        else {"M": 8}
-        if issubclass(class_of(name), ClosedFormMethod)
-        else {}
-    )
-    return made(name, **{**KNOBS.get(name, usual), **knobs})
+    return made(name, **{**KNOBS.get(name, small_knobs(class_of(name))), **knobs})
+
+
+def small_knobs(kind: type[Method]) -> dict[str, Any]:
+    if issubclass(kind, GradientMethod):
+        return {"training": FAST}
+    return {"M": 8} if issubclass(kind, ClosedFormMethod) else {}
 
 
 def from_outside() -> Method:
-    """The page's own method, as an author would write it."""
+    """The method that `--fcl-method` names; else the page's own, as an author would write it."""
+    if named := os.environ.get(METHOD_VARIABLE):
+        path, _, name = named.partition(":")
+        kind = getattr(import_module(path), name)
+        return kind(**small_knobs(kind))
     source, module = block_with("class MyClient("), ModuleType("from_outside")
     sys.modules[module.__name__] = module
     exec(source, vars(module))
