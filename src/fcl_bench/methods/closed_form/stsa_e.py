@@ -27,7 +27,7 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: The attributes of a `ClassScatter`.
-_SCATTER = ("sums", "_size", "_holding", "_groups", "_kept", "_rows", "_classes", "_products")
+_SCATTER = ("sums", "_size", "_holding", "_groups", "_rows_stored", "_rows", "_classes", "_products")
 
 
 class ClassScatter:
