@@ -255,10 +255,6 @@ class AFL(RidgeMethod):
         W = real("M", "c", columns=CLASSES, leaks=SUMS, otherwise="method.aggregation=sum")
         return {"statistics": {"C": C, "W": W}}
 
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
-
     def paper_values(self, context: Context, classes: int) -> int:
         """C_k and W_k."""
         d = self.dimension(context)

@@ -251,10 +251,6 @@ class CentredSketch(RidgeMethod):
         # Q itself, and two more while it is made.
         return super().matrices() + (3 if self.remainder == "gaussian" else 0)
 
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
-
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
         M = self.dimension(context)

@@ -254,10 +254,6 @@ class FedRAN(RidgeMethod):
     tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
     bounds: bool = False
 
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
-
     def matrices(self) -> int:
         # The exact solution's, if it is requested.
         return 3 if self.bounds else 0

@@ -259,10 +259,6 @@ class RanPAC(RidgeMethod):
                 f"method.ridge={HELD_OUT} or {FOLDS}",
             )
 
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
-
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         if not self.parts:
             return {"statistics": exact_sums(self)}

@@ -46,17 +46,20 @@ class RidgeMethod(ClosedFormMethod):
             the length of its weights (length), as STSA's public code does.
 
     Attributes:
+        penalty_knob: the name of the knob that has the ridge.
         counts_samples: whether uploads themselves say of how many samples they are, so that `Message.samples` need not.
     """
 
+    penalty_knob: ClassVar[str] = "ridge"
     counts_samples: ClassVar[bool] = False
 
     scale_scores: bool | str = knob(False, choices=("length",))
 
     @property
-    @abstractmethod
     def penalty(self) -> float | str:
         """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"."""
+        penalty: float | str = getattr(self, self.penalty_knob)
+        return penalty
 
     def paper_values(self, context: Context, classes: int) -> int:
         """How many values papers' tables count in an upload with columns for so many classes; 0: no table has it."""

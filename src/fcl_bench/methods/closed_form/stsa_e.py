@@ -271,15 +271,12 @@ class STSAE(RidgeMethod):
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient
     server_half = STSAEServer
+    penalty_knob = "gamma"
     counts_samples = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
     dummy_clients: int = knob(10, least=1)
     estimator: str = knob("paper", choices=("paper", "unbiased"))
-
-    @property
-    def penalty(self) -> float | str:
-        return self.gamma
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         shape, least = ("M", "K_D c"), self.least_feature
