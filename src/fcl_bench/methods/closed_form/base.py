@@ -169,6 +169,7 @@ class ClosedFormServer(Server):
     """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
 
     Attributes:
+        by_class: names of the tensors whose last side is the classes seen; a task widens them by zeros.
         absorbs_late: whether `absorb` is the same sum for an upload of an earlier task, in that task's columns.
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
         W: (M, C) solution after the last `finish_task`.
@@ -177,6 +178,7 @@ class ClosedFormServer(Server):
     """
 
     state: ClassVar[Sequence[str]] = ("B",)
+    by_class: ClassVar[Sequence[str]] = ("B",)
     absorbs_late: ClassVar[bool] = False
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
@@ -203,7 +205,9 @@ class ClosedFormServer(Server):
 
     def start_task(self, task: Task) -> None:
         self.columns = torch.tensor(task.columns, device=self.context.device)
-        self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
+        for name in self.by_class:
+            seen = getattr(self, name)
+            setattr(self, name, torch.nn.functional.pad(seen, (0, task.columns_seen - seen.shape[-1])))
         first, count = task.columns[0], len(task.columns)
         # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
         together = tuple(task.columns) == tuple(range(first, first + count))
@@ -316,10 +320,7 @@ class ClosedFormServer(Server):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         self.W, self.bias = model["W"], model.get("bias")
         if "projection" in model:
-            drawn = self.random_features
-            self.random_features = type(drawn).given(
-                model["projection"], drawn.activation, model.get("phases"), drawn.maps
-            )
+            self.random_features.projection, self.random_features.phases = model["projection"], model.get("phases")
         if "clip" in model:  # of a run with noise, which this problem does not have
             self.random_features.clip = float(model["clip"])
 

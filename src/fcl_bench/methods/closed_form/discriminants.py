@@ -13,7 +13,6 @@ from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 
 class DiscriminantServer(ClosedFormServer):
@@ -25,15 +24,12 @@ class DiscriminantServer(ClosedFormServer):
     """
 
     state: ClassVar[Sequence[str]] = ("n", "uploads")
+    by_class = ("B", "n")
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
         super().__init__(method, context)
         self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.uploads = 0
-
-    def start_task(self, task: Task) -> None:
-        super().start_task(task)
-        self.n = torch.nn.functional.pad(self.n, (0, task.columns_seen - len(self.n)))
 
     def absorb(self, client: int, upload: Message) -> None:
         self.add_class_sums(upload["S"])

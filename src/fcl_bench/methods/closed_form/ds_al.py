@@ -78,6 +78,7 @@ class DSALServer(STSAServer):
 
     method: DSAL
     state: ClassVar[Sequence[str]] = ("compensation", "T")
+    by_class = ("B", "T")
     #: The second round of a task uses all sums of its first round.
     absorbs_late = False
 
@@ -87,10 +88,6 @@ class DSALServer(STSAServer):
         self.compensation = Estimate(self.dimension, context.dtype, context.device)
         self.T = self.W_c = self.zeros(self.dimension, 0)
         self._second = Solution(self.W_c, 1.0)
-
-    def start_task(self, task: Task) -> None:
-        super().start_task(task)
-        self.T = torch.nn.functional.pad(self.T, (0, task.columns_seen - self.T.shape[1]))
 
     def rounds(self, task: Task) -> int:
         """Two: statistics of the features, then of the residuals."""

@@ -154,6 +154,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     method: FedFeCAM
     state: ClassVar[Sequence[str]] = ("n", "_T", "moments")
+    by_class = ("B", "n", "_T")
     absorbs_late = True
 
     def __init__(self, method: FedFeCAM, context: Context) -> None:
@@ -177,9 +178,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        new = task.columns_seen - len(self.n)
-        self.n = torch.nn.functional.pad(self.n, (0, new))
-        self._T = torch.nn.functional.pad(self._T, (0, new))
+        new = len(self.n) - len(self.moments)
         if not self.method.shared and new:
             self.moments, self._factors = (
                 torch.cat([saved, self._stored_zeros(new)]) for saved in (self.moments, self._factors)
@@ -289,8 +288,7 @@ def entries(M: int) -> int:
 
 def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
     """Each vector over its length; zero where it is zero."""
-    lengths = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
-    return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
+    return torch.nn.functional.normalize(vectors, dim=dim, eps=torch.finfo(vectors.dtype).tiny)
 
 
 @dataclass

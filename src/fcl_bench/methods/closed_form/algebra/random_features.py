@@ -83,20 +83,12 @@ class RandomFeatures:
 
     def map(self, z: torch.Tensor) -> torch.Tensor:
         """H (n, M) of features `z` (n, d)."""
-        H = self._whole(z)
+        H = z if self.projection is None else product(self.projection.T, z.T).T
+        if self.phases is not None:
+            H = H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
+        elif self.projection is not None and self.activation == "relu":
+            H = H.relu_()
         return H if self.clip is None else clipped_rows(H, self.clip)
-
-    def _whole(self, z: torch.Tensor) -> torch.Tensor:
-        if self.projection is None:
-            return z
-        H = self.linear(z)
-        if self.phases is None:
-            return H if self.activation == "none" else H.relu_()
-        return H.add_(self.phases).cos_().mul_(math.sqrt(2 * self.maps / self.outputs))
-
-    def linear(self, z: torch.Tensor) -> torch.Tensor:
-        """Z P (n, M), before the activation; Z if M is None."""
-        return z if self.projection is None else product(self.projection.T, z.T).T
 
     def blocks(self, z: torch.Tensor) -> Iterator[torch.Tensor]:
         """H in blocks of `rows` rows, so that the whole of it is never in memory."""
