@@ -17,7 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
+from fcl_bench.methods.closed_form.fedncm import DiscriminantMethod, DiscriminantServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import (
     CLASSES,
