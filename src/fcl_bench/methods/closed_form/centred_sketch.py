@@ -22,7 +22,7 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
-from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
