@@ -190,12 +190,9 @@ class ClosedFormServer(Server):
         self.W = self.B
         self.bias: torch.Tensor | None = None
         self.columns = torch.zeros(0, dtype=torch.int64)
-        #: The task's columns of B, as a view of it.
-        self._own: torch.Tensor | None = None
         self.random_features = method.features(context, projection_seed(context))
         #: H of test batches that come back after every task, by their number.
         self._cached: dict[int, torch.Tensor] = {}
-        self._room = KEPT_FEATURES
         self._condition: float | None = None
         self._trouble = ""
 
@@ -208,10 +205,6 @@ class ClosedFormServer(Server):
         for name in self.by_class:
             seen = getattr(self, name)
             setattr(self, name, torch.nn.functional.pad(seen, (0, task.columns_seen - seen.shape[-1])))
-        first, count = task.columns[0], len(task.columns)
-        # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
-        together = tuple(task.columns) == tuple(range(first, first + count))
-        self._own = self.B[:, first : first + count] if together else None
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
@@ -232,19 +225,20 @@ class ClosedFormServer(Server):
     @contextmanager
     def in_columns_of(self, task: Task) -> Iterator[None]:
         """Within this block, `self.columns` are those of an earlier task."""
-        now = self.columns, self._own
-        self.columns, self._own = torch.tensor(task.columns, device=self.context.device), None
+        now, self.columns = self.columns, torch.tensor(task.columns, device=self.context.device)
         try:
             yield
         finally:
-            self.columns, self._own = now
+            self.columns = now
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
-        if self._own is None:
-            self.B[:, self.columns] += sums
+        first, last = int(self.columns[0]), int(self.columns[-1])
+        if last - first + 1 == len(self.columns):
+            # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
+            self.B[:, first : last + 1].add_(sums)
         else:
-            self._own += sums
+            self.B[:, self.columns] += sums
 
     def finish_task(self) -> None:
         self.solve()
@@ -299,9 +293,9 @@ class ClosedFormServer(Server):
             return Prediction(self.predict(batch.inputs))  # H is so wide that it is better made by blocks
         if H is None:
             H = self.random_features.map(batch.inputs)
-            if batch.number is not None and H.nbytes <= self._room:
+            cached = sum(other.nbytes for other in self._cached.values())
+            if batch.number is not None and cached + H.nbytes <= KEPT_FEATURES:
                 self._cached[batch.number] = H
-                self._room -= H.nbytes
         return Prediction(self.scores(H))
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
@@ -329,5 +323,4 @@ class ClosedFormServer(Server):
         return {"condition": self._condition, "trouble": self._trouble or None}
 
     def restored(self) -> None:
-        self._own = None
         self.solve()

@@ -237,6 +237,7 @@ class CentredSketch(RidgeMethod):
     name: ClassVar[str] = "centred_sketch"
     client_half = CentredSketchClient
     server_half = CentredSketchServer
+    in_tables = True
     counts_samples = True
 
     rank: int = knob(16, least=0)

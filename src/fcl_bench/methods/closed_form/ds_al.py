@@ -159,6 +159,7 @@ class DSAL(STSA):
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient
     server_half = DSALServer
+    in_tables = False
 
     M: int | None = knob(8192, least=1)
     gamma: float | str = ridge_knob(0.1, least=0)
@@ -174,9 +175,6 @@ class DSAL(STSA):
         G = gram_matrix("M", per_sample=1.0, added=True, combine=SUM, leaks=MOMENTS)
         T = real("M", "c", combine=SUM, columns=CLASSES, leaks=SUMS)
         return {**super().uploads(context), COMPENSATION: {"G": G, "T": T}}
-
-    def paper_values(self, context: Context, classes: int) -> int:
-        return 0
 
     def matrices(self) -> int:
         return super().matrices() + 1

@@ -244,6 +244,7 @@ class FedRAN(RidgeMethod):
     revision: ClassVar[int] = 2
     client_half = FedRANClient
     server_half = FedRANServer
+    in_tables = True
 
     rank: int | None = knob(512, least=1)
     ridge: float | str = ridge_knob(1e-3, above=0)

@@ -246,6 +246,7 @@ class STSAE(RidgeMethod):
     client_half = STSAEClient
     server_half = STSAEServer
     penalty_knob = "gamma"
+    in_tables = True
     counts_samples = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
