@@ -18,8 +18,7 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, extremes, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormServer, positions
-from fcl_bench.methods.closed_form.fedncm import DiscriminantMethod
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
@@ -292,7 +291,7 @@ def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 @dataclass
-class FedFeCAM(DiscriminantMethod):
+class FedFeCAM(ClosedFormMethod):
     """Knobs of FedFeCAM.
 
     Args:
@@ -306,6 +305,7 @@ class FedFeCAM(DiscriminantMethod):
     client_half = FedFeCAMClient
     server_half = FedFeCAMServer
 
+    M: int | None = knob(None, least=1)
     covariance: str = knob("class", choices=("class", "shared"))
     tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")
     a1: float = knob(1.0, least=0)

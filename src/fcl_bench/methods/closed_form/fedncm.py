@@ -58,13 +58,6 @@ class DiscriminantServer(ClosedFormServer):
         """b (..., C) of the classes that have samples."""
 
 
-@dataclass
-class DiscriminantMethod(ClosedFormMethod):
-    """Knobs of all discriminants; see `ClosedFormMethod`. Their scores are distances, so that no scale fits them."""
-
-    M: int | None = knob(None, least=1)
-
-
 class FedNCMClient(ClosedFormClient):
     """First-order statistics of the client's samples."""
 
@@ -98,7 +91,7 @@ class FedNCMServer(DiscriminantServer):
 
 
 @dataclass
-class FedNCM(DiscriminantMethod):
+class FedNCM(ClosedFormMethod):
     """Knobs of FedNCM.
 
     Args:
@@ -109,6 +102,7 @@ class FedNCM(DiscriminantMethod):
     client_half = FedNCMClient
     server_half = FedNCMServer
 
+    M: int | None = knob(None, least=1)
     similarity: str = knob("cosine", choices=("cosine", "euclid"))
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
