@@ -7,7 +7,7 @@ import math
 import torch
 
 from fcl_bench.linalg.gram import add_gram, class_sums, gram
-from fcl_bench.methods.closed_form.algebra.relu_covariance import relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance
 
 Tensor = torch.Tensor
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fcl_bench.methods.closed_form.algebra.relu_covariance import relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance
 
 
 def covariance(P, Sigma, means, weights) -> np.ndarray:

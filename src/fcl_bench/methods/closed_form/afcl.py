@@ -168,6 +168,7 @@ class AFCL(RidgeMethod):
     name: ClassVar[str] = "afcl"
     client_half = AFCLClient
     server_half = AFCLServer
+    in_tables = True
 
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
@@ -185,8 +186,3 @@ class AFCL(RidgeMethod):
             parts = {f"W_{part}": real("M", part, columns=CLASSES, leaks=SUMS) for part in ("known", "unknown")}
             statistics = {"G": G, **parts, "columns": class_numbers("learnt", distinct=True)}
         return {REGISTRATION: {"classes": class_numbers("held", distinct=True, combine=OPEN)}, "statistics": statistics}
-
-    def paper_values(self, context: Context, classes: int) -> int:
-        """G_k and W_k."""
-        d = self.dimension(context)
-        return d * d + d * classes

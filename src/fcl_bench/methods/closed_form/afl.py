@@ -30,10 +30,14 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, COLUMN, MOMENTS, SQUARE, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.state import restore, saved
 from fcl_bench.protocol.task import Task
 
 #: What helps where the recursion inverts a singular matrix.
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
+
+#: The attributes of a `PairwiseLaw` that a resumed run needs.
+_LAW = ("W", "inverted", "singular", "condition")
 
 
 class PairwiseLaw:
@@ -97,14 +101,12 @@ class PairwiseLaw:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state for `load_state_dict`."""
-        counts = [self.inverted, self.singular, self.condition]
-        return {"W": self.W, "counts": torch.tensor(counts, dtype=torch.float64)}
+        return saved(self, _LAW)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore the state that `state_dict` returned; C_agg is inverted again for the next client."""
-        self.W, self._R = state["W"].to(self.W), None
-        inverted, singular, self.condition = state["counts"].tolist()
-        self.inverted, self.singular = int(inverted), int(singular)
+        restore(self, _LAW, state, self.W.device)
+        self._R = None
 
 
 def inverse(A: torch.Tensor) -> tuple[torch.Tensor, float]:
@@ -224,6 +226,7 @@ class AFL(RidgeMethod):
     name: ClassVar[str] = "afl"
     client_half = AFLClient
     server_half = AFLServer
+    in_tables = True
 
     M: int | None = knob(None, least=1)
     gamma: float = knob(1.0, least=0)
@@ -254,15 +257,6 @@ class AFL(RidgeMethod):
             return {"statistics": {"C": C, "B": B}}
         W = real("M", "c", columns=CLASSES, leaks=SUMS, otherwise="method.aggregation=sum")
         return {"statistics": {"C": C, "W": W}}
-
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
-
-    def paper_values(self, context: Context, classes: int) -> int:
-        """C_k and W_k."""
-        d = self.dimension(context)
-        return d * d + d * classes
 
     def combination(self, context: Context) -> Combination | None:
         """With solutions, the aggregation law of several clients (Eq. 9-11): C = sum C_k, W = C^-1 sum C_k W_k."""

@@ -68,6 +68,7 @@ class AIRServer(STSAServer):
 
     method: AIR
     state: ClassVar[Sequence[str]] = ("counts", "weight")
+    by_class = ("B", "counts")
     #: Each upload is weighed by counts as they were in its task.
     absorbs_late = False
 
@@ -80,7 +81,6 @@ class AIRServer(STSAServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self.counts = torch.nn.functional.pad(self.counts, (0, task.columns_seen - len(self.counts)))
         self._before = self.counts.clone()
 
     def rounds(self, task: Task) -> int:

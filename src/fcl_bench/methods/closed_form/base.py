@@ -169,6 +169,7 @@ class ClosedFormServer(Server):
     """Keeps B (M, C), one column per class seen, and the classifier W; a subclass keeps the second-order part.
 
     Attributes:
+        by_class: names of the tensors whose last side is the classes seen; a task widens them by zeros.
         absorbs_late: whether `absorb` is the same sum for an upload of an earlier task, in that task's columns.
         B: (M, C) label-feature statistic, exact sums over clients and tasks.
         W: (M, C) solution after the last `finish_task`.
@@ -177,6 +178,7 @@ class ClosedFormServer(Server):
     """
 
     state: ClassVar[Sequence[str]] = ("B",)
+    by_class: ClassVar[Sequence[str]] = ("B",)
     absorbs_late: ClassVar[bool] = False
 
     def __init__(self, method: ClosedFormMethod, context: Context) -> None:
@@ -188,12 +190,9 @@ class ClosedFormServer(Server):
         self.W = self.B
         self.bias: torch.Tensor | None = None
         self.columns = torch.zeros(0, dtype=torch.int64)
-        #: The task's columns of B, as a view of it.
-        self._own: torch.Tensor | None = None
         self.random_features = method.features(context, projection_seed(context))
         #: H of test batches that come back after every task, by their number.
         self._cached: dict[int, torch.Tensor] = {}
-        self._room = KEPT_FEATURES
         self._condition: float | None = None
         self._trouble = ""
 
@@ -203,11 +202,9 @@ class ClosedFormServer(Server):
 
     def start_task(self, task: Task) -> None:
         self.columns = torch.tensor(task.columns, device=self.context.device)
-        self.B = torch.nn.functional.pad(self.B, (0, task.columns_seen - self.B.shape[1]))
-        first, count = task.columns[0], len(task.columns)
-        # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
-        together = tuple(task.columns) == tuple(range(first, first + count))
-        self._own = self.B[:, first : first + count] if together else None
+        for name in self.by_class:
+            seen = getattr(self, name)
+            setattr(self, name, torch.nn.functional.pad(seen, (0, task.columns_seen - seen.shape[-1])))
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """The projection, as its seed (8 bytes) or itself, and the columns of the task's classes."""
@@ -228,19 +225,20 @@ class ClosedFormServer(Server):
     @contextmanager
     def in_columns_of(self, task: Task) -> Iterator[None]:
         """Within this block, `self.columns` are those of an earlier task."""
-        now = self.columns, self._own
-        self.columns, self._own = torch.tensor(task.columns, device=self.context.device), None
+        now, self.columns = self.columns, torch.tensor(task.columns, device=self.context.device)
         try:
             yield
         finally:
-            self.columns, self._own = now
+            self.columns = now
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
-        if self._own is None:
-            self.B[:, self.columns] += sums
+        first, last = int(self.columns[0]), int(self.columns[-1])
+        if last - first + 1 == len(self.columns):
+            # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
+            self.B[:, first : last + 1].add_(sums)
         else:
-            self._own += sums
+            self.B[:, self.columns] += sums
 
     def finish_task(self) -> None:
         self.solve()
@@ -295,9 +293,9 @@ class ClosedFormServer(Server):
             return Prediction(self.predict(batch.inputs))  # H is so wide that it is better made by blocks
         if H is None:
             H = self.random_features.map(batch.inputs)
-            if batch.number is not None and H.nbytes <= self._room:
+            cached = sum(other.nbytes for other in self._cached.values())
+            if batch.number is not None and cached + H.nbytes <= KEPT_FEATURES:
                 self._cached[batch.number] = H
-                self._room -= H.nbytes
         return Prediction(self.scores(H))
 
     def scores(self, H: torch.Tensor) -> torch.Tensor:
@@ -316,10 +314,7 @@ class ClosedFormServer(Server):
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
         self.W, self.bias = model["W"], model.get("bias")
         if "projection" in model:
-            drawn = self.random_features
-            self.random_features = type(drawn).given(
-                model["projection"], drawn.activation, model.get("phases"), drawn.maps
-            )
+            self.random_features.projection, self.random_features.phases = model["projection"], model.get("phases")
         if "clip" in model:  # of a run with noise, which this problem does not have
             self.random_features.clip = float(model["clip"])
 
@@ -328,5 +323,4 @@ class ClosedFormServer(Server):
         return {"condition": self._condition, "trouble": self._trouble or None}
 
     def restored(self) -> None:
-        self._own = None
         self.solve()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 
@@ -20,7 +21,7 @@ from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, 
 from fcl_bench.methods.closed_form.base import positions, projection_seed
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context
-from fcl_bench.protocol.method import Server
+from fcl_bench.protocol.state import restore, saved
 from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
@@ -61,7 +62,10 @@ class GramAudit(Audit):
 
     Attributes:
         local_error: sum over all uploads so far of the spectral norm of each one's error.
+        state: names of the attributes that a resumed run needs.
     """
+
+    state: ClassVar[Sequence[str]] = ("_G", "local_error")
 
     def __init__(self, method: FedRAN | CentredSketch, context: Context) -> None:
         M = method.dimension(context)
@@ -83,20 +87,19 @@ class GramAudit(Audit):
         """Spectral norm of H'H minus its sketch, or a bound on it."""
 
     @abstractmethod
-    def bounds(self, server: Server) -> Bounds:
+    def bounds(self, server: Any) -> Bounds:
         """The theorems' bounds for the server after a task."""
 
-    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+    def in_trace(self, server: Any, error: torch.Tensor) -> dict[str, float]:
         """The columns that a bound on the trace of G minus its estimate (M, M) adds to the row."""
         return {}
 
-    def report(self, task: Task, server: Server, everything: FullData) -> None:
+    def report(self, task: Task, server: Any, everything: FullData) -> None:
         """One row of bounds.csv, whose columns docs/methods/fedran.md explains; null for values that are not finite.
 
         The bounds hold in exact arithmetic; the rounding of `wire.dtype` is not included. W* = (G + lambda I)^-1 B, and
         `sharper` is by `inverse_gap`. Samples are certified whose margin makes Corollary 1 promise the same class.
         """
-        server = cast("FedRANServer | CentredSketchServer", server)
         gram_bound, weight_bound, sharper = self.bounds(server)
         error = self._G - server.gram()
         exact, _, trouble = solve_symmetric(self._G, server.B, shift=server.ridge)
@@ -135,11 +138,10 @@ class GramAudit(Audit):
         self.rows.append({name: value if math.isfinite(value) else None for name, value in found.items()})
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"G": self._G, "local_error": torch.tensor(self.local_error, dtype=torch.float64)}
+        return saved(self, self.state)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self._G = state["G"].to(self._G)
-        self.local_error = float(state["local_error"])
+        restore(self, self.state, state, self._context.device)
 
 
 class FedRANAudit(GramAudit):
@@ -150,6 +152,7 @@ class FedRANAudit(GramAudit):
     """
 
     _method: FedRAN
+    state = (*GramAudit.state, "_energy", "_samples", "_largest", "_share")
 
     def __init__(self, method: FedRAN, context: Context) -> None:
         super().__init__(method, context)
@@ -167,13 +170,12 @@ class FedRANAudit(GramAudit):
         self._largest = max(self._largest, float(squares.max()))
         return dropped
 
-    def in_trace(self, server: Server, error: torch.Tensor) -> dict[str, float]:
+    def in_trace(self, server: FedRANServer, error: torch.Tensor) -> dict[str, float]:
         """Corollary 2: `gram_error` <= `trace_error` <= `tail_bound` (Eq. 63) <= `tail_bound_R` (Eq. 64).
 
         `eta_local` and `eta_merge` are the smallest numbers with which Eq. 60 and 61 hold, `truncations` is L_t,
         counting merges that dropped something, and `energy` is E_t, the trace of the exact G.
         """
-        server = cast("FedRANServer", server)
         tail = self._share + server.losses.share * server.truncations
         return {
             "trace_error": float(error.trace()),
@@ -185,12 +187,11 @@ class FedRANAudit(GramAudit):
             "energy": self._energy,
         }
 
-    def bounds(self, server: Server) -> Bounds:
+    def bounds(self, server: FedRANServer) -> Bounds:
         """Eq. 24 and 31; with the floor f, max(eps_G, f) / (lambda (lambda + f)) ||B||.
 
         Sharper, the first term is eps_G ||B|| / (lambda (lambda + eps_G)).
         """
-        server = cast("FedRANServer", server)
         (V, _), B, ridge = server.sketch, server.B, server.ridge
         gram = self.local_error + server.losses.first
         size = float(torch.linalg.matrix_norm(B))
@@ -203,15 +204,6 @@ class FedRANAudit(GramAudit):
             return Bounds(gram, max(gram, floor) / ridge / (ridge + floor) * size, sharper * size)
         outside = float(torch.linalg.matrix_norm(B - V @ (V.T @ B))) / ridge
         return Bounds(gram, gram / ridge * (size / ridge) + outside, inverse_gap(gram, ridge) * size + outside)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        seen = torch.tensor([self._energy, self._samples, self._largest, self._share], dtype=torch.float64)
-        return {**super().state_dict(), "seen": seen}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        super().load_state_dict(state)
-        self._energy, samples, self._largest, self._share = state["seen"].tolist()
-        self._samples = int(samples)
 
 
 class CentredSketchAudit(GramAudit):
@@ -240,13 +232,12 @@ class CentredSketchAudit(GramAudit):
         self._sketches.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
         return 0.0
 
-    def bounds(self, server: Server) -> Bounds:
+    def bounds(self, server: CentredSketchServer) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
         for sketch, residual in self._sketches:
             largest, level = substitute(sketch, cast("GaussianRemainderServer", server).Q, self._method.mix)
             self.local_error += max(residual - level, largest)
         self._sketches = []
-        server = cast("CentredSketchServer", server)
         size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
         error = self.local_error + server.merge_error
         weights = error / ridge / (ridge + server.delta)

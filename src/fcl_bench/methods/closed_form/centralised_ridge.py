@@ -74,7 +74,3 @@ class CentralisedRidge(RidgeMethod):
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         return {"statistics": {"Z": real("n", "d", leaks=SUMS), "labels": class_numbers("n")}}
-
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge

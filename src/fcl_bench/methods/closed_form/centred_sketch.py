@@ -22,7 +22,7 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
-from fcl_bench.methods.closed_form.algebra.relu_covariance import linear_covariance, relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import linear_covariance, relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
@@ -237,6 +237,7 @@ class CentredSketch(RidgeMethod):
     name: ClassVar[str] = "centred_sketch"
     client_half = CentredSketchClient
     server_half = CentredSketchServer
+    in_tables = True
     counts_samples = True
 
     rank: int = knob(16, least=0)
@@ -250,10 +251,6 @@ class CentredSketch(RidgeMethod):
     def matrices(self) -> int:
         # Q itself, and two more while it is made.
         return super().matrices() + (3 if self.remainder == "gaussian" else 0)
-
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

@@ -78,6 +78,7 @@ class DSALServer(STSAServer):
 
     method: DSAL
     state: ClassVar[Sequence[str]] = ("compensation", "T")
+    by_class = ("B", "T")
     #: The second round of a task uses all sums of its first round.
     absorbs_late = False
 
@@ -87,10 +88,6 @@ class DSALServer(STSAServer):
         self.compensation = Estimate(self.dimension, context.dtype, context.device)
         self.T = self.W_c = self.zeros(self.dimension, 0)
         self._second = Solution(self.W_c, 1.0)
-
-    def start_task(self, task: Task) -> None:
-        super().start_task(task)
-        self.T = torch.nn.functional.pad(self.T, (0, task.columns_seen - self.T.shape[1]))
 
     def rounds(self, task: Task) -> int:
         """Two: statistics of the features, then of the residuals."""
@@ -162,6 +159,7 @@ class DSAL(STSA):
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient
     server_half = DSALServer
+    in_tables = False
 
     M: int | None = knob(8192, least=1)
     gamma: float | str = ridge_knob(0.1, least=0)
@@ -177,9 +175,6 @@ class DSAL(STSA):
         G = gram_matrix("M", per_sample=1.0, added=True, combine=SUM, leaks=MOMENTS)
         T = real("M", "c", combine=SUM, columns=CLASSES, leaks=SUMS)
         return {**super().uploads(context), COMPENSATION: {"G": G, "T": T}}
-
-    def paper_values(self, context: Context, classes: int) -> int:
-        return 0
 
     def matrices(self) -> int:
         return super().matrices() + 1

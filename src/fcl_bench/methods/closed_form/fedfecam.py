@@ -18,8 +18,7 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, extremes, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
-from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormServer, positions
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
@@ -154,6 +153,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     method: FedFeCAM
     state: ClassVar[Sequence[str]] = ("n", "_T", "moments")
+    by_class = ("B", "n", "_T")
     absorbs_late = True
 
     def __init__(self, method: FedFeCAM, context: Context) -> None:
@@ -177,9 +177,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        new = task.columns_seen - len(self.n)
-        self.n = torch.nn.functional.pad(self.n, (0, new))
-        self._T = torch.nn.functional.pad(self._T, (0, new))
+        new = len(self.n) - len(self.moments)
         if not self.method.shared and new:
             self.moments, self._factors = (
                 torch.cat([saved, self._stored_zeros(new)]) for saved in (self.moments, self._factors)
@@ -289,12 +287,11 @@ def entries(M: int) -> int:
 
 def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
     """Each vector over its length; zero where it is zero."""
-    lengths = torch.linalg.vector_norm(vectors, dim=dim, keepdim=True)
-    return vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny)
+    return torch.nn.functional.normalize(vectors, dim=dim, eps=torch.finfo(vectors.dtype).tiny)
 
 
 @dataclass
-class FedFeCAM(DiscriminantMethod):
+class FedFeCAM(ClosedFormMethod):
     """Knobs of FedFeCAM.
 
     Args:
@@ -308,6 +305,7 @@ class FedFeCAM(DiscriminantMethod):
     client_half = FedFeCAMClient
     server_half = FedFeCAMServer
 
+    M: int | None = knob(None, least=1)
     covariance: str = knob("class", choices=("class", "shared"))
     tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")
     a1: float = knob(1.0, least=0)

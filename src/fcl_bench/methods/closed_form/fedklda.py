@@ -19,7 +19,7 @@ from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
 from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, mean_squared_distance
-from fcl_bench.methods.closed_form.base import KEPT_FEATURES, projection_seed
+from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import SUM, SUMS, Schema, counts, real
@@ -68,7 +68,7 @@ class FedKLDAServer(FedLDAServer):
     def _use(self, bandwidth: float) -> None:
         self.bandwidth = bandwidth
         self.random_features = self.method.features(self.context, projection_seed(self.context), bandwidth)
-        self._cached, self._room = {}, KEPT_FEATURES  # of test batches
+        self._cached = {}  # of test batches
 
     def stages(self, task: Task) -> Sequence[str]:
         first = self.method.bandwidth == AUTO and task.index in self.requested

@@ -16,8 +16,8 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
-from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, counted
+from fcl_bench.methods.closed_form.fedncm import DiscriminantServer
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import (
     CLASSES,
@@ -280,7 +280,7 @@ class FedLDAServer(DiscriminantServer):
 
 
 @dataclass
-class FedLDA(DiscriminantMethod):
+class FedLDA(ClosedFormMethod):
     """Knobs of FedLDA.
 
     Args:
@@ -296,6 +296,7 @@ class FedLDA(DiscriminantMethod):
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
 
+    M: int | None = knob(None, least=1)
     shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
     prior: str = knob("uniform", choices=("uniform", "counts"))
     centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))

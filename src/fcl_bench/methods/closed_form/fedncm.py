@@ -2,11 +2,13 @@
 
 One round per task. Each client sends its class sums and counts; the server adds them up and classifies by the nearest
 mean, by cosine or Euclidean distance. It has no second-order part, and is the floor of the closed-form methods.
+The linear discriminants are built on what it has: class means, and classes without a sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,11 +17,45 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import add_class_sums
 from fcl_bench.linalg.solve import Solution
-from fcl_bench.methods.closed_form.base import ClosedFormClient, counted
-from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod, DiscriminantServer
+from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, counted
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import CLASSES, COLUMN, COUNT, SUM, Field, Schema, counts
 from fcl_bench.protocol.message import Message
+
+
+class DiscriminantServer(ClosedFormServer):
+    """A `ClosedFormServer` that counts, and whose scores are h'w_c + b_c.
+
+    Attributes:
+        n: (C,) samples of each class so far; noise of the clients may make it any number, also a negative one.
+        uploads: the number of uploads so far, counting those inside sums.
+    """
+
+    state: ClassVar[Sequence[str]] = ("n", "uploads")
+    by_class = ("B", "n")
+
+    def __init__(self, method: ClosedFormMethod, context: Context) -> None:
+        super().__init__(method, context)
+        self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
+        self.uploads = 0
+
+    def absorb(self, client: int, upload: Message) -> None:
+        self.add_class_sums(upload["S"])
+        self.n[self.columns] += upload["n"]
+        self.uploads += upload.clients
+
+    def means(self) -> torch.Tensor:
+        """(M, C) mu_c, 0 for a class without a sample."""
+        return self.B / self.n.clamp_min(1).to(self.B)
+
+    def intercept(self) -> torch.Tensor:
+        """b (..., C). For a class without a sample it is the lowest number there is, so that the class never wins."""
+        # The number is halved, so that adding a score cannot make it infinite.
+        return self.biases().masked_fill(self.n <= 0, torch.finfo(self.W.dtype).min / 2)
+
+    @abstractmethod
+    def biases(self) -> torch.Tensor:
+        """b (..., C) of the classes that have samples."""
 
 
 class FedNCMClient(ClosedFormClient):
@@ -55,7 +91,7 @@ class FedNCMServer(DiscriminantServer):
 
 
 @dataclass
-class FedNCM(DiscriminantMethod):
+class FedNCM(ClosedFormMethod):
     """Knobs of FedNCM.
 
     Args:
@@ -66,6 +102,7 @@ class FedNCM(DiscriminantMethod):
     client_half = FedNCMClient
     server_half = FedNCMServer
 
+    M: int | None = knob(None, least=1)
     similarity: str = knob("cosine", choices=("cosine", "euclid"))
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:

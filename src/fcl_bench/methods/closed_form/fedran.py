@@ -244,6 +244,7 @@ class FedRAN(RidgeMethod):
     revision: ClassVar[int] = 2
     client_half = FedRANClient
     server_half = FedRANServer
+    in_tables = True
 
     rank: int | None = knob(512, least=1)
     ridge: float | str = ridge_knob(1e-3, above=0)
@@ -253,10 +254,6 @@ class FedRAN(RidgeMethod):
     ssl: bool = False
     tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
     bounds: bool = False
-
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
 
     def matrices(self) -> int:
         # The exact solution's, if it is requested.

@@ -149,6 +149,7 @@ class RanPACServer(STSAServer):
 
     method: RanPAC
     state: ClassVar[Sequence[str]] = ("grams", "sums", "counted", "chosen", "errors")
+    by_class = ("B", "sums")
 
     def __init__(self, method: RanPAC, context: Context) -> None:
         super().__init__(method, context)
@@ -160,7 +161,6 @@ class RanPACServer(STSAServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        self.sums = torch.nn.functional.pad(self.sums, (0, task.columns_seen - self.sums.shape[2]))
         if self.method.scope == "task":
             self.grams.zero_()
             self.sums.zero_()
@@ -258,10 +258,6 @@ class RanPAC(RidgeMethod):
                 f"method.scope=task says nothing with method.ridge={self.ridge}",
                 f"method.ridge={HELD_OUT} or {FOLDS}",
             )
-
-    @property
-    def penalty(self) -> float | str:
-        return self.ridge
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         if not self.parts:

@@ -46,32 +46,38 @@ class RidgeMethod(ClosedFormMethod):
             the length of its weights (length), as STSA's public code does.
 
     Attributes:
+        penalty_knob: the name of the knob that has the ridge.
+        in_tables: whether papers' tables count the bytes of its uploads.
         counts_samples: whether uploads themselves say of how many samples they are, so that `Message.samples` need not.
     """
 
+    penalty_knob: ClassVar[str] = "ridge"
+    in_tables: ClassVar[bool] = False
     counts_samples: ClassVar[bool] = False
 
     scale_scores: bool | str = knob(False, choices=("length",))
 
     @property
-    @abstractmethod
     def penalty(self) -> float | str:
         """The ridge of the server's solve as its knob says: a number, "auto" or "gcv"."""
+        penalty: float | str = getattr(self, self.penalty_knob)
+        return penalty
 
     def paper_values(self, context: Context, classes: int) -> int:
-        """How many values papers' tables count in an upload with columns for so many classes; 0: no table has it."""
-        return 0
+        """How many values papers' tables count in an upload: a Gram matrix and sums of so many classes."""
+        M = self.dimension(context)
+        return M * M + M * classes
 
     def fedran_values(self, context: Context, classes_per_task: Sequence[int]) -> int:
         """How many values FedRAN's table counts for one task, with columns for all classes of the stream."""
         return self.paper_values(context, context.all_classes(classes_per_task))
 
     def paper_bytes(self, context: Context, classes_per_task: Sequence[int]) -> dict[str, float]:
-        by_task = [self.paper_values(context, classes) for classes in classes_per_task]
-        if not any(by_task):
+        if not self.in_tables:
             return {}
         fedran = self.fedran_values(context, classes_per_task)
-        return {"fedran_mib": 8 * fedran / _MIB, "stsa_mib": sum(4 * values for values in by_task) / _MIB}
+        stsa = sum(self.paper_values(context, classes) for classes in classes_per_task)
+        return {"fedran_mib": 8 * fedran / _MIB, "stsa_mib": 4 * stsa / _MIB}
 
 
 class RidgeClient(ClosedFormClient):

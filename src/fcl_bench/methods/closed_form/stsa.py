@@ -68,17 +68,10 @@ class STSA(RidgeMethod):
     name: ClassVar[str] = "stsa"
     client_half: ClassVar[type[STSAClient]] = STSAClient
     server_half: ClassVar[type[STSAServer]] = STSAServer
+    penalty_knob = "gamma"
+    in_tables = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         return {"statistics": exact_sums(self)}
-
-    @property
-    def penalty(self) -> float | str:
-        return self.gamma
-
-    def paper_values(self, context: Context, classes: int) -> int:
-        """G and C."""
-        M = self.dimension(context)
-        return M * M + M * classes

@@ -27,7 +27,7 @@ from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: The attributes of a `ClassScatter`.
-_SCATTER = ("sums", "_size", "_holding", "_groups", "_kept", "_rows", "_classes", "_products")
+_SCATTER = ("sums", "missing", "_size", "_holding", "_groups", "_rows_stored", "_rows", "_classes", "_products")
 
 
 class ClassScatter:
@@ -47,10 +47,12 @@ class ClassScatter:
 
     Attributes:
         sums: (c, M) the class sums of all groups, S' in each row.
+        missing: the number of late uploads whose groups are still to come.
     """
 
     def __init__(self, like: torch.Tensor) -> None:
         self.sums = torch.zeros_like(like)
+        self.missing = 0
         self._size = like.new_zeros(len(like))
         self._holding = like.new_zeros(len(like))
         self._groups = self._rows_stored = 0
@@ -82,17 +84,6 @@ class ClassScatter:
         for number, product in enumerate(self._products):
             add_gram(product, rows[classes == number])
         self._rows, self._classes, self._rows_stored = {}, {}, 0
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything, as tensors for `restored`."""
-        return saved(self, _SCATTER)
-
-    @classmethod
-    def restored(cls, state: dict[str, torch.Tensor]) -> ClassScatter:
-        """The object whose `state_dict` this is."""
-        scatter = cls(state["sums"])
-        restore(scatter, _SCATTER, state, state["sums"].device)
-        return scatter
 
     def add_to(self, G: torch.Tensor, unbiased: bool, sign: int = 1) -> int:
         """G += the sum of the estimates over classes, or -= it.
@@ -146,44 +137,26 @@ class STSAEClient(ClosedFormClient):
         return Message(upload, groups={"C": cell}), state
 
 
-class Awaited:
-    """The sums of tasks that still await uploads. Once all uploads of a task have come, they are no longer needed.
-
-    Attributes:
-        sums: by the task's number.
-    """
-
-    def __init__(self) -> None:
-        self.sums: dict[int, ClassScatter] = {}
-        self._missing: dict[int, int] = {}
-
-    def one_more(self, task: Task, sums: ClassScatter) -> None:
-        """Await one more upload of a task."""
-        self.sums[task.index] = sums
-        self._missing[task.index] = self._missing.get(task.index, 0) + 1
+class Awaited(dict[int, ClassScatter]):
+    """The sums of tasks that still await uploads, by the task's number."""
 
     def one_less(self, task: Task) -> None:
-        """Await one upload less."""
-        self._missing[task.index] -= 1
-        if not self._missing[task.index]:
-            del self.sums[task.index], self._missing[task.index]
+        """Await one upload less. Once all uploads of a task have come, its sums are no longer needed."""
+        self[task.index].missing -= 1
+        if not self[task.index].missing:
+            del self[task.index]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything, as tensors."""
-        return {
-            f"{task}.{name}": part
-            for task, sums in self.sums.items()
-            for name, part in {**sums.state_dict(), "missing": torch.tensor(self._missing[task])}.items()
-        }
+        return {f"{task}.{name}": part for task, sums in self.items() for name, part in saved(sums, _SCATTER).items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        parts: dict[int, dict[str, torch.Tensor]] = {}
-        for name, part in state.items():
-            task, own = name.split(".", 1)
-            parts.setdefault(int(task), {})[own] = part
-        self._missing = {task: int(own.pop("missing")) for task, own in parts.items()}
-        self.sums = {task: ClassScatter.restored(own) for task, own in parts.items()}
+        self.clear()
+        for task in dict.fromkeys(name.split(".")[0] for name in state):
+            own = {name.removeprefix(f"{task}."): part for name, part in state.items() if name.startswith(f"{task}.")}
+            self[int(task)] = ClassScatter(own["sums"])
+            restore(self[int(task)], _SCATTER, own, own["sums"].device)
 
 
 class STSAEServer(RidgeServer):
@@ -212,17 +185,18 @@ class STSAEServer(RidgeServer):
 
     def await_late(self, task: Task) -> None:
         """Keep the task's sums, since both weights of Eq. 9 depend on all of its groups."""
-        self.awaited.one_more(task, self._scatter)
+        self._scatter.missing += 1
+        self.awaited[task.index] = self._scatter
 
     def lose_late(self, task: Task) -> None:
         self.awaited.one_less(task)
 
     def late_stage(self, task: Task, round_: int) -> str | None:
-        return "statistics" if task.index in self.awaited.sums else None
+        return "statistics" if task.index in self.awaited else None
 
     def absorb_late(self, client: int, upload: Message, task: Task) -> None:
         """Add to the task's sums. Its estimate is taken out once, and made anew when the task at hand is finished."""
-        sums = self.awaited.sums[task.index]
+        sums = self.awaited[task.index]
         if task.index not in self._reopened:
             self._reopened[task.index] = task, sums
             with self.in_columns_of(task):
@@ -271,15 +245,13 @@ class STSAE(RidgeMethod):
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient
     server_half = STSAEServer
+    penalty_knob = "gamma"
+    in_tables = True
     counts_samples = True
 
     gamma: float | str = ridge_knob(1e4, least=0)
     dummy_clients: int = knob(10, least=1)
     estimator: str = knob("paper", choices=("paper", "unbiased"))
-
-    @property
-    def penalty(self) -> float | str:
-        return self.gamma
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         shape, least = ("M", "K_D c"), self.least_feature

@@ -43,27 +43,16 @@ class Sketch(NamedTuple):
     dropped: float
 
 
-class _Shares(NamedTuple):
-    """The substitute for one sketch's rest: share Pi Q Pi + level Pi, Pi = I - V V'.
-
-    Attributes:
-        inner: V'QV (r, r).
-    """
-
-    share: float
-    level: float
-    inner: torch.Tensor
-
-
-def _shares(sketch: Sketch, QV: torch.Tensor, trace: float, mix: float) -> _Shares:
+def _shares(sketch: Sketch, QV: torch.Tensor, trace: float, mix: float) -> tuple[float, float, torch.Tensor]:
+    """share and level of share Pi Q Pi + level Pi, Pi = I - V V', the substitute for a sketch's rest; V'QV (r, r)."""
     V, left = sketch.V, sketch.V.shape[0] - sketch.V.shape[1]
     inner = V.T @ QV
     # tr(Pi Q Pi), for columns that the wire has rounded too.
     outside = trace - 2 * float(inner.trace()) + float((inner * (V.T @ V)).sum())
     level = sketch.dropped / left if left else 0.0
     if not left or outside <= len(V) * torch.finfo(V.dtype).eps * trace:
-        return _Shares(0.0, level, inner)  # V holds all of Q
-    return _Shares((1 - mix) * sketch.dropped / outside, mix * level, inner)
+        return 0.0, level, inner  # V holds all of Q
+    return (1 - mix) * sketch.dropped / outside, mix * level, inner
 
 
 def add_sketches(G: torch.Tensor, sketches: Sequence[Sketch], Q: torch.Tensor, mix: float) -> float:
