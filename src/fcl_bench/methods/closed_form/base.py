@@ -189,7 +189,7 @@ class ClosedFormServer(Server):
         self.B = self.zeros(self.dimension, 0)
         self.W = self.B
         self.bias: torch.Tensor | None = None
-        self.columns = torch.zeros(0, dtype=torch.int64)
+        self._place(())
         self.random_features = method.features(context, projection_seed(context))
         #: H of test batches that come back after every task, by their number.
         self._cached: dict[int, torch.Tensor] = {}
@@ -200,8 +200,14 @@ class ClosedFormServer(Server):
         """Zeros in the statistics' dtype on the device."""
         return torch.zeros(*shape, dtype=self.context.dtype, device=self.context.device)
 
+    def _place(self, columns: Sequence[int]) -> None:
+        self.columns = torch.tensor(columns, dtype=torch.int64, device=self.context.device)
+        together = bool(columns) and columns[-1] - columns[0] + 1 == len(columns)
+        # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
+        self._where = slice(columns[0], columns[-1] + 1) if together else self.columns
+
     def start_task(self, task: Task) -> None:
-        self.columns = torch.tensor(task.columns, device=self.context.device)
+        self._place(task.columns)
         for name in self.by_class:
             seen = getattr(self, name)
             setattr(self, name, torch.nn.functional.pad(seen, (0, task.columns_seen - seen.shape[-1])))
@@ -225,20 +231,16 @@ class ClosedFormServer(Server):
     @contextmanager
     def in_columns_of(self, task: Task) -> Iterator[None]:
         """Within this block, `self.columns` are those of an earlier task."""
-        now, self.columns = self.columns, torch.tensor(task.columns, device=self.context.device)
+        now = self.columns, self._where
+        self._place(task.columns)
         try:
             yield
         finally:
-            self.columns = now
+            self.columns, self._where = now
 
     def add_class_sums(self, sums: torch.Tensor) -> None:
         """B += sums (M, c) in the columns of the task's classes."""
-        first, last = int(self.columns[0]), int(self.columns[-1])
-        if last - first + 1 == len(self.columns):
-            # Consecutive columns are taken as a view, which is faster: thousands of clients add to it.
-            self.B[:, first : last + 1].add_(sums)
-        else:
-            self.B[:, self.columns] += sums
+        self.B[:, self._where] += sums
 
     def finish_task(self) -> None:
         self.solve()
