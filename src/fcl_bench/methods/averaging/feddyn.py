@@ -113,7 +113,7 @@ class FedDynServer(ClientSumServer):
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
-        for name, rows in self.still().items():
+        for name, rows in self.frozen_rows().items():
             moved[name][rows] = mean[name][rows]
         return {**mean, **moved}
 

@@ -93,15 +93,13 @@ class ScaffoldClient(GradientClient):
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         common, variate = self._common(broadcast), self._variate(client_data, state)
-        resting = self._corrected.resting.items()
-        still = {f"heads.{head}.{kind}": rows for head, rows in resting for kind in ("weight", "bias")}
         for name, value in training_weights(self.network).items():
             rate = own_rate(name, self.method.training, float(broadcast["rate"]))
             gradient = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
             if name in common:
                 gradient -= common[name]
-            if name in still:  # rows that take no step keep their c_k
-                gradient[still[name]] = 0
+            if name in self._corrected.frozen_rows:  # they take no step, and keep their c_k
+                gradient[self._corrected.frozen_rows[name]] = 0
             variate[name] = variate[name] + gradient if name in variate else gradient
         return {self._prefix(client_data) + name: value for name, value in variate.items()}
 

@@ -25,8 +25,8 @@ class GradientClient(ModelHolder, Client):
 
     #: A task and its teacher, the same for all clients.
     _teacher: tuple[int, Network] | None = None
-    #: A task, a round, and by client the models that `train_batched` trained for turns that are still to come.
-    _batched: tuple[int, int, dict[int, dict[str, torch.Tensor]]] = (-1, -1, {})
+    #: A task, a round, and by client the heads that `train_batched` trained for turns that are still to come.
+    _batched: tuple[int, int, dict[int, torch.Tensor]] = (-1, -1, {})
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
@@ -42,7 +42,8 @@ class GradientClient(ModelHolder, Client):
         # Copies: the network is the next client's before a transport has to pass this on.
         trained: Mapping[str, torch.Tensor]
         if (task, round_) == (broadcast.task, broadcast.round) and client_data.client in ahead:
-            self.network.load(ahead.pop(client_data.client))
+            heads = ahead.pop(client_data.client)
+            self.network.load_classifier(heads[:, :-1], heads[:, -1])
             trained = Flat.of(self.network.changing())
         else:
             trained = self.trainer.train(

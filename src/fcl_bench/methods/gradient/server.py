@@ -175,27 +175,21 @@ class GradientServer(ModelHolder, Server):
             self.finish_stage()
         elif self._weight or self._models:
             new = self._combined() if self._models else average(self._sums, self._weight)
-            still = self.still() if self.method.frozen_heads else {}
+            frozen = self.frozen_rows() if self.method.frozen_heads else {}
             if self._optimiser:
-                new = self._optimiser.step(self.sent, new, still)
+                new = self._optimiser.step(self.sent, new, frozen)
             new = self.aggregated(new)
-            self.network.load(self._at_rest(new, still) if still else new)
+            for name, rows in frozen.items():  # noise, 16-bit wires and optimisers move them
+                new[name] = new[name].clone()
+                new[name][rows] = self.sent[name][rows].to(new[name])
+            self.network.load(new)
             with self.trainer.reproducible(derived_seed(self.context.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
 
-    def _at_rest(self, new: dict[str, torch.Tensor], still: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        """The new model with the rows `still` as they were sent: noise, 16-bit wires and optimisers move them."""
-        once = {name: new[name].clone() for name in still}
-        for name, rows in still.items():
-            once[name][rows] = self.sent[name][rows].to(once[name])
-        return {**new, **once}
-
-    def still(self) -> dict[str, list[int]]:
+    def frozen_rows(self) -> dict[str, list[int]]:
         """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
-        heads = self.heads
-        names = {f"heads.{head}.{kind}": head for head in heads.reused for kind in ("weight", "bias")}
-        return {name: heads.resting_rows(head) for name, head in names.items() if name in self.sent}
+        return {name: rows for name, rows in self.heads.frozen_rows.items() if name in self.sent}
 
     def _combined(self) -> dict[str, torch.Tensor]:
         """One model of all those of the round, not their mean."""

@@ -31,14 +31,17 @@ class ServerOptimiser:
         self._squares: dict[str, torch.Tensor] = {}
 
     def step(
-        self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor], still: Mapping[str, list[int]] | None = None
+        self,
+        old: dict[str, torch.Tensor],
+        mean: dict[str, torch.Tensor],
+        frozen_rows: Mapping[str, list[int]] | None = None,
     ) -> dict[str, torch.Tensor]:
         """The new model, in float32.
 
         Args:
             old, mean: of the clients' models, by the same names.
-            still: by name, rows that do not train: what is known of them stays, and the server gives them their values
-                back; None: none.
+            frozen_rows: by name, rows that do not train: what is known of them stays, and the server gives them their
+                values back; None: none.
         """
         kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
         new = {}
@@ -47,7 +50,7 @@ class ServerOptimiser:
                 new[name] = average
                 continue
             change = average.double() - old[name].double()
-            rows = still.get(name) if still else None
+            rows = frozen_rows.get(name) if frozen_rows else None
             before = self._velocity.get(name, torch.zeros_like(change))
             if kind == "momentum":
                 velocity = step = momentum * before + change
