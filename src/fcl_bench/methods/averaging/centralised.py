@@ -12,7 +12,6 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.data.images.batches import Samples
-from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -118,22 +117,9 @@ class Centralised(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        without: dict[str, object] = {
-            "frozen_stages": 0,
-            "frozen_heads": False,
-            "loss_classes": "seen",
-            "trains": "images",
-            "ccvr": "none",
-        }
-        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
-        given.append(("method.training.fraction", self.training.fraction, 1))
-        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
-        for key, value, only in given:
-            if value != only:
-                shown = str(value).lower()
-                raise UserError(
-                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
-                )
+        why = " has no meaning with all data in one place"
+        knobs = {"frozen_stages": 0, "frozen_heads": False, "loss_classes": "seen", "trains": "images", "ccvr": "none"}
+        self.require(why, **knobs, fraction=1, server_optimizer="average")
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         return {SAMPLES: {"images": images("n", 3, "h", "w", leaks=SUMS), "labels": class_numbers("n")}}

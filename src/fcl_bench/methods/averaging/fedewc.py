@@ -226,5 +226,5 @@ class FedEWC(GradientMethod):
 
     def measured(self, network: Network) -> list[str]:
         """Names of the parameters that F is of: those that train now and may train again in a later task."""
-        settled = self.frozen(network, network.stages, 1, range(len(network.heads)))
+        settled = self.frozen(network, 1, range(len(network.heads)))
         return [name for name, own in network.named_parameters() if own.requires_grad and name not in settled]

@@ -18,7 +18,6 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
@@ -169,8 +168,4 @@ class Scaffold(ClientSumMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.training.optimizer != "sgd":
-            raise UserError(
-                f"{self.training_key}.optimizer={self.training.optimizer}: SCAFFOLD reads gradients off SGD's steps",
-                f"{self.training_key}.optimizer=sgd",
-            )
+        self.require(": SCAFFOLD reads gradients off SGD's steps", optimizer="sgd")

@@ -94,8 +94,8 @@ class ProjectedMethod(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share_of == "inputs" and self.mass != "energy":
-            raise UserError(f"method.mass={self.mass}: method.share_of=inputs adds squares", "method.mass=energy")
+        if self.share_of == "inputs":
+            self.require(": method.share_of=inputs adds squares", mass="energy")
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
@@ -157,7 +157,7 @@ class ProjectedMethod(GradientMethod):
             network: with the weights.
             recurring: see `Context`.
         """
-        frozen = super().frozen(network, network.stages, 1) | network.never_trains
+        frozen = super().frozen(network, 1) | network.never_trains
         trains = {name: value for name, value in network.named_parameters() if name not in frozen}
         weights = {layer: trains.get(f"{layer}.weight") for layer in projectable(network)}
         sides = {layer: weight.flatten(1).shape[1] for layer, weight in weights.items() if weight is not None}
@@ -174,10 +174,8 @@ class ProjectedMethod(GradientMethod):
         heads = [head for head in range(len(network.heads)) if self.projected_heads or head in reused]
         return weights | {f"{HEADS}.{head}.weight": HEADS for head in heads}
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
-        names = super().frozen(network, stages, task, reused)
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
+        names = super().frozen(network, task, reused)
         if not task:
             return names
         young = tuple(f"{HEADS}.{head}." for head in range(max(0, task + 1 - self.frozen_head_age), task))

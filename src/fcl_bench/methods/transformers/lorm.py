@@ -258,13 +258,10 @@ class LoRM(LowRankMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        if self.ccvr != "none":
-            raise UserError(
-                f"method.ccvr={self.ccvr}: clients do not have the model that predicts, P R^+",
-                "method.ccvr=none",
-            )
+        self.require(": clients do not have the model that predicts, P R^+", ccvr="none")
         if self.merge == "grams":
-            self.require_average("method.merge=grams", ", or method.merge=average")
+            why = ": method.merge=grams makes the new model itself"
+            self.require(why, ", or method.merge=average", server_optimizer="average")
         layers = low_rank_layers(self.build_network(context).body)
         for path, layer in layers.items():
             least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))

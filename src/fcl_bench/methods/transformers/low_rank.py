@@ -193,8 +193,6 @@ class LowRankMethod(GradientMethod):
                 layer.grow(self.rank, torch.Generator().manual_seed(drawn))
         super().grow(network, sizes, seed)
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
         old = {name for earlier in range(task) for name in factors(network.body, earlier)}
-        return super().frozen(network, stages, task, reused) | old
+        return super().frozen(network, task, reused) | old

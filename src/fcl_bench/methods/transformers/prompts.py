@@ -326,8 +326,6 @@ class PromptMethod(GradientMethod):
         prompts.to(network.device)
         super().grow(network, sizes, seed)
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
         old = {f"body.prompts.{name}" for name in prompted(network).prompts.old()}
-        return super().frozen(network, stages, task, reused) | old
+        return super().frozen(network, task, reused) | old

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError, require_memory
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -264,27 +264,16 @@ class RegMean(GradientMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        self.require_average("method=regmean")
+        self.require(": method=regmean makes the new model itself", server_optimizer="average")
         if self.local == "ridge":
-            self._check_ridge()
+            why = ": method.local=ridge is on features, with whole Gram matrices"
+            self.require(why, ", or method.local=sgd", trains="features", ccvr="none", damping=1.0)
             return
         network = self.build_network(context)
         self.grow(network, [1], seed=0)
         size = 8 * sum(math.prod(shape) for shape in self.gram_shapes(network).values())
         remedy = "the Gram matrices (method.damping=0: diagonals)"
         require_memory(f"method.damping={self.damping:g}", 2 * size, remedy)
-
-    def _check_ridge(self) -> None:
-        for key, value, needed in (
-            ("trains", self.trains, "features"),
-            ("ccvr", self.ccvr, "none"),
-            ("damping", self.damping, 1.0),
-        ):
-            if value != needed:
-                raise UserError(
-                    f"method.{key}={value}: method.local=ridge is on features, with whole Gram matrices",
-                    f"method.{key}={needed}, or method.local=sgd",
-                )
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         if self.local == "ridge":
