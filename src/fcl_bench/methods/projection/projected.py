@@ -18,7 +18,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.projection.subspace import Projection, project_out
+from fcl_bench.methods.projection.subspace import Projection, project_out, sketch
 from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -134,11 +134,6 @@ class ProjectedMethod(GradientMethod):
         """Whether the server projects the aggregated update."""
         return True
 
-    @property
-    def decay(self) -> float:
-        """The weight decay that is in the gradients of `Objective.modify_gradients`."""
-        return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
-
     def audits(self, context: Context) -> Mapping[str, Audit]:
         return {"bounds": ProjectionAudit(self, context)} if self.theory else {}
 
@@ -210,7 +205,9 @@ class ProjectedObjective(Objective):
         self, heads: Heads, method: ProjectedMethod, network: Network, later: bool, projections: dict[str, Projection]
     ) -> None:
         super().__init__(heads, method.loss_classes, method.frozen_heads)
-        self._decay, self._exact = method.decay, method.projected_decay
+        # The weight decay that is in the gradients.
+        self._decay = 0.0 if method.training.optimizer == "adamw" else method.training.weight_decay
+        self._exact = method.projected_decay
         names = method.unprojected(network, heads.reused) if later and method.norms == "decay" else set()
         own = dict(network.named_parameters())
         self._decaying = [value for name, value in own.items() if name in names and value.requires_grad]
@@ -229,7 +226,7 @@ class ProjectedObjective(Objective):
                 project(weight.grad)
                 if outside:
                     weight.grad.add_(weight, alpha=outside)
-        super().modify_gradients(network)  # last: rows at rest have no weight decay either
+        super().modify_gradients(network)  # last: frozen rows have no weight decay either
 
     @torch.no_grad()
     def finish(self, network: Network) -> None:
@@ -259,6 +256,11 @@ class ProjectedClient(GradientClient):
         seed = derived_seed(self.context.seed, "augmented bases", client_data.task, client_data.client)
         augment = Augment(self.method.training.augment)
         return augment(client_data.inputs, torch.Generator().manual_seed(seed))
+
+    def sketched(self, client_data: ClientData, layer: str, A: torch.Tensor) -> torch.Tensor:
+        """A random sketch of a layer's columns A (d_l, m), of the width that the method has."""
+        seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
+        return sketch(A, self.method.sketch_width(len(A)), torch.Generator().manual_seed(seed))
 
     def columns_of(self, client_data: ClientData) -> dict[str, torch.Tensor]:
         """(d_l, m_s) by layer, in float64, since a spectrum of differences follows."""
