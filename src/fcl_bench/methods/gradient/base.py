@@ -42,6 +42,7 @@ class GradientMethod(Method):
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
+        network_class: makes the network, with heads of its kind.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it trains parts inside a frozen vision transformer, and takes no other network.
         aggregation: what its server makes of clients' models. MEAN: their mean by `training.weighting`, or a robust
@@ -55,6 +56,7 @@ class GradientMethod(Method):
 
     client_half: ClassVar[type[GradientClient]] = GradientClient
     server_half: ClassVar[type[GradientServer]] = GradientServer
+    network_class: ClassVar[type[Network]] = Network
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
@@ -126,7 +128,7 @@ class GradientMethod(Method):
 
     def build_network(self, context: Context) -> Network:
         """A new network before its first head, the same at every call; a method may add prompts or adapters to it."""
-        return Network(self.start(context))
+        return self.network_class(self.start(context))
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
         """Give the network one head for each task so far, the same in both halves; a method may add more.
@@ -206,8 +208,8 @@ class GradientMethod(Method):
         if self.frozen_stages:
             names |= {f"body.{name}" for name in frozen_names(network.body, network.stages, self.frozen_stages)}
         if self.frozen_heads:
-            resting = [head for head in range(len(network.heads)) if head != task and head not in reused]
-            names |= {f"heads.{head}.{own}" for head in resting for own, _ in network.heads[head].named_parameters()}
+            old = [head for head in range(len(network.heads)) if head != task and head not in reused]
+            names |= {f"heads.{head}.{own}" for head in old for own, _ in network.heads[head].named_parameters()}
         return names
 
     def client(self, context: Context) -> Client:

@@ -112,14 +112,13 @@ def train_heads(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> tor
         steps: how they step.
     """
     width, start = start.shape[1], _padded(start)
-    # Sorting is stable, so clients without a step come last.
-    order = sorted(range(len(turns)), key=lambda k: (not steps.repeats(turns[k]), -len(turns[k].labels)))
-    repeating = sum(steps.repeats(turn) for turn in turns)
-    ordered = [turns[k] for k in order]
-    found = [_repeatedly(start, ordered[:repeating], steps)] if repeating else []
-    if repeating < len(turns):
-        found.append(_stepwise(start, ordered[repeating:], steps))
-    return torch.cat(found)[torch.tensor(order).argsort().to(start.device), :, :width]
+    heads = start.repeat(len(turns), 1, 1)
+    repeating = [k for k, turn in enumerate(turns) if steps.repeats(turn)]
+    others = sorted(set(range(len(turns))) - set(repeating), key=lambda k: -len(turns[k].labels))
+    for chosen, train in ((repeating, _repeatedly), (others, _stepwise)):
+        if chosen:
+            heads[chosen] = train(start, [turns[k] for k in chosen], steps)
+    return heads[..., :width]
 
 
 def _padded(rows: torch.Tensor) -> torch.Tensor:

@@ -58,6 +58,8 @@ class GradientClient(ModelHolder, Client):
         if self.context.sums and self.method.training.weighting == "samples":
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
+        if beside := self.beside(client_data, broadcast, state, new_state):
+            trained = {**trained, **beside}
         return Message(trained, samples=samples), new_state
 
     def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
@@ -65,8 +67,8 @@ class GradientClient(ModelHolder, Client):
         if broadcast.stage != MODEL:
             return None
         own, here = type(self), GradientClient
-        changed = own.update is not here.update or own.take_over is not here.take_over
-        if changed or own.pseudo_labels is not here.pseudo_labels:
+        as_here = ("update", "take_over", "beside", "pseudo_labels")
+        if any(getattr(own, name) is not getattr(here, name) for name in as_here):
             return f"clients of method={self.method.name} do more than train"
         from fcl_bench.methods.gradient.batched_clients import train_batched_clients
 
@@ -89,7 +91,7 @@ class GradientClient(ModelHolder, Client):
     def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
         """What this round trains on: the shard's labelled samples, and whatever a method adds (see `Replayed`)."""
         # The network takes features in float32: to turn them all at once is cheaper than batch by batch.
-        inputs = client_data.inputs if self.method.trains_network else rows(client_data.inputs)
+        inputs = client_data.inputs if self.method.trains == "images" else rows(client_data.inputs)
         return Samples(inputs, client_data.labels)
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
@@ -99,6 +101,10 @@ class GradientClient(ModelHolder, Client):
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         """What the client keeps after a round of the model, which `network` holds as it was trained."""
         return state
+
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
+        """What is sent beside the model that `network` holds as it was trained; `new` is what the client keeps."""
+        return {}
 
     def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The number of samples that a trained model is of, as the server weighs it; `state` is the new one."""

@@ -83,23 +83,16 @@ class RegMeanClient(GradientClient):
 
     method: RegMean
 
-    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, state = super().update(client_data, broadcast, state)
-        if broadcast.stage != MODEL:
-            return upload, state
-        grams = {GRAM + name: G for name, G in self._grams(client_data.inputs).items()}
-        return upload.with_tensors({**upload, **grams}), state
-
-    def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
         """The damped Gram matrices under the trained model, of samples without augmentation."""
         alpha = self.method.damping
         layers = self.method.merged(self.network)
         modules: dict[str, torch.nn.Module] = {layer.inputs: layer.module for layer in layers}
         constant = {layer.inputs for layer in layers if layer.bias}
-        batches = inputs.split(forward_batch(inputs.device))
+        batches = client_data.inputs.split(forward_batch(client_data.inputs.device))
         diagonal = () if alpha else modules
         found = layer_grams(self.trainer, self.network, batches, modules, diagonal, constant)
-        return {name: damped(G, alpha) for name, G in found.items()}
+        return {GRAM + name: damped(G, alpha) for name, G in found.items()}
 
 
 class RegMeanServer(GradientServer):
@@ -122,10 +115,8 @@ class RegMeanServer(GradientServer):
         shapes = self.method.gram_shapes(self.network).items()
         return {GRAM + layer: torch.empty(shape, device="meta") for layer, shape in shapes}
 
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self.stage != MODEL:
-            return
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
         merged_by = {layer.weight: GRAM + layer.inputs for layer in self.method.merged(self.network)}
         grams = {name: upload[name] for name in dict.fromkeys(merged_by.values())}
         self._clients.add(grams, self._changes(upload), merged_by)
@@ -180,6 +171,7 @@ class RidgeMeanServer(GradientServer):
     """
 
     method: RegMean
+    counted = ()
     state = ("C", "B", "uploads")
 
     def __init__(self, method: RegMean, context: Context) -> None:
@@ -199,9 +191,6 @@ class RidgeMeanServer(GradientServer):
         """`columns`, the task's classes. Nothing else is needed."""
         self.stage = self.method.stages(task)[round_]
         return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
-
-    def objection(self, upload: Message) -> str:
-        return ""
 
     def absorb(self, client: int, upload: Message) -> None:
         columns = torch.tensor(self.tasks[-1], device=self.B.device)
