@@ -65,10 +65,9 @@ class CentralisedServer(GradientServer):
         return {**found, "labels": replace(found["labels"], among=frozenset(task.columns))}
 
     def objection(self, upload: Message) -> str:
-        size, *known = (tuple(part["images"].shape[2:]) for part in (upload, self.samples, *self._received) if part)
-        if not known or size == known[0]:
-            return ""
-        return f"its images are of {size} pixels, and those so far of {known[0]}"
+        size = tuple(upload["images"].shape[2:])
+        known = next((tuple(part["images"].shape[2:]) for part in (self.samples, *self._received) if part), size)
+        return "" if size == known else f"its images are of {size} pixels, and those so far of {known}"
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self._received.append({"images": upload["images"], "labels": upload["labels"].long()})
@@ -115,9 +114,16 @@ class Centralised(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        why = " has no meaning with all data in one place"
-        knobs = {"frozen_stages": 0, "frozen_heads": False, "loss_classes": "seen", "trains": "images", "ccvr": "none"}
-        self.require(why, **knobs, fraction=1, server_optimizer="average")
+        self.require(
+            " has no meaning with all data in one place",
+            frozen_stages=0,
+            frozen_heads=False,
+            loss_classes="seen",
+            trains="images",
+            ccvr="none",
+            fraction=1,
+            server_optimizer="average",
+        )
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         return {SAMPLES: {"images": images("n", 3, "h", "w", leaks=SUMS), "labels": class_numbers("n")}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob, text
@@ -76,7 +76,7 @@ class GradientMethod(Method):
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
 
-    def require(self, why: str, otherwise: str = "", **only: object) -> None:
+    def require(self, why: str, otherwise: str = "", **only: Any) -> None:
         """Raise a `UserError` for the first of these knobs that has another value than the one that is needed.
 
         Args:
@@ -91,7 +91,7 @@ class GradientMethod(Method):
                 typed, fitting = (text(own) or "null" for own in (value, wanted))
                 raise UserError(f"{key}={typed}{why}", f"{key}={fitting}{otherwise}")
 
-    def require_published(self, **only: object) -> None:
+    def require_published(self, **only: Any) -> None:
         """Raise a `UserError` for a knob whose value is not that of the public code, with `variant=published`."""
         self.require(" contradicts method.variant=published", **only)
 
