@@ -33,7 +33,7 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.gradient.batched_heads import Heads, Steps, Turn, train_heads
+from fcl_bench.methods.gradient.batched_heads import Steps, Turn, train_heads
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.task import Task
@@ -106,18 +106,18 @@ class Setting:
     def steps_together(self) -> dict[str, torch.Tensor]:
         """The same of clients that train side by side."""
         parts = [(self.X[chosen], self.y[chosen]) for chosen in map(torch.from_numpy, self.shards)]
-        knobs, model = self.training, Heads(*self.network().classifier())
+        weight, bias = self.network().classifier()
+        knobs, model = self.training, torch.cat([weight, bias.unsqueeze(1)], dim=1)
         for round_ in range(knobs.rounds):
             turns = [Turn(X, y, self.seed(round_, client)) for client, (X, y) in enumerate(parts)]
-            weight, bias = (torch.zeros_like(value, dtype=torch.float64) for value in (model.weight, model.bias))
+            total = torch.zeros_like(model, dtype=torch.float64)
             for first in range(0, len(turns), self.together):
                 group = turns[first : first + self.together]
                 heads = train_heads(model, group, Steps(Objective(), knobs, knobs.lr))
                 for client, turn in enumerate(group):
-                    weight.add_(heads.weight[client], alpha=len(turn.labels))
-                    bias.add_(heads.bias[client], alpha=len(turn.labels))
-            model = Heads((weight / len(self.y)).float(), (bias / len(self.y)).float())
-        return {"weight": model.weight, "bias": model.bias}
+                    total.add_(heads[client], alpha=len(turn.labels))
+            model = (total / len(self.y)).float()
+        return {"weight": model[:, :-1], "bias": model[:, -1]}
 
     def plain(self, loader: bool = False) -> dict[str, torch.Tensor]:
         """Federated averaging as in a tutorial."""

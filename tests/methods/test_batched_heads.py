@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.averaging.fedprox import Proximal
-from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.methods.gradient.batched_heads import ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads as GrowingHeads
 from fcl_bench.training.network import Network, feature_start
@@ -61,9 +62,21 @@ def alone(turn: Turn, knobs: Training, objective=Objective, frozen=()) -> tuple[
     return own.classifier()
 
 
+class Heads(NamedTuple):
+    """The weights (m, L, d) and biases (m, L) of m clients."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+def joined(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return torch.cat([weight, bias.unsqueeze(1)], dim=1)
+
+
 def together(turns: list[Turn], knobs: Training, **steps) -> Heads:
-    start = Heads(*network().classifier())
-    return train_heads(start, turns, Steps(steps.pop("objective", Objective()), knobs, knobs.lr, **steps))
+    start = joined(*network().classifier())
+    found = train_heads(start, turns, Steps(steps.pop("objective", Objective()), knobs, knobs.lr, **steps))
+    return Heads(found[..., :-1], found[..., -1])
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -111,7 +124,7 @@ def test_a_pull_of_each_clients_own(momentum, max_norm):
         centre = {name: value + 0.1 * client for name, value in start.items()}
         columns = [torch.cat([centre[f"heads.{head}.{kind}"] for head in (0, 1)]) for kind in ("weight", "bias")]
         strength = 0.1 * (client + 1)
-        turns.append(Turn(turn.inputs, turn.labels, turn.seed, ProximalTerm(*columns, strength, max_norm)))
+        turns.append(Turn(turn.inputs, turn.labels, turn.seed, ProximalTerm(joined(*columns), strength, max_norm)))
         objectives.append(Proximal(None, "seen", False, centre, strength, max_norm))
     found = together(turns, knobs)
     for client, turn in enumerate(turns):
@@ -133,10 +146,10 @@ def test_objectives_say_what_they_pull_to():
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_logits_that_are_still_neither_step_nor_decay(momentum):
+def test_logits_that_are_frozen_neither_step_nor_decay(momentum):
     knobs, turns = knobs_of(weight_decay=0.1, momentum=momentum), clients()
-    still = torch.tensor([True, True, True, False, False])
-    found = together(turns, knobs, still=still)
+    frozen = torch.tensor([True, True, True, False, False])
+    found = together(turns, knobs, frozen_rows=frozen)
     weight, bias = network().classifier()
     assert torch.equal(found.weight[:, :3], weight[:3].expand(len(turns), -1, -1))
     assert torch.equal(found.bias[:, :3], bias[:3].expand(len(turns), -1))

@@ -43,7 +43,7 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
         stages = {row.stage for row in federation.state.ledger.uploads}
         assert (MOMENTS in stages) == (way == "gaussian")
         names = federation.server.state_dict()
-        assert any(own.startswith("replay.") and own.endswith(".second") for own in names) == (way == "gaussian")
+        assert any(own.startswith("replay.seconds.") for own in names) == (way == "gaussian")
     assert same(models["none"], models["gaussian"])
     heads = [ways[way].server.model()["W"] for way in ("none", "gaussian")]
     assert heads[0].shape == heads[1].shape

@@ -162,7 +162,7 @@ def test_the_autoencoder_of_a_single_client_is_taken_as_it_is_and_then_fused_wit
         server = learn_images(method(rounds), CONTEXT, tasks, seen=lambda *told: sent.append(told[2]))
         parts = torch.cat([sent[-1][name].movedim(-1, 0).flatten(1) for name in SMALL.shapes], dim=1)
         assert torch.equal(server.bank.weights, parts) == (rounds == 1)
-        assert server.versions.tolist() == [rounds] * 2
+        assert list(server.versions.values()) == [rounds] * 2
 
 
 def test_a_client_goes_on_from_its_own_and_keeps_them_apart_from_what_it_is_given():
@@ -304,8 +304,8 @@ def test_a_class_without_a_labelled_sample_is_never_named():
     server = federation.server
     scores = server.predict(torch.cat([Z for Z, _ in tasks[1]]))
     assert server.bank.columns.tolist() == [3, 4, 5, 6]
-    assert 1 in server.range_tasks
-    assert 2 not in server.range_tasks
+    assert 1 in server.query_tasks.tasks
+    assert 2 not in server.query_tasks.tasks
     assert bool(torch.isfinite(scores).all())
     assert int(scores.argmax(dim=1).min()) >= 3
     assert bool((scores[:, :3] < -1e30).all())

@@ -74,7 +74,7 @@ def anchored(network: Network, strength: float, moved: float):
     ]
     for value in network.parameters():
         value.grad = torch.zeros_like(value)
-    return own, pairs, Anchored(Heads(((0, 1, 2), (3, 4)), (3, 4)), "seen", False, pairs, strength)
+    return own, pairs, Anchored(Heads(((0, 1, 2), (3, 4)), (3, 4)), FedEWC(strength=strength), pairs)
 
 
 def test_its_gradient_is_a_finite_difference_of_the_penalty():

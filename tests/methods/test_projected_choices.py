@@ -76,7 +76,7 @@ def test_a_head_is_frozen_once_it_is_old_enough(age, rests):
     server = method.server(tiny_context())
     for task in images_stream(tasks):
         server.start_task(task)
-    frozen = method.frozen(server.network, server.network.stages, 3)
+    frozen = method.frozen(server.network, 3)
     heads = {f"heads.{head}.{kind}" for head in range(4) for kind in ("weight", "bias")}
     assert frozen & heads == {f"heads.{head}.{kind}" for head in rests for kind in ("weight", "bias")}
 

@@ -104,9 +104,9 @@ def test_a_convolutional_body_is_fedavgs_average():
 class HalfFrozen(RegMean):
     """Its first two blocks stay as the first task leaves them."""
 
-    def frozen(self, network, stages, task, reused=frozenset()):
+    def frozen(self, network, task, reused=frozenset()):
         blocks = [name for name, _ in network.named_parameters() if name.startswith(("body.blocks.0", "body.blocks.1"))]
-        return super().frozen(network, stages, task, reused) | (set(blocks) if task else set())
+        return super().frozen(network, task, reused) | (set(blocks) if task else set())
 
 
 def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():

@@ -75,11 +75,11 @@ def test_a_class_scores_the_largest_of_its_logits(tasks, seed):
         assert torch.equal(scores[:, column], logits[:, own].max(dim=1).values)
 
 
-def test_reused_heads_and_their_resting_rows():
+def test_reused_heads_and_their_frozen_rows():
     heads = Heads(((0, 1, 2), (3,), (4,)), (1, 3, 4))
     assert heads.reused == {0, 1}
-    assert heads.resting_rows(0) == [0, 2]
-    assert heads.resting_rows(1) == []
+    assert heads.frozen_rows["heads.0.weight"] == heads.frozen_rows["heads.0.bias"] == [0, 2]
+    assert heads.frozen_rows["heads.1.weight"] == []
     assert Heads(((0, 1, 2), (1, 3)), (1, 3)).reused == frozenset()
 
 

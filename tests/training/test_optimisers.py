@@ -9,6 +9,7 @@ import torch
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import average
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+from fcl_bench.protocol.state import restore, saved
 from fcl_bench.training.knobs import SGD, Training, client_optimiser
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.objective import Objective
@@ -195,7 +196,8 @@ def test_the_servers_optimiser_survives_being_saved(kind):
     first = ServerOptimiser(knobs)
     half = stepped(knobs, means[:2], first)
     second = ServerOptimiser(knobs)
-    second.load_state_dict({name: value.clone() for name, value in first.state_dict().items()})
+    state = {name: value.clone() for name, value in saved(first, first.state).items()}
+    restore(second, second.state, state, torch.device("cpu"))
     old = half[-1]
     for mean, wanted in zip(means[2:], whole[2:], strict=True):
         old = second.step(old, mean)

@@ -1,4 +1,7 @@
-"""The state of a server half as tensors: an object names the attributes that a resumed run needs, and nothing else."""
+"""The state of a server half as tensors: an object names the attributes that a resumed run needs, and nothing else.
+
+An attribute may be an object that names attributes in the same way, in `state`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ import torch
 def saved(owner: object, names: Iterable[str]) -> dict[str, torch.Tensor]:
     """The attributes of these names as tensors.
 
-    A tensor is saved under its attribute's name; a mapping of tensors, and the state of an object that has `state_dict`
-    and `load_state_dict`, as `<attribute>.<key>` each; anything else that JSON can hold (numbers, texts, None, tuples,
-    sets, mappings) as the bytes of its JSON.
+    A tensor is saved under its attribute's name; a mapping of tensors, and the state of an object that has `state`, or
+    `state_dict` and `load_state_dict`, as `<attribute>.<key>` each; anything else that JSON can hold (numbers, texts,
+    None, tuples, sets, mappings) as the bytes of its JSON.
     """
     found: dict[str, torch.Tensor] = {}
     for name in names:
         value = getattr(owner, name)
         if isinstance(value, torch.Tensor):
             found[name] = value
-        elif hasattr(value, "state_dict"):
-            found |= {f"{name}.{key}": own for key, own in value.state_dict().items()}
+        elif hasattr(value, "state") or hasattr(value, "state_dict"):
+            inner = saved(value, value.state) if hasattr(value, "state") else value.state_dict()
+            found |= {f"{name}.{key}": own for key, own in inner.items()}
         elif _of_tensors(value):
             found |= {f"{name}.{json.dumps(key)}": own for key, own in value.items()}
         else:
@@ -46,6 +50,8 @@ def restore(owner: Any, names: Iterable[str], state: Mapping[str, torch.Tensor],
             setattr(owner, name, _as_before(present, json.loads(bytes(state[f"{name}!"].tolist()))))
         elif name in state:
             setattr(owner, name, state[name].to(device))
+        elif hasattr(present, "state"):
+            restore(present, present.state, own, device)
         elif hasattr(present, "load_state_dict"):
             present.load_state_dict(on_device)
         else:

@@ -132,7 +132,7 @@ def repeats_one_batch(linear: LinearHeads, objective: Objective, samples: Sample
         and len(optimiser.param_groups) == 1
         and len(optimiser.param_groups[0]["params"]) == 2 * len(linear.heads)
         and defined_last(objective, "modify_gradients") is Objective
-        and not objective.resting
+        and not objective.frozen_rows
     )
 
 

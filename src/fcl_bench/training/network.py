@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -282,9 +281,14 @@ class Heads:
         back = set(self.task) - set(self.columns[-1])
         return frozenset(head for head, columns in enumerate(self.columns[:-1]) if back & set(columns))
 
-    def resting_rows(self, head: int) -> list[int]:
-        """Rows of a reused head whose classes are not in the task at hand."""
-        return [row for row, column in enumerate(self.columns[head]) if column not in self.task]
+    @property
+    def frozen_rows(self) -> dict[str, list[int]]:
+        """By parameter of a reused head, the rows whose classes are not in the task at hand."""
+        return {
+            f"heads.{head}.{kind}": [row for row, column in enumerate(self.columns[head]) if column not in self.task]
+            for head in self.reused
+            for kind in ("weight", "bias")
+        }
 
     @lru_cache(maxsize=64)  # noqa: B019 - the same for all clients and rounds of a task
     def competition(
@@ -343,13 +347,6 @@ class Heads:
     def from_message(message: Message) -> Heads:
         """What `to_message` sent."""
         sizes = message["classes"].tolist()
-        columns = parts(message["columns"].tolist() if "columns" in message else range(sum(sizes)), sizes)
-        return Heads(tuple(columns), tuple(message["task"].tolist()) if "task" in message else columns[-1])
-
-
-def parts(columns: Sequence[int], sizes: list[int]) -> list[tuple[int, ...]]:
-    """`columns` (L,) in groups of those sizes, such as the columns of each head."""
-    if sum(sizes) != len(columns):
-        raise ValueError(f"{len(columns)} columns are no groups of {sizes}")
-    ends = list(accumulate(sizes))
-    return [tuple(columns[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+        columns = message["columns"] if "columns" in message else torch.arange(sum(sizes))
+        found = [tuple(own.tolist()) for own in columns.split(sizes)]
+        return Heads(tuple(found), tuple(message["task"].tolist()) if "task" in message else found[-1])

@@ -16,11 +16,14 @@ class Objective:
         heads: the network's; None: logits are columns, and all compete.
         over: whose scores compete in the loss: see `Heads.competition`.
         rest: whether rows of classes that are not in the task stay as they are, in heads that train for others.
+
+    Attributes:
+        frozen_rows: those rows (see `Heads.frozen_rows`).
     """
 
     def __init__(self, heads: Heads | None = None, over: str = "seen", rest: bool = False) -> None:
         self._logits, self._position = (None, None) if heads is None else heads.competition(over)
-        self.resting = {head: heads.resting_rows(head) for head in heads.reused} if heads and rest else {}
+        self.frozen_rows = heads.frozen_rows if heads and rest else {}
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The mean loss of a batch; overridden where it looks at more than logits (features, made-up samples).
@@ -68,19 +71,14 @@ class Objective:
 
     def modify_gradients(self, network: Network) -> None:
         """Change, in place, the gradients, weight decay included, before momentum and step."""
-        for head, rows in self.resting.items():
-            for parameter in network.heads[head].parameters():
-                if parameter.grad is not None:
-                    parameter.grad[rows] = 0
+        for parameter, rows in self.partly_frozen(network) if self.frozen_rows else ():
+            if parameter.grad is not None:
+                parameter.grad[rows] = 0
 
-    def frozen_rows(self, network: Network) -> list[tuple[torch.nn.Parameter, list[int], torch.Tensor]]:
-        """The rows that rest, with their values: for an optimiser that moves weights without a gradient (AdamW)."""
-        return [
-            (parameter, rows, parameter.detach()[rows].clone())
-            for head, rows in self.resting.items()
-            for parameter in network.heads[head].parameters()
-            if parameter.requires_grad and rows
-        ]
+    def partly_frozen(self, network: Network) -> list[tuple[torch.nn.Parameter, list[int]]]:
+        """The parameters that train but for `frozen_rows`, each with these rows."""
+        own = network.training_parameters()
+        return [(own[name], rows) for name, rows in self.frozen_rows.items() if name in own and rows]
 
     def proximal_term(self) -> tuple[Mapping[str, torch.Tensor], float, float | None] | None:
         """strength (w - centre) and clipping, if `modify_gradients` adds just that: for clients that train in batches.

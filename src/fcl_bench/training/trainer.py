@@ -104,8 +104,11 @@ class Trainer:
         """A step for every batch of every epoch; returns the last loss, 0 without a batch."""
         knobs, loss = self.training, torch.zeros((), device=self._device)
         weights = list(network.training_parameters().values())
-        # AdamW decays weights by itself, whatever their gradients are.
-        decay, held = (0.0, objective.frozen_rows(network)) if knobs.optimizer == "adamw" else (knobs.weight_decay, [])
+        decay = knobs.weight_decay
+        held: list[tuple[torch.nn.Parameter, list[int], torch.Tensor]] = []
+        if knobs.optimizer == "adamw":  # it decays weights by itself, whatever their gradients are
+            decay = 0.0
+            held = [(own, rows, own.detach()[rows].clone()) for own, rows in objective.partly_frozen(network)]
         for _ in range(knobs.epochs):
             for inputs, labels in samples.batches(knobs.batch_size, self.augment, generator):
                 batch = self.standardise(inputs)

@@ -20,22 +20,15 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
 from fcl_bench.errors import UserError, require_memory
+from fcl_bench.methods.autoencoders import networks
 from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, fitted, fused, latents_of, posteriors
-from fcl_bench.methods.autoencoders.networks import (
-    Architecture,
-    Bank,
-    decode,
-    further,
-    keys,
-    keys_of_rows,
-    losses,
-    normals,
-)
+from fcl_bench.methods.autoencoders.networks import Architecture, Bank
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
+from fcl_bench.protocol.query_tasks import QueryTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.knobs import MOST_PASSES
@@ -158,7 +151,7 @@ class _Half:
 
     def keys(self, columns: torch.Tensor, purpose: str, *indices: int) -> torch.Tensor:
         """(c,) the keys of the random streams of these classes."""
-        return keys(derived_seed(self.context.seed, f"vae {purpose}", *indices), columns)
+        return networks.keys(derived_seed(self.context.seed, f"vae {purpose}", *indices), columns)
 
 
 class FedCBCClient(_Half, Client):
@@ -171,7 +164,7 @@ class FedCBCClient(_Half, Client):
         columns = client_data.labels.unique()
         received = self._received(columns, broadcast)
         own = Bank.empty(self.architecture.numbers, columns.device)
-        if "vaes.columns" in state:
+        if state:
             own = Bank(state["vaes.columns"], state["vaes.weights"])
         # Its own autoencoders, else the received ones, else new ones.
         weights = self.architecture.initial(self.keys(columns, "start"))
@@ -187,7 +180,7 @@ class FedCBCClient(_Half, Client):
         parts = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
         own = own.updated(columns, weights)
         upload = Message({"classes": columns.to(torch.int32), **parts})
-        return upload, {**state, "vaes.columns": own.columns, "vaes.weights": own.weights}
+        return upload, {"vaes.columns": own.columns, "vaes.weights": own.weights}
 
     def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:
         """The broadcast's autoencoders of the classes in `columns`."""
@@ -210,7 +203,7 @@ class FedCBCClient(_Half, Client):
         method, known = self.method, received.columns
         if len(known):
             latents = latents_of(method, self.keys(known, "samples", *indices))
-            made = decode(self.architecture.parts(received.weights), latents)
+            made = networks.decode(self.architecture.parts(received.weights), latents)
             inputs = torch.cat([inputs, made.flatten(0, 1)])
             labels = torch.cat([labels, known.repeat_interleave(method.samples)])
         which = torch.searchsorted(columns, labels)
@@ -229,39 +222,32 @@ class FedCBCServer(_Half, Server):
     """Keeps one autoencoder per class, and fuses those of several clients.
 
     Attributes:
-        columns: (k,) the classes that have an autoencoder, ascending.
-        vaes: (k, P) their weights.
-        versions: (k,) how often each of them has changed.
+        bank: the autoencoders.
+        versions: by class, how often its autoencoder has changed.
         low, high: (d,) smallest and largest value of each feature; None: no client has sent them yet.
-        range_tasks: the tasks that begin with the stage that collects ranges: the first, and others until anyone has
-            answered. A task stays among them, so that the rounds of earlier tasks do not change.
+        query_tasks: the tasks that begin with the stage that collects ranges.
     """
 
-    state = ("columns", "vaes", "versions", "low", "high", "range_tasks", "seen")
+    state = ("bank", "versions", "low", "high", "query_tasks", "seen")
 
     def __init__(self, method: FedCBC, context: Context) -> None:
         super().__init__(method, context)
-        self.columns = self.versions = torch.zeros(0, dtype=torch.int64, device=context.device)
-        self.vaes = torch.zeros(0, self.architecture.numbers, device=context.device)
+        self.bank = Bank.empty(self.architecture.numbers, context.device)
+        self.versions: dict[int, int] = {}
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
-        self.range_tasks = {0}
+        self.query_tasks = QueryTasks()
         self.seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
         self._uploads: dict[int, Bank] = {}
 
-    @property
-    def bank(self) -> Bank:
-        """The autoencoders."""
-        return Bank(self.columns, self.vaes)
-
     def start_task(self, task: Task) -> None:
         self._task, self.seen = task.index, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
-            self.range_tasks.add(task.index)
+            self.query_tasks.add(task)
 
     def _stages(self, task: Task) -> list[str]:
-        asks = self.method.scaling == "range" and task.index in self.range_tasks
+        asks = self.method.scaling == "range" and task in self.query_tasks
         return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:
@@ -287,8 +273,8 @@ class FedCBCServer(_Half, Server):
         self._stage, self._round, self._uploads = self._stages(task)[round_], round_, {}
         if self._stage == RANGE:
             return Message({}, RANGE)
-        named = zip(self.columns.tolist(), self.versions.tolist(), self.vaes, strict=True)
-        sent = {f"{_VAE}{column}.{version}": weights for column, version, weights in named}
+        named = zip(self.bank.columns.tolist(), self.bank.weights, strict=True)
+        sent = {f"{_VAE}{column}.{self.versions[column]}": weights for column, weights in named}
         if self.low is not None and self.high is not None:
             sent |= {"range.low": self.low, "range.high": self.high}
         return Message({**sent, "round": torch.tensor(round_)}, MODEL, cached=sent)
@@ -335,11 +321,9 @@ class FedCBCServer(_Half, Server):
                 self.method,
                 self.keys(changed, "fusion", *indices),
             )
-        before = torch.zeros(self.seen, dtype=torch.int64, device=changed.device)
-        before[self.columns] = self.versions
-        before[changed] += 1
-        bank = self.bank.updated(changed, new)
-        self.columns, self.vaes, self.versions = bank.columns, bank.weights, before[bank.columns]
+        self.bank = self.bank.updated(changed, new)
+        for column in changed.tolist():
+            self.versions[column] = self.versions.get(column, 0) + 1
 
     def finish_task(self) -> None:
         """The autoencoders of the last round are the task's."""
@@ -349,31 +333,31 @@ class FedCBCServer(_Half, Server):
         """Minus the loss of each class's autoencoder; the lowest number there is for a class without one."""
         found = torch.full((len(inputs), self.seen), torch.finfo(torch.float32).min / 2, device=inputs.device)
         scaled = self.scaled(inputs, self.low, self.high)
-        parts, columns = self.architecture.parts(self.vaes), self.columns
+        parts, columns = self.architecture.parts(self.bank.weights), self.bank.columns
         at_once = max(1, _AT_ONCE // max(1, len(columns) * max(self.context.inputs, self.method.hidden)))
         with exact_kernels():
             for begin in range(0, len(inputs) if len(columns) else 0, at_once):
                 rows = scaled[begin : begin + at_once]
                 noise = self._noise(rows) if self.method.published else None
-                apart = losses(parts, rows.expand(len(columns), -1, -1), noise, self.method.kl)[0]
+                apart = networks.losses(parts, rows.expand(len(columns), -1, -1), noise, self.method.kl)[0]
                 found[begin : begin + at_once, columns] = -apart.T
         return found
 
     def _noise(self, rows: torch.Tensor) -> torch.Tensor:
         """(k, n, l) noise for each class and sample, which does not depend on the other samples of the batch."""
-        of_classes = self.keys(self.columns, "scores")
-        of_pairs = further(keys_of_rows(rows), of_classes.unsqueeze(1))
-        return normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
+        of_classes = self.keys(self.bank.columns, "scores")
+        of_pairs = networks.further(networks.keys_of_rows(rows), of_classes.unsqueeze(1))
+        return networks.normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
 
     def model(self) -> dict[str, torch.Tensor]:
         """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) with scaling=range."""
         ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
-        return {"vaes": self.vaes, "columns": self.columns, **ends}
+        return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
 
     def load_model(self, model: dict[str, torch.Tensor], tasks: Sequence[Task]) -> None:
-        self.columns, self.vaes, self.seen = model["columns"], model["vaes"], tasks[-1].columns_seen
+        self.bank, self.seen = Bank(model["columns"], model["vaes"]), tasks[-1].columns_seen
         self.low, self.high = model.get("low"), model.get("high")
 
     def report(self) -> dict[str, Any]:
         """`vae_bytes`, the bytes of one autoencoder; `classes`, the number of classes that have one."""
-        return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.columns)}
+        return {"vae_bytes": 4 * self.architecture.numbers, "classes": len(self.bank.columns)}

@@ -114,7 +114,8 @@ def fitted(
     order = samples.counts.argsort(descending=True, stable=True)
     counts, first, keys = samples.counts[order], samples.first[order], keys[order]
     weights = weights[order].clone()
-    alpha = None if wanted is None else wanted.weight[order]
+    if wanted is not None:
+        wanted = wanted._replace(weight=wanted.weight[order])
     size, sizes = method.training.batch_size, counts.tolist()
     adam = _Adam(weights, method.training)
     for epoch in range(method.training.epochs):
@@ -126,7 +127,7 @@ def fitted(
             there = torch.arange(begin, begin + rows.shape[1], device=rows.device) < counts[:active].unsqueeze(1)
             share = there / there.sum(dim=1, keepdim=True)
             parts = {name: own.detach().requires_grad_() for name, own in architecture.parts(weights[:active]).items()}
-            loss = _loss(parts, rows, samples, method.kl, further(of_epoch[:active], step), wanted, alpha)
+            loss = _loss(parts, rows, samples, method.kl, further(of_epoch[:active], step), wanted)
             gradients = torch.autograd.grad((share * loss).sum(), list(parts.values()))
             adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
     if not all_finite(weights):
@@ -141,18 +142,17 @@ def _loss(
     kl: float,
     keys: torch.Tensor,
     wanted: Wanted | None,
-    alpha: torch.Tensor | None,
 ) -> torch.Tensor:
     """The loss (a, b) of each sample of a step; `rows` (a, b) are the samples' places."""
     shape = (*rows.shape, parts["mean.bias"].shape[1])
     noise = normals(keys, shape[1] * shape[2]).view(shape)
     loss, mean, log_variance = losses(parts, samples.inputs[rows], noise, kl)
-    if wanted is None or alpha is None:
+    if wanted is None:
         return loss
     target = wanted.mean[rows]
     if wanted.spread is not None:
         target = target + wanted.spread[rows] * normals(further(keys, 0), shape[1] * shape[2]).view(shape)
-    return loss + alpha[: len(rows), None] * divergence(mean, log_variance, target, wanted.log_variance[rows])
+    return loss + wanted.weight[: len(rows), None] * divergence(mean, log_variance, target, wanted.log_variance[rows])
 
 
 class _Adam:

@@ -12,9 +12,11 @@ classes are drawn in one operation, in any order, and again whenever they are ne
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from typing import ClassVar
 
 import torch
 
@@ -194,7 +196,7 @@ def losses(
     return apart + weight * divergence(mean, log_variance), mean, log_variance
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bank:
     """The weights of the classes that have an autoencoder.
 
@@ -202,6 +204,8 @@ class Bank:
         columns: (k,) int64 of the classes, ascending.
         weights: (k, P) float32.
     """
+
+    state: ClassVar[Sequence[str]] = ("columns", "weights")
 
     columns: torch.Tensor
     weights: torch.Tensor

@@ -6,13 +6,13 @@ same network with the same optimiser, for as many epochs as a client of the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.data.images.batches import Samples
-from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -40,15 +40,20 @@ class CentralisedClient(Client):
 
 
 class CentralisedServer(GradientServer):
-    """Plain SGD over all samples so far."""
+    """Plain SGD over all samples so far.
+
+    Attributes:
+        samples: `images` and `labels` of all tasks so far; empty before the first.
+    """
 
     method: Centralised
     state = ("samples",)
 
     def __init__(self, method: Centralised, context: Context) -> None:
         super().__init__(method, context)
-        self._images: list[torch.Tensor] = []
-        self._labels: list[torch.Tensor] = []
+        self.samples: dict[str, torch.Tensor] = {}
+        #: Those of the task at hand come after those of earlier tasks.
+        self._received: list[Mapping[str, torch.Tensor]] = []
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """Nothing: the model stays where the samples are."""
@@ -61,17 +66,17 @@ class CentralisedServer(GradientServer):
 
     def objection(self, upload: Message) -> str:
         size = tuple(upload["images"].shape[2:])
-        known = tuple(self._images[0].shape[2:]) if self._images else size
+        known = next((tuple(part["images"].shape[2:]) for part in (self.samples, *self._received) if part), size)
         return "" if size == known else f"its images are of {size} pixels, and those so far of {known}"
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        self._images.append(upload["images"])
-        self._labels.append(upload["labels"].long())
+        self._received.append({"images": upload["images"], "labels": upload["labels"].long()})
 
     def finish_task(self) -> None:
-        if not self._images:
+        found = [part for part in (self.samples, *self._received) if part]
+        if not found:
             return
-        self._images, self._labels = [torch.cat(self._images)], [torch.cat(self._labels)]
+        self.samples, self._received = {name: torch.cat([part[name] for part in found]) for name in found[0]}, []
         if self.method.restart:
             self.network.load({f"body.{name}": value for name, value in self.start.build().state_dict().items()})
             self.network.keep_heads(0)
@@ -81,22 +86,13 @@ class CentralisedServer(GradientServer):
             for round_ in range(training.rounds):
                 self.trainer.train(
                     self.network,
-                    Samples(self._images[0], self._labels[0]),
+                    Samples(self.samples["images"], self.samples["labels"]),
                     training.rate(round_),
                     derived_seed(seed, "training", self.task, round_),
                     # All classes compete: with all samples at hand there is no old task to spare.
                     Objective(),
                 )
                 bar.update()
-
-    @property
-    def samples(self) -> dict[str, torch.Tensor]:
-        """All samples so far, for a checkpoint."""
-        return {"images": torch.cat(self._images), "labels": torch.cat(self._labels)} if self._images else {}
-
-    @samples.setter
-    def samples(self, saved: dict[str, torch.Tensor]) -> None:
-        self._images, self._labels = ([saved[name]] if saved else [] for name in ("images", "labels"))
 
 
 @dataclass
@@ -118,22 +114,16 @@ class Centralised(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        without: dict[str, object] = {
-            "frozen_stages": 0,
-            "frozen_heads": False,
-            "loss_classes": "seen",
-            "trains": "images",
-            "ccvr": "none",
-        }
-        given = [(f"method.{name}", getattr(self, name), value) for name, value in without.items()]
-        given.append(("method.training.fraction", self.training.fraction, 1))
-        given.append(("method.training.server_optimizer", self.training.server_optimizer, "average"))
-        for key, value, only in given:
-            if value != only:
-                shown = str(value).lower()
-                raise UserError(
-                    f"{key}={shown} has no meaning with all data in one place", f"{key}={str(only).lower()}"
-                )
+        self.require(
+            " has no meaning with all data in one place",
+            frozen_stages=0,
+            frozen_heads=False,
+            loss_classes="seen",
+            trains="images",
+            ccvr="none",
+            fraction=1,
+            server_optimizer="average",
+        )
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         return {SAMPLES: {"images": images("n", 3, "h", "w", leaks=SUMS), "labels": class_numbers("n")}}

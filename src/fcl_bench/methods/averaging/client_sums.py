@@ -1,20 +1,52 @@
-"""A server that keeps the mean over all clients of something that each client keeps for itself (FedDyn, SCAFFOLD)."""
+"""Clients that each keep a sum s_k over their rounds, and a server that keeps the mean of these (FedDyn, SCAFFOLD)."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.base import GradientMethod
+from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
 from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
+
+
+class ClientSumClient(GradientClient):
+    """Keeps s_k in its state.
+
+    Attributes:
+        kept: the first part of the names of s_k there.
+    """
+
+    method: ClientSumMethod
+    kept: ClassVar[str]
+
+    @abstractmethod
+    def changes(self, client_data: ClientData, broadcast: Message) -> dict[str, torch.Tensor]:
+        """What a round adds to s_k, by parameter; `network` holds the model as it was trained."""
+
+    def own(self, client_data: ClientData, state: State) -> dict[str, torch.Tensor]:
+        """s_k so far; a parameter that is not in it has zero."""
+        return with_prefix(state, self._prefix(client_data))
+
+    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
+        own = self.own(client_data, state)
+        for name, change in self.changes(client_data, broadcast).items():
+            own[name] = own[name] + change if name in own else change
+        return {self._prefix(client_data) + name: value for name, value in own.items()}
+
+    def _prefix(self, client_data: ClientData) -> str:
+        """With the first task whose rounds are in the sum."""
+        return f"{self.kept}.{client_data.task if self.method.reset else 0}."
 
 
 class ClientSumServer(GradientServer):
@@ -79,7 +111,3 @@ class ClientSumMethod(GradientMethod):
 
     training: Training = field(default_factory=lambda: Training(weighting="uniform"))
     reset: bool = False
-
-    def since(self, task: int) -> int:
-        """The first task whose rounds are in the sums of a task."""
-        return task if self.reset else 0

@@ -17,11 +17,9 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.tensors import with_prefix
-from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
+from fcl_bench.methods.averaging.client_sums import ClientSumClient, ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
-from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import EACH, Schema
@@ -32,47 +30,31 @@ from fcl_bench.training.objective import Objective
 
 #: The stage in which clients say how many samples they have.
 SIZES = "sizes"
+#: Prefix of the name of the clients' mean number of samples of a task.
+_MEAN = "mean_samples."
 
 
-def drift_prefix(since: int) -> str:
-    """Prefix of the names of d_k in a client's state; `since` is the task with which the sum began."""
-    return f"drift.{since}."
-
-
-def mean_name(task: int) -> str:
-    """The name of the clients' mean number of samples of a task."""
-    return f"mean_samples.{task}"
-
-
-class FedDynClient(GradientClient):
+class FedDynClient(ClientSumClient):
     """Keeps d_k, and trains near w0 - d_k."""
 
     method: FedDyn
+    kept = "drift"
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         return Message({}, samples=len(client_data.labels)), state
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
-        drift = self._drift(client_data, state)
+        drift = self.own(client_data, state)
         start = training_weights(self.network)
         centre = {name: value - drift[name] if name in drift else value for name, value in start.items()}
         alpha = self.method.alpha
         if self.method.scaled:
-            alpha *= float(broadcast[mean_name(client_data.task)]) / len(client_data.labels)
+            alpha *= float(broadcast[f"{_MEAN}{client_data.task}"]) / len(client_data.labels)
         heads = Heads.from_message(broadcast)
         return Proximal(heads, self.method.loss_classes, self.method.frozen_heads, centre, alpha, self.method.max_norm)
 
-    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
-        drift = self._drift(client_data, state)
-        for name, value in training_weights(self.network).items():
-            moved = value - broadcast[name].to(value)
-            drift[name] = drift[name] + moved if name in drift else moved
-        prefix = drift_prefix(self.method.since(client_data.task))
-        return {prefix + name: value for name, value in drift.items()}
-
-    def _drift(self, client_data: ClientData, state: State) -> Weights:
-        """d_k so far; a parameter that is not in it has zero."""
-        return with_prefix(state, drift_prefix(self.method.since(client_data.task)))
+    def changes(self, client_data: ClientData, broadcast: Message) -> Weights:
+        return {name: own - broadcast[name].to(own) for name, own in training_weights(self.network).items()}
 
 
 class FedDynServer(ClientSumServer):
@@ -97,23 +79,22 @@ class FedDynServer(ClientSumServer):
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         samples, clients = self.sizes
-        mean = {mean_name(self.task): torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
+        mean = {f"{_MEAN}{self.task}": torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
         return super().extra_broadcast() | mean
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self.sizes = (self.sizes[0] + (upload.samples or 0), self.sizes[1] + upload.clients)
 
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self.stage == MODEL:
-            for name in self.parameters():
-                # In the sum of all uploads models are added up; a node of a tree sends their mean.
-                models = upload[name].double() * (1 if self.context.sums else upload.clients)
-                self.add(name, models - upload.clients * self.sent[name].double())
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
+        for name in self.parameters():
+            # In the sum of all uploads models are added up; a node of a tree sends their mean.
+            models = upload[name].double() * (1 if self.context.sums else upload.clients)
+            self.add(name, models - upload.clients * self.sent[name].double())
 
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
-        for name, rows in self.still().items():
+        for name, rows in self.frozen_rows().items():
             moved[name][rows] = mean[name][rows]
         return {**mean, **moved}
 

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.tensors import with_prefix
+from fcl_bench.linalg.tensors import add_weighted, with_prefix
 from fcl_bench.methods.averaging.fisher import summed_squares
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
@@ -48,21 +48,16 @@ class Anchored(Objective):
     """The gradient of the penalty, strength F (theta - theta*), is added to that of the loss; autograd never sees it.
 
     Args:
-        heads, over, rest: see `Objective`.
+        heads: the heads of the network.
+        method: the knobs.
         pairs: per parameter, itself, F and theta*, all of its shape.
-        strength: lambda.
     """
 
     def __init__(
-        self,
-        heads: Heads,
-        over: str,
-        rest: bool,
-        pairs: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]],
-        strength: float,
+        self, heads: Heads, method: FedEWC, pairs: list[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor]]
     ) -> None:
-        super().__init__(heads, over, rest)
-        self._pairs, self._strength = pairs, strength
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
+        self._pairs, self._strength = pairs, method.strength
 
     def modify_gradients(self, network: Network) -> None:
         for weight, F, anchor in self._pairs:
@@ -82,8 +77,7 @@ class FedEWCClient(GradientClient):
             return super().objective(client_data, broadcast, state)
         own, anchors = dict(self.network.named_parameters()), with_prefix(broadcast, final_prefix(client_data.task - 1))
         pairs = [(own[name], F.to(own[name]), anchors[name].to(own[name])) for name, F in fisher.items()]
-        method = self.method
-        return Anchored(Heads.from_message(broadcast), method.loss_classes, method.frozen_heads, pairs, method.strength)
+        return Anchored(Heads.from_message(broadcast), self.method, pairs)
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """S_k of each parameter, and the number of samples."""
@@ -116,7 +110,7 @@ class FedEWCServer(GradientServer):
         super().__init__(method, context)
         self.fisher: dict[str, torch.Tensor] = {}
         self.anchor: dict[str, torch.Tensor] = {}
-        self._squares: dict[str, torch.Tensor] = {}
+        self._squares: Mapping[str, torch.Tensor] = {}
         self._samples = 0
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
@@ -135,8 +129,7 @@ class FedEWCServer(GradientServer):
         return {name: own[name] for name in self.method.measured(self.network)}
 
     def absorb_answer(self, client: int, upload: Message) -> None:
-        for name, squares in upload.items():
-            self._squares[name] = self._squares.get(name, 0) + squares.double()
+        self._squares = add_weighted(self._squares, upload.tensors, 1.0)
         self._samples += upload.samples or 0
 
     def finish_stage(self) -> None:
@@ -226,5 +219,5 @@ class FedEWC(GradientMethod):
 
     def measured(self, network: Network) -> list[str]:
         """Names of the parameters that F is of: those that train now and may train again in a later task."""
-        settled = self.frozen(network, network.stages, 1, range(len(network.heads)))
+        settled = self.frozen(network, 1, range(len(network.heads)))
         return [name for name, own in network.named_parameters() if own.requires_grad and name not in settled]

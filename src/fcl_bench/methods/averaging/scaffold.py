@@ -12,18 +12,16 @@ c + (1/N) sum of the changes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import with_prefix
-from fcl_bench.methods.averaging.client_sums import ClientSumMethod, ClientSumServer
+from fcl_bench.methods.averaging.client_sums import ClientSumClient, ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
-from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import SUM, Schema, real
@@ -33,7 +31,7 @@ from fcl_bench.training.knobs import own_rate
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
-#: Prefix of the names of c in a broadcast, of the change of c_k in an upload and, with a task, of c_k in a state.
+#: Prefix of the names of c in a broadcast, and of the change of c_k in an upload.
 VARIATE = "variate."
 
 
@@ -41,18 +39,18 @@ class Corrected(Objective):
     """Adds c - c_k to the gradient of every step.
 
     Args:
-        heads, over, rest: as of `Objective`.
+        heads: the heads of the network.
+        method: the knobs.
         correction: c - c_k, of the parameters for which there is any.
-        momentum: of the client's SGD.
 
     Attributes:
         length: K, the number of steps so far; with momentum m what it stands for, the sum of all steps' weights in
             x - y = eta sum_i (1 + m + ... + m^(K-i)) (g_i - c_k + c).
     """
 
-    def __init__(self, heads: Heads, over: str, rest: bool, correction: Weights, momentum: float) -> None:
-        super().__init__(heads, over, rest)
-        self._correction, self._momentum = correction, momentum
+    def __init__(self, heads: Heads, method: Scaffold, correction: Weights) -> None:
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
+        self._correction, self._momentum = correction, method.training.momentum
         self._weight = self.length = 0.0
 
     def modify_gradients(self, network: Network) -> None:
@@ -64,57 +62,42 @@ class Corrected(Objective):
         super().modify_gradients(network)
 
 
-class ScaffoldClient(GradientClient):
+class ScaffoldClient(ClientSumClient):
     """Keeps c_k."""
 
     method: Scaffold
+    kept = "variate"
     #: Of the turn at hand: every turn makes its own.
     _corrected: Corrected
 
-    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """The trained model, and the change of c_k."""
-        upload, new_state = super().update(client_data, broadcast, state)
-        before, after = self._variate(client_data, state), self._variate(client_data, new_state)
-        changes = {
-            VARIATE + name: value - before[name] if name in before else value
-            for name, value in after.items()
-            if name in upload
-        }
-        return replace(upload, tensors={**upload, **changes}), new_state
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> Weights:
+        """The change of c_k."""
+        before, after = self.own(client_data, state), self.own(client_data, new)
+        training = self.network.training_parameters()
+        return {VARIATE + name: after[name] - before.get(name, 0) for name in after if name in training}
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         correction = self._common(broadcast)
-        for name, value in self._variate(client_data, state).items():
+        for name, value in self.own(client_data, state).items():
             correction[name] = correction[name] - value if name in correction else -value
-        heads = Heads.from_message(broadcast)
-        momentum = self.method.training.momentum
-        self._corrected = Corrected(heads, self.method.loss_classes, self.method.frozen_heads, correction, momentum)
+        self._corrected = Corrected(Heads.from_message(broadcast), self.method, correction)
         return self._corrected
 
-    def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
-        common, variate = self._common(broadcast), self._variate(client_data, state)
-        resting = self._corrected.resting.items()
-        still = {f"heads.{head}.{kind}": rows for head, rows in resting for kind in ("weight", "bias")}
+    def changes(self, client_data: ClientData, broadcast: Message) -> Weights:
+        """(x - y) / (K eta) - c."""
+        common, found = self._common(broadcast), {}
         for name, value in training_weights(self.network).items():
             rate = own_rate(name, self.method.training, float(broadcast["rate"]))
-            gradient = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
+            found[name] = (broadcast[name].to(value) - value) / (self._corrected.length * rate)
             if name in common:
-                gradient -= common[name]
-            if name in still:  # rows that take no step keep their c_k
-                gradient[still[name]] = 0
-            variate[name] = variate[name] + gradient if name in variate else gradient
-        return {self._prefix(client_data) + name: value for name, value in variate.items()}
-
-    def _prefix(self, client_data: ClientData) -> str:
-        return f"{VARIATE}{self.method.since(client_data.task)}."
+                found[name] -= common[name]
+            if name in self._corrected.frozen_rows:  # they take no step, and keep their c_k
+                found[name][self._corrected.frozen_rows[name]] = 0
+        return found
 
     def _common(self, broadcast: Message) -> Weights:
         """c; a parameter that is not in it has zero."""
         return {name: value.to(self.context.device) for name, value in with_prefix(broadcast, VARIATE).items()}
-
-    def _variate(self, client_data: ClientData, state: State) -> Weights:
-        """c_k; a parameter that is not in it has zero."""
-        return with_prefix(state, self._prefix(client_data))
 
 
 class ScaffoldServer(ClientSumServer):
@@ -134,10 +117,8 @@ class ScaffoldServer(ClientSumServer):
             return super().matching(name)
         return {VARIATE + name: self.sent[name] for name in self.parameters()}
 
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self.stage != MODEL:
-            return
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
         for name in self.parameters():
             self.add(name, upload[VARIATE + name])
 
@@ -171,8 +152,4 @@ class Scaffold(ClientSumMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.training.optimizer != "sgd":
-            raise UserError(
-                f"{self.training_key}.optimizer={self.training.optimizer}: SCAFFOLD reads gradients off SGD's steps",
-                f"{self.training_key}.optimizer=sgd",
-            )
+        self.require(": SCAFFOLD reads gradients off SGD's steps", optimizer="sgd")

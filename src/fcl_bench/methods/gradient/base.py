@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob, text
@@ -42,6 +42,7 @@ class GradientMethod(Method):
 
     Attributes:
         client_half, server_half: what `client` and `server` make.
+        network_class: makes the network, with heads of its kind.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it trains parts inside a frozen vision transformer, and takes no other network.
         aggregation: what its server makes of clients' models. MEAN: their mean by `training.weighting`, or a robust
@@ -55,6 +56,7 @@ class GradientMethod(Method):
 
     client_half: ClassVar[type[GradientClient]] = GradientClient
     server_half: ClassVar[type[GradientServer]] = GradientServer
+    network_class: ClassVar[type[Network]] = Network
     resumes_within_tasks: ClassVar[bool] = True
     training_key: ClassVar[str] = "method.training"
     inside_transformers: ClassVar[bool] = False
@@ -74,29 +76,24 @@ class GradientMethod(Method):
     def __post_init__(self) -> None:
         self.training.check(self.training_key)
 
-    def require_published(self, **only: object) -> None:
-        """Raise a `UserError` for a knob whose value is not that of the public code, which `variant=published` follows.
+    def require(self, why: str, otherwise: str = "", **only: Any) -> None:
+        """Raise a `UserError` for the first of these knobs that has another value than the one that is needed.
 
         Args:
-            only: the values of the method's knobs; `weighting` is that of `training`.
+            why: what follows the knob and its value in the message.
+            otherwise: what else would work, to follow the value needed.
+            only: the values needed, by knob of the method or of `training`.
         """
         for name, wanted in only.items():
-            inside = name == "weighting"
+            inside = name in vars(self.training)
             key = f"{self.training_key}.{name}" if inside else f"method.{name}"
             if (value := getattr(self.training if inside else self, name)) != wanted:
                 typed, fitting = (text(own) or "null" for own in (value, wanted))
-                raise UserError(f"{key}={typed} contradicts method.variant=published", f"{key}={fitting}")
+                raise UserError(f"{key}={typed}{why}", f"{key}={fitting}{otherwise}")
 
-    def require_average(self, what: str, otherwise: str = "") -> None:
-        """Raise a `UserError` if the server has an optimiser although `what` makes the new model itself.
-
-        Args:
-            what: the method or the knob, for the message.
-            otherwise: what else would work.
-        """
-        if (kind := self.training.server_optimizer) != "average":
-            key = f"{self.training_key}.server_optimizer"
-            raise UserError(f"{key}={kind}: {what} makes the new model itself", f"{key}=average{otherwise}")
+    def require_published(self, **only: Any) -> None:
+        """Raise a `UserError` for a knob whose value is not that of the public code, with `variant=published`."""
+        self.require(" contradicts method.variant=published", **only)
 
     @property
     def trains_network(self) -> bool:
@@ -131,7 +128,7 @@ class GradientMethod(Method):
 
     def build_network(self, context: Context) -> Network:
         """A new network before its first head, the same at every call; a method may add prompts or adapters to it."""
-        return Network(self.start(context))
+        return self.network_class(self.start(context))
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:
         """Give the network one head for each task so far, the same in both halves; a method may add more.
@@ -151,7 +148,9 @@ class GradientMethod(Method):
                 f"backbone.compile=false, or a method that does not: {', '.join(_COMPILE)}",
             )
         if self.inside_transformers:
-            self._check_transformer(context)
+            what = f": method={self.name} trains a part of its own inside the network, and nothing else of it"
+            self.require(what, trains="images", frozen_stages=0)
+            self.build_network(context)
         if self.training.aggregate != "mean":
             self._check_aggregate(context, context.all_classes(classes_per_task))
         if self.training.rates:
@@ -165,10 +164,8 @@ class GradientMethod(Method):
         """Check the memory: robust aggregates keep all models of a round in float32, and one more to compare."""
         key, training = f"{self.training_key}.aggregate={self.training.aggregate}", self.training
         if self.aggregation != MEAN:
-            raise UserError(
-                f"{key}: the new model of method={self.name} depends on more than an aggregate of the clients' models",
-                f"{self.training_key}.aggregate=mean",
-            )
+            what = f"the new model of method={self.name} depends on more than an aggregate of the clients' models"
+            self.require(f": {what}", aggregate="mean")
         network = self.build_network(context)
         self.grow(network, [classes], seed=0)
         models = 2 + round(training.fraction * (context.clients or 1))
@@ -185,14 +182,6 @@ class GradientMethod(Method):
                 key = f"{self.training_key}.rates.{prefix}={rate:g}"
                 raise UserError(f"{key}: no parameter that trains has such a name", choices(parts, prefix))
 
-    def _check_transformer(self, context: Context) -> None:
-        what = f"method={self.name} trains a part of its own inside the network, and nothing else of it"
-        if self.trains == "features":
-            raise UserError(f"method.trains=features: {what}", "method.trains=images")
-        if self.frozen_stages:
-            raise UserError(f"method.frozen_stages={self.frozen_stages}: {what}", "method.frozen_stages=0")
-        self.build_network(context)
-
     def stages(self, task: Task) -> list[str]:
         """The ledger's stages of a task's rounds, in order: those of the model, and others before or after them."""
         return [MODEL] * self.training.rounds + ([MOMENTS] if self.ccvr == "gaussian" else [])
@@ -205,14 +194,11 @@ class GradientMethod(Method):
         """The columns that a task's new head scores."""
         return tuple(task.new_columns)
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
         """Names of the parameters that do not train in a task; both halves know this rule.
 
         Args:
             network: with the task's head.
-            stages: of its body.
             task: index of the task.
             reused: earlier heads that score classes of the task.
         """
@@ -220,10 +206,10 @@ class GradientMethod(Method):
         if task == 0:
             return names
         if self.frozen_stages:
-            names |= {f"body.{name}" for name in frozen_names(network.body, stages, self.frozen_stages)}
+            names |= {f"body.{name}" for name in frozen_names(network.body, network.stages, self.frozen_stages)}
         if self.frozen_heads:
-            resting = [head for head in range(len(network.heads)) if head != task and head not in reused]
-            names |= {f"heads.{head}.{own}" for head in resting for own, _ in network.heads[head].named_parameters()}
+            old = [head for head in range(len(network.heads)) if head != task and head not in reused]
+            names |= {f"heads.{head}.{own}" for head in old for own, _ in network.heads[head].named_parameters()}
         return names
 
     def client(self, context: Context) -> Client:

@@ -9,7 +9,7 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.methods.gradient.batched_heads import Heads, ProximalTerm, Steps, Turn, train_heads
+from fcl_bench.methods.gradient.batched_heads import ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import SGD, client_optimiser
@@ -20,14 +20,11 @@ from fcl_bench.training.objective import Objective
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.client import GradientClient
 
-#: Tensors of a trained model by their names in the network.
-Trained = dict[str, torch.Tensor]
-
 
 def train_batched_clients(
     client: GradientClient, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]
-) -> dict[int, Trained] | str:
-    """The trained models of these clients by their numbers, or why they can't train side by side.
+) -> dict[int, torch.Tensor] | str:
+    """The trained heads (L, d + 1) of these clients by their numbers, or why they can't train side by side.
 
     The network ends as the broadcast says, without any client's training.
 
@@ -56,12 +53,12 @@ def train_batched_clients(
     if not isinstance(optimiser, SGD) or len(optimiser.param_groups) != 1:
         return f"the step of {client.method.training_key} is not SGD with one rate"
     # A rate of their own that all parameters share counts too. Any client's objective does: they score alike.
-    steps = Steps(objective, knobs, optimiser.param_groups[0]["lr"], _still(network, objective))
+    steps = Steps(objective, knobs, optimiser.param_groups[0]["lr"], _frozen_rows(network, objective))
     with client.trainer.reproducible(turns[0].seed):
-        heads = train_heads(Heads(*network.classifier()), turns, steps)
-    if not all_finite(heads.weight, heads.bias):
+        heads = train_heads(_joined(*network.classifier()), turns, steps)
+    if not all_finite(heads):
         raise client.trainer.diverged()
-    return {client_data.client: _named(heads, k, network) for k, client_data in enumerate(shards)}
+    return {client_data.client: own for client_data, own in zip(shards, heads, strict=True)}
 
 
 def refused(network: Network, samples: Samples, objective: Objective) -> str:
@@ -80,6 +77,11 @@ def refused(network: Network, samples: Samples, objective: Objective) -> str:
     return ""
 
 
+def _joined(weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """(L, d + 1) of weights (L, d) and biases (L,)."""
+    return torch.cat([weight, bias.unsqueeze(1)], dim=1)
+
+
 def _proximal(objective: Objective, network: Network) -> ProximalTerm | None:
     """What `modify_gradients` adds to the gradient, with the start's values for heads that don't train."""
     found = objective.proximal_term()
@@ -89,29 +91,15 @@ def _proximal(objective: Objective, network: Network) -> ProximalTerm | None:
     values = {**network.state(), **centre}
     count = range(len(network.heads))
     weight, bias = (torch.cat([values[f"heads.{head}.{kind}"] for head in count]) for kind in ("weight", "bias"))
-    return ProximalTerm(weight, bias, strength, max_norm)
+    return ProximalTerm(_joined(weight, bias), strength, max_norm)
 
 
-def _still(network: Network, objective: Objective) -> torch.Tensor | None:
-    """(L,) bool, the logits of heads that don't train, and of resting rows; None if there are none."""
+def _frozen_rows(network: Network, objective: Objective) -> torch.Tensor | None:
+    """(L,) bool, the logits of heads that don't train, and of frozen rows; None if there are none."""
     found: list[torch.Tensor] = []
-    for number, head in enumerate(network.heads):
-        assert isinstance(head, torch.nn.Linear)
+    for number, head in enumerate(LinearHeads(network, objective).heads):
         rows = torch.full((head.out_features,), not head.weight.requires_grad, device=network.device)
-        rows[objective.resting.get(number, [])] = True
+        rows[objective.frozen_rows.get(f"heads.{number}.weight", [])] = True
         found.append(rows)
-    still = torch.cat(found)
-    return still if bool(still.any()) else None
-
-
-def _named(heads: Heads, client: int, network: Network) -> Trained:
-    """The parameters that train of one of the clients."""
-    named: Trained = {}
-    first = 0
-    for number, head in enumerate(network.heads):
-        assert isinstance(head, torch.nn.Linear)
-        rows = slice(first, first + head.out_features)
-        named[f"heads.{number}.weight"] = heads.weight[client, rows]
-        named[f"heads.{number}.bias"] = heads.bias[client, rows]
-        first = rows.stop
-    return {name: named[name] for name in network.training_parameters()}
+    frozen = torch.cat(found)
+    return frozen if bool(frozen.any()) else None

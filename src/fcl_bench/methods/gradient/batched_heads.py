@@ -4,6 +4,9 @@ All clients start from the same heads. Each takes its own batches in its own ord
 client that trains alone. One step of m clients multiplies features (m, b, d) with weights (m, L, d). Clients with more
 steps come first, so that those which still have a step are the first rows. A smaller batch is filled up with rows of
 weight 0. Batched products round differently from single ones, so the heads agree with `Trainer.train` to rounding.
+
+Weights and biases are one matrix (L, d + 1): the bias is the weight of a last input, which is always 1. Behind it stand
+zeros, up to a multiple of 16 columns: with 513 columns in place of 528 a product takes twice as long.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from fcl_bench.training.objective import Objective
 
 #: clip_grad_norm_ divides by the norm and this.
 CLIPPED = 1e-6
+#: The number of columns is a multiple of this.
+_COLUMNS = 16
 
 
 @dataclass(frozen=True)
@@ -28,13 +33,12 @@ class ProximalTerm:
     """What one client adds to its gradient, after weight decay: strength (w - centre), then clipping of the whole.
 
     Attributes:
-        weight, bias: (L, d) and (L,) the centre.
+        centre: (L, d + 1).
         strength: of the term.
         max_norm: of the whole gradient; None: no clipping.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor
+    centre: torch.Tensor
     strength: float
     max_norm: float | None = None
 
@@ -62,26 +66,6 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Heads:
-    """The weights of all heads as one matrix.
-
-    Attributes:
-        weight: (L, d), or (m, L, d) for m clients.
-        bias: (L,), or (m, L).
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __add__(self, other: Heads) -> Heads:
-        """The clients of both, one after the other."""
-        return Heads(torch.cat([self.weight, other.weight]), torch.cat([self.bias, other.bias]))
-
-    def __getitem__(self, clients: slice | torch.Tensor) -> Heads:
-        return Heads(self.weight[clients], self.bias[clients])
-
-
-@dataclass(frozen=True)
 class Steps:
     """How all clients step.
 
@@ -89,13 +73,13 @@ class Steps:
         objective: has `score_gradient` in closed form; it is the same function of the logits for all clients.
         knobs: epochs, batch size, momentum, weight decay.
         rate: step size of the round.
-        still: (L,) bool, the logits whose weights and biases stay as they are; None: all train.
+        frozen_rows: (L,) bool, the logits whose weights and biases stay as they are; None: all train.
     """
 
     objective: Objective
     knobs: Training
     rate: float
-    still: torch.Tensor | None = None
+    frozen_rows: torch.Tensor | None = None
 
     def gradient(
         self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor, share: torch.Tensor
@@ -105,7 +89,7 @@ class Steps:
         Args:
             scores: (m, b, L).
             labels: (m, b).
-            inputs: (m, b, d).
+            inputs: (m, b, ...).
             share: (m, b, 1), one over the number of samples in the client's batch; 0 for a row that fills up.
         """
         flat = self.objective.score_gradient(scores.flatten(0, 1), labels.flatten(), inputs.flatten(0, 1))
@@ -115,40 +99,45 @@ class Steps:
         """Whether a client takes all its steps on one and the same batch (see `linear_heads`)."""
         knobs = self.knobs
         one_batch = 0 < len(turn.labels) <= knobs.batch_size and knobs.epochs > 1
-        return one_batch and not knobs.momentum and turn.proximal is None and self.still is None
+        return one_batch and not knobs.momentum and turn.proximal is None and self.frozen_rows is None
 
 
 @torch.no_grad()
-def train_heads(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
-    """The heads (m, ...) of each client after its round of SGD, in the order of `turns`. They may not be finite.
+def train_heads(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> torch.Tensor:
+    """The heads (m, L, d + 1) of each client after its round of SGD, in the order of `turns`. They may not be finite.
 
     Args:
-        start: the heads with which all clients start; they are not changed.
+        start: (L, d + 1) the heads with which all clients start; they are not changed.
         turns: at least one client.
         steps: how they step.
     """
-    # Sorting is stable, so clients without a step come last.
-    order = sorted(range(len(turns)), key=lambda k: (not steps.repeats(turns[k]), -len(turns[k].labels)))
-    repeating = sum(steps.repeats(turn) for turn in turns)
-    ordered = [turns[k] for k in order]
-    found = [_stepwise(start, ordered[repeating:], steps)] if repeating < len(turns) else []
-    if repeating:
-        found.insert(0, _repeatedly(start, ordered[:repeating], steps))
-    whole = found[0] if len(found) == 1 else found[0] + found[1]
-    return whole[torch.tensor(order).argsort().to(whole.bias.device)]
+    width, start = start.shape[1], _padded(start)
+    heads = start.repeat(len(turns), 1, 1)
+    repeating = [k for k, turn in enumerate(turns) if steps.repeats(turn)]
+    others = sorted(set(range(len(turns))) - set(repeating), key=lambda k: -len(turns[k].labels))
+    for chosen, train in ((repeating, _repeatedly), (others, _stepwise)):
+        if chosen:
+            heads[chosen] = train(start, [turns[k] for k in chosen], steps)
+    return heads[..., :width]
+
+
+def _padded(rows: torch.Tensor) -> torch.Tensor:
+    """Rows with as many columns as products are fast with."""
+    return torch.nn.functional.pad(rows, (0, -rows.shape[-1] % _COLUMNS))
 
 
 class _Samples:
     """All clients' samples in one tensor, from which batches of several clients are cut at once."""
 
     def __init__(self, turns: Sequence[Turn]) -> None:
-        self._inputs = torch.cat([turn.inputs for turn in turns])
+        features = torch.cat([turn.inputs for turn in turns])
+        self._inputs = _padded(torch.nn.functional.pad(features, (0, 1), value=1.0))
         self._labels = torch.cat([turn.labels for turn in turns])
         #: Where each client's samples begin.
         self.begins = [0, *accumulate(len(turn.labels) for turn in turns)]
 
     def batch(self, parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Features (m, b, d), labels (m, b) and shares (m, b, 1) of the samples `parts`, (b_k,) of each client."""
+        """Inputs (m, b, ...), labels (m, b) and shares (m, b, 1) of the samples `parts`, (b_k,) of each client."""
         places = pad_sequence(list(parts), batch_first=True, padding_value=-1)
         held = places >= 0
         share = (held / held.sum(dim=1, keepdim=True)).unsqueeze(2)
@@ -158,100 +147,46 @@ class _Samples:
         return inputs, self._labels[places], share.to(inputs.device)
 
 
-def _stepwise(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
+def _stepwise(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> torch.Tensor:
     """A step for every batch of every epoch; clients have no fewer samples than those behind them."""
-    samples = _Samples(turns)
+    samples, knobs, rate = _Samples(turns), steps.knobs, steps.rate
     plans = [
-        [chosen + begin for chosen in turn.batches(steps.knobs)]
-        for turn, begin in zip(turns, samples.begins, strict=False)
+        [chosen + begin for chosen in turn.batches(knobs)] for turn, begin in zip(turns, samples.begins, strict=False)
     ]
-    heads = Heads(start.weight.repeat(len(turns), 1, 1), start.bias.repeat(len(turns), 1))
-    descent = _Descent(heads, turns, steps)
+    heads = start.repeat(len(turns), 1, 1)
+    velocity = torch.zeros_like(heads)
+    terms = [turn.proximal for turn in turns if turn.proximal is not None]
+    centres = torch.stack([_padded(term.centre) for term in terms]) if terms else heads
+    strengths = heads.new_tensor([term.strength for term in terms]).view(-1, 1, 1)
+    max_norm = terms[0].max_norm if terms else None
     for step in range(len(plans[0])):
         batch, labels, share = samples.batch([plan[step] for plan in plans if step < len(plan)])
-        now = heads[: len(labels)]
-        scores = torch.baddbmm(now.bias.unsqueeze(1), batch, now.weight.transpose(1, 2))
-        descent.step(steps.gradient(scores, labels, batch, share), batch)
+        m = len(labels)
+        now = heads[:m]
+        gradient = steps.gradient(batch @ now.transpose(1, 2), labels, batch, share).transpose(1, 2)
+        if not terms and steps.frozen_rows is None and not knobs.momentum:
+            now.baddbmm_(gradient, batch, beta=1 - rate * knobs.weight_decay, alpha=-rate)
+            continue
+        along = torch.baddbmm(now, gradient, batch, beta=knobs.weight_decay)
+        if terms:
+            along.addcmul_(now - centres[:m], strengths[:m])
+        if steps.frozen_rows is not None:
+            along.masked_fill_(steps.frozen_rows.unsqueeze(1), 0.0)
+        if max_norm is not None:
+            along.mul_((max_norm / (along.norm(dim=(1, 2), keepdim=True) + CLIPPED)).clamp(max=1.0))
+        if knobs.momentum:
+            along = velocity[:m].mul_(knobs.momentum).add_(along)
+        now.sub_(along, alpha=rate)
     return heads
 
 
-class _Descent:
-    """SGD of several clients' heads, in place.
-
-    Args:
-        heads: (m, ...), of all clients.
-        turns: whose proximal terms.
-        steps: rate, decay, momentum, what stays still.
-    """
-
-    def __init__(self, heads: Heads, turns: Sequence[Turn], steps: Steps) -> None:
-        self._heads, self._steps = heads, steps
-        self._velocity: Heads | None = None
-        terms = [turn.proximal for turn in turns if turn.proximal is not None]
-        self._proximal = None
-        if terms:
-            column = heads.bias.new_tensor([term.strength for term in terms]).unsqueeze(1)
-            centre = Heads(torch.stack([term.weight for term in terms]), torch.stack([term.bias for term in terms]))
-            self._proximal = (centre, column, terms[0].max_norm)
-
-    def step(self, gradient: torch.Tensor, batch: torch.Tensor) -> None:
-        """One step of the first clients.
-
-        Args:
-            gradient: (m, b, L) in the logits.
-            batch: (m, b, d).
-        """
-        steps, m = self._steps, len(gradient)
-        now, rate, decay = self._heads[:m], steps.rate, steps.knobs.weight_decay
-        if self._proximal is None and steps.still is None and not steps.knobs.momentum:
-            now.weight.baddbmm_(gradient.transpose(1, 2), batch, beta=1 - rate * decay, alpha=-rate)
-            now.bias.mul_(1 - rate * decay).sub_(gradient.sum(dim=1), alpha=rate)
-            return
-        weight, bias = torch.bmm(gradient.transpose(1, 2), batch), gradient.sum(dim=1)
-        weight.add_(now.weight, alpha=decay)
-        bias.add_(now.bias, alpha=decay)
-        along = Heads(weight, bias)
-        self._constrain(along, now, m)
-        for values, held, velocity in zip(
-            (along.weight, along.bias), (now.weight, now.bias), self._velocities(along), strict=True
-        ):
-            if velocity is not None:
-                values = velocity[:m].mul_(steps.knobs.momentum).add_(values)
-            held.sub_(values, alpha=rate)
-
-    def _constrain(self, along: Heads, now: Heads, m: int) -> None:
-        """Add the proximal term, let what is still stay, and clip."""
-        still, max_norm = self._steps.still, None
-        if self._proximal is not None:
-            centre, strength, max_norm = self._proximal
-            along.weight.addcmul_(now.weight - centre.weight[:m], strength[:m].unsqueeze(2))
-            along.bias.addcmul_(now.bias - centre.bias[:m], strength[:m])
-        if still is not None:
-            along.weight.masked_fill_(still.unsqueeze(1), 0.0)
-            along.bias.masked_fill_(still, 0.0)
-        if max_norm is not None:
-            norms = torch.stack([along.weight.flatten(1).norm(dim=1), along.bias.norm(dim=1)]).norm(dim=0)
-            factors = (max_norm / (norms + CLIPPED)).clamp(max=1.0)
-            along.weight.mul_(factors.view(-1, 1, 1))
-            along.bias.mul_(factors.view(-1, 1))
-
-    def _velocities(self, along: Heads) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """v of weights and biases of all clients, 0 at first; None without momentum."""
-        if not self._steps.knobs.momentum:
-            return None, None
-        if self._velocity is None:  # in the first step, which every client takes that takes any
-            self._velocity = Heads(torch.zeros_like(along.weight), torch.zeros_like(along.bias))
-        return self._velocity.weight, self._velocity.bias
-
-
-def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
+def _repeatedly(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> torch.Tensor:
     """All steps of clients that have one batch: their logits are followed, as in `linear_heads`."""
     rate, epochs = steps.rate, steps.knobs.epochs
     decayed = 1 - rate * steps.knobs.weight_decay
     samples = _Samples(turns)
     inputs, labels, share = samples.batch([torch.arange(*ends) for ends in pairwise(samples.begins)])
-    scores = torch.nn.functional.linear(inputs, start.weight, start.bias)
-    gram = torch.baddbmm(inputs.new_ones(1, 1, 1), inputs, inputs.transpose(1, 2))
+    scores, gram = inputs @ start.T, inputs @ inputs.transpose(1, 2)
     total = torch.zeros_like(scores)
     for _ in range(epochs):
         gradient = steps.gradient(scores, labels, inputs, share)
@@ -259,5 +194,4 @@ def _repeatedly(start: Heads, turns: Sequence[Turn], steps: Steps) -> Heads:
         scores = torch.baddbmm(scores, gram, gradient, beta=decayed, alpha=-rate)
     # A tensor overflows to infinity, which is then reported as divergence; a number would be an error of Python's.
     in_all = float(torch.tensor(decayed, dtype=torch.float64) ** epochs)
-    weight = torch.baddbmm(start.weight.unsqueeze(0), total.transpose(1, 2), inputs, beta=in_all, alpha=-rate)
-    return Heads(weight, start.bias * in_all - rate * total.sum(dim=1))
+    return torch.baddbmm(start.unsqueeze(0), total.transpose(1, 2), inputs, beta=in_all, alpha=-rate)

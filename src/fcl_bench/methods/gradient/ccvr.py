@@ -60,10 +60,6 @@ class Moments:
     total: torch.Tensor
     second: torch.Tensor
 
-    def __add__(self, other: Moments) -> Moments:
-        """The moments of both sets of samples together."""
-        return Moments(self.count + other.count, self.total + other.total, self.second + other.second)
-
     @property
     def mean(self) -> torch.Tensor:
         """(d,)."""
@@ -141,15 +137,24 @@ class CCVRHead:
     """The server's side: the moments of all classes so far, and the head that is made of them.
 
     Attributes:
-        known: column -> what is known of the class.
+        counts, totals, seconds: by column, the moments of the class (see `Moments`).
         weight, bias: (L, d) and (L,), the retrained outputs of all heads; None: before the task's moments are in.
     """
 
+    state = ("counts", "totals", "seconds", "weight", "bias")
+
     def __init__(self, knobs: Gaussian, dimension: int, device: torch.device, dense: bool = False) -> None:
         self._knobs, self._dimension, self._device, self._dense = knobs, dimension, device, dense
-        self.known: dict[int, Moments] = {}
+        self.counts: dict[int, int] = {}
+        self.totals: dict[int, torch.Tensor] = {}
+        self.seconds: dict[int, torch.Tensor] = {}
         self.weight: torch.Tensor | None = None
         self.bias: torch.Tensor | None = None
+
+    @property
+    def known(self) -> dict[int, Moments]:
+        """By column, ascending, what is known of the class."""
+        return {own: Moments(self.counts[own], self.totals[own], self.seconds[own]) for own in sorted(self.counts)}
 
     def matching(self, columns: tuple[int, ...]) -> dict[str, torch.Tensor]:
         """What "second.*" stands for in a task of these classes."""
@@ -175,13 +180,14 @@ class CCVRHead:
         for place, column in enumerate(columns):
             if count := int(upload["counts"][place]):
                 second = upload["squares"][:, place] if "squares" in upload else upload[f"second.{column}"]
-                new = Moments(count, upload["sums"][:, place].clone(), second.clone())
-                self.known[column] = self.known[column] + new if column in self.known else new
+                self.counts[column] = self.counts.get(column, 0) + count
+                self.totals[column] = self.totals.get(column, 0) + upload["sums"][:, place]
+                self.seconds[column] = self.seconds.get(column, 0) + second
 
     def draw(self, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Features (n, d) in float32, `samples` of each known class, and their places (n,) among these."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = [known.draw(self._knobs.samples, generator).float() for _, known in sorted(self.known.items())]
+        drawn = [known.draw(self._knobs.samples, generator).float() for known in self.known.values()]
         return torch.cat(drawn), torch.arange(len(drawn), device=self._device).repeat_interleave(self._knobs.samples)
 
     def retrain(self, network: Network, heads: Heads, seed: int) -> None:
@@ -194,9 +200,9 @@ class CCVRHead:
         """
         weight, bias = (value.clone() for value in network.classifier())
         self.weight, self.bias = weight, bias
-        if not self.known:
+        knobs, columns = self._knobs, sorted(self.counts)
+        if not columns:
             return
-        knobs, columns = self._knobs, sorted(self.known)
         features, places = self.draw(seed)
         generator = torch.Generator().manual_seed(seed + 1)
         weight.requires_grad_()
@@ -217,22 +223,3 @@ class CCVRHead:
             raise UserError(
                 f"method.gaussian.lr={knobs.lr:g}: retraining the heads diverged", "a smaller method.gaussian.lr"
             )
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`<column>.count`, `.total` and `.second` of each known class, and `weight` and `bias` once there are any."""
-        state = {
-            f"{column}.{kind}": torch.as_tensor(getattr(known, kind))
-            for column, known in self.known.items()
-            for kind in ("count", "total", "second")
-        }
-        head = {"weight": self.weight, "bias": self.bias}
-        return state | {name: value for name, value in head.items() if value is not None}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        columns = [int(name.removesuffix(".count")) for name in state if name.endswith(".count")]
-        self.known = {
-            column: Moments(int(state[f"{column}.count"]), state[f"{column}.total"], state[f"{column}.second"])
-            for column in columns
-        }
-        self.weight, self.bias = state.get("weight"), state.get("bias")

@@ -25,8 +25,8 @@ class GradientClient(ModelHolder, Client):
 
     #: A task and its teacher, the same for all clients.
     _teacher: tuple[int, Network] | None = None
-    #: A task, a round, and by client the models that `train_batched` trained for turns that are still to come.
-    _batched: tuple[int, int, dict[int, dict[str, torch.Tensor]]] = (-1, -1, {})
+    #: A task, a round, and by client the heads that `train_batched` trained for turns that are still to come.
+    _batched: tuple[int, int, dict[int, torch.Tensor]] = (-1, -1, {})
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
@@ -42,7 +42,8 @@ class GradientClient(ModelHolder, Client):
         # Copies: the network is the next client's before a transport has to pass this on.
         trained: Mapping[str, torch.Tensor]
         if (task, round_) == (broadcast.task, broadcast.round) and client_data.client in ahead:
-            self.network.load(ahead.pop(client_data.client))
+            heads = ahead.pop(client_data.client)
+            self.network.load_classifier(heads[:, :-1], heads[:, -1])
             trained = Flat.of(self.network.changing())
         else:
             trained = self.trainer.train(
@@ -57,6 +58,8 @@ class GradientClient(ModelHolder, Client):
         if self.context.sums and self.method.training.weighting == "samples":
             # In a secure sum models come multiplied by their weights.
             trained = {name: value.double() * samples for name, value in trained.items()}
+        if beside := self.beside(client_data, broadcast, state, new_state):
+            trained = {**trained, **beside}
         return Message(trained, samples=samples), new_state
 
     def train_batched(self, shards: Sequence[ClientData], broadcast: Message, states: Sequence[State]) -> str | None:
@@ -64,8 +67,8 @@ class GradientClient(ModelHolder, Client):
         if broadcast.stage != MODEL:
             return None
         own, here = type(self), GradientClient
-        changed = own.update is not here.update or own.take_over is not here.take_over
-        if changed or own.pseudo_labels is not here.pseudo_labels:
+        as_here = ("update", "take_over", "beside", "pseudo_labels")
+        if any(getattr(own, name) is not getattr(here, name) for name in as_here):
             return f"clients of method={self.method.name} do more than train"
         from fcl_bench.methods.gradient.batched_clients import train_batched_clients
 
@@ -88,7 +91,7 @@ class GradientClient(ModelHolder, Client):
     def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
         """What this round trains on: the shard's labelled samples, and whatever a method adds (see `Replayed`)."""
         # The network takes features in float32: to turn them all at once is cheaper than batch by batch.
-        inputs = client_data.inputs if self.method.trains_network else rows(client_data.inputs)
+        inputs = client_data.inputs if self.method.trains == "images" else rows(client_data.inputs)
         return Samples(inputs, client_data.labels)
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
@@ -98,6 +101,10 @@ class GradientClient(ModelHolder, Client):
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         """What the client keeps after a round of the model, which `network` holds as it was trained."""
         return state
+
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
+        """What is sent beside the model that `network` holds as it was trained; `new` is what the client keeps."""
+        return {}
 
     def speaks_for(self, client_data: ClientData, state: State) -> int:
         """The number of samples that a trained model is of, as the server weighs it; `state` is the new one."""

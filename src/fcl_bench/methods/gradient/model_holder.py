@@ -44,7 +44,7 @@ class ModelHolder:
         start: what training starts from.
         network: with the heads so far.
         trainer: runs it.
-        prepared: the heads, and the names at rest, for which `prepare` was called last.
+        prepared: the heads, and the further frozen names, for which `prepare` was called last.
     """
 
     def __init__(self, method: GradientMethod, context: Context) -> None:
@@ -59,10 +59,10 @@ class ModelHolder:
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
         self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
 
-    def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
-        """Give the network its heads so far. Freeze `resting` and whatever the last head's task does not train."""
+    def prepare(self, heads: Heads, frozen: Collection[str] = ()) -> None:
+        """Give the network its heads so far. Freeze `frozen` and whatever the last head's task does not train."""
         if len(self.network.heads) < len(heads.columns):
             self.method.grow(self.network, heads.sizes, head_seed(self.context))
         task = len(heads.columns) - 1
-        self.network.freeze(self.method.frozen(self.network, self.start.stages, task, heads.reused) | set(resting))
-        self.prepared = heads, frozenset(resting)
+        self.network.freeze(self.method.frozen(self.network, task, heads.reused) | set(frozen))
+        self.prepared = heads, frozenset(frozen)

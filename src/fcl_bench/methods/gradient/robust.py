@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
+from fcl_bench.training.knobs import Training
+
 Model = Mapping[str, torch.Tensor]
 
 
@@ -51,14 +53,10 @@ def krum(models: Sequence[Model], byzantine: int, statistics: Collection[str] = 
     n = len(models)
     neighbours = min(max(n - byzantine - 2, 1), n - 1)
     distances = torch.zeros(n, n, dtype=torch.float64)
-    for row in range(n):
-        for column in range(row):
-            # Distances are made pair by pair: all at once would take n^2 models, and a Gram product cancels.
-            apart = sum(
-                float((models[row][name].double() - models[column][name].double()).square().sum())
-                for name in models[row].keys() - set(statistics)
-            )
-            distances[row, column] = distances[column, row] = apart
+    for name in models[0].keys() - set(statistics):
+        values = torch.stack([model[name].double().flatten() for model in models])
+        # Pair by pair, since a Gram product cancels.
+        distances += torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist").square().cpu()
     distances.fill_diagonal_(torch.inf)
     return int(distances.sort(dim=1).values[:, :neighbours].sum(dim=1).argmin())
 
@@ -79,6 +77,27 @@ def combined(
     else:
         found = median(models) if kind == "median" else trimmed_mean(models, share)
     return {name: value.float() for name, value in found.items()}
+
+
+def weakness(models: int, knobs: Training, key: str) -> str:
+    """Why an aggregate of so few models withstands fewer hostile ones than the knobs say; "" where it does not.
+
+    Args:
+        models: n.
+        knobs: which aggregate, and its knobs.
+        key: where the user set them.
+    """
+    if knobs.aggregate == "krum" and models < 2 * knobs.byzantine + 3:
+        return (
+            f"{key}.byzantine={knobs.byzantine}: a round had {models} models, and Krum withstands so many hostile ones"
+            f" only among {2 * knobs.byzantine + 3} or more"
+        )
+    if knobs.aggregate == "trimmed_mean" and knobs.trimmed and not trimmed_off(models, knobs.trimmed):
+        return (
+            f"{key}.trimmed={knobs.trimmed:g}: a round had {models} models, of which this share is none, so that a"
+            " single hostile one counts in the mean"
+        )
+    return ""
 
 
 def _by_coordinate(models: Sequence[Model], of: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -36,7 +36,7 @@ class GradientServer(ModelHolder, Server):
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
         counted: stages whose uploads say how many samples they are of.
-        replay: what predicts in place of the trained heads under `ccvr=gaussian`; None: they predict.
+        replay: what predicts in place of the trained heads under `ccvr=gaussian`.
     """
 
     method: GradientMethod
@@ -51,9 +51,7 @@ class GradientServer(ModelHolder, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay: CCVRHead | None = None
-        if method.ccvr == "gaussian":
-            self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
+        self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
             self._optimiser = ServerOptimiser(method.training)
@@ -77,8 +75,7 @@ class GradientServer(ModelHolder, Server):
                 self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
-            if self.replay:
-                self.replay.weight = self.replay.bias = None  # a new task has other heads
+            self.replay.weight = self.replay.bias = None  # a new task has other heads
         self.prepare(self.heads)
         self._heads_message = self.heads.to_message()
 
@@ -133,21 +130,24 @@ class GradientServer(ModelHolder, Server):
 
     def matching(self, name: str) -> Mapping[str, torch.Tensor]:
         """The parts of the model that the round changes, as broadcast; of `moments`, the task's classes."""
-        return self.replay.matching(self.tasks[-1]) if self.replay and self.stage == MOMENTS else self.sent
+        return self.replay.matching(self.tasks[-1]) if self.stage == MOMENTS else self.sent
 
     def objection(self, upload: Message) -> str:
-        if self.replay and self.stage == MOMENTS:
+        if self.stage == MOMENTS:
             return self.replay.objection(upload, self.tasks[-1])
         missing = self.stage in self.counted and upload.samples is None
         return "it does not say how many samples it is of" if missing else ""
 
     def absorb(self, client: int, upload: Message) -> None:
-        if self.replay and self.stage == MOMENTS:
+        if self.stage == MOMENTS:
             self.replay.absorb(upload, self.tasks[-1])
-            return
-        if self.stage != MODEL:
+        elif self.stage == MODEL:
+            self.absorb_model(client, upload)
+        else:
             self.absorb_answer(client, upload)
-            return
+
+    def absorb_model(self, client: int, upload: Message) -> None:
+        """Take in a client's model."""
         weight = self.weight(client, upload)
         if not 0 <= weight < math.inf:
             raise UserError(
@@ -175,51 +175,34 @@ class GradientServer(ModelHolder, Server):
             self.finish_stage()
         elif self._weight or self._models:
             new = self._combined() if self._models else average(self._sums, self._weight)
-            still = self.still() if self.method.frozen_heads else {}
+            frozen = self.frozen_rows() if self.method.frozen_heads else {}
             if self._optimiser:
-                new = self._optimiser.step(self.sent, new, still)
+                new = self._optimiser.step(self.sent, new, frozen)
             new = self.aggregated(new)
-            self.network.load(self._at_rest(new, still) if still else new)
+            for name, rows in frozen.items():  # noise, 16-bit wires and optimisers move them
+                new[name] = new[name].clone()
+                new[name][rows] = self.sent[name][rows].to(new[name])
+            self.network.load(new)
             with self.trainer.reproducible(derived_seed(self.context.seed, "server", self.task, self._round)):
                 self.server_step()
         self._sums, self._models = {}, []
 
-    def _at_rest(self, new: dict[str, torch.Tensor], still: dict[str, list[int]]) -> dict[str, torch.Tensor]:
-        """The new model with the rows `still` as they were sent: noise, 16-bit wires and optimisers move them."""
-        once = {name: new[name].clone() for name in still}
-        for name, rows in still.items():
-            once[name][rows] = self.sent[name][rows].to(once[name])
-        return {**new, **once}
-
-    def still(self) -> dict[str, list[int]]:
+    def frozen_rows(self) -> dict[str, list[int]]:
         """Rows that do not train in the task, by parameter: of other classes, in heads that train for old ones."""
-        heads = self.heads
-        names = {f"heads.{head}.{kind}": head for head in heads.reused for kind in ("weight", "bias")}
-        return {name: heads.resting_rows(head) for name, head in names.items() if name in self.sent}
+        return {name: rows for name, rows in self.heads.frozen_rows.items() if name in self.sent}
 
     def _combined(self) -> dict[str, torch.Tensor]:
         """One model of all those of the round, not their mean."""
-        from fcl_bench.methods.gradient.robust import combined, trimmed_off
+        from fcl_bench.methods.gradient.robust import combined, weakness
 
-        knobs, n = self.method.training, len(self._models)
-        if knobs.aggregate == "krum" and n < 2 * knobs.byzantine + 3:
-            self._notices.tell(
-                "krum",
-                f"{self.method.training_key}.byzantine={knobs.byzantine}: a round had {n} models, and Krum withstands"
-                f" so many hostile ones only among {2 * knobs.byzantine + 3} or more",
-            )
-        if knobs.aggregate == "trimmed_mean" and knobs.trimmed and not trimmed_off(n, knobs.trimmed):
-            self._notices.tell(
-                "trimmed_mean",
-                f"{self.method.training_key}.trimmed={knobs.trimmed:g}: a round had {n} models, of which this share is"
-                " none, so that a single hostile one counts in the mean",
-            )
+        knobs = self.method.training
+        if text := weakness(len(self._models), knobs, self.method.training_key):
+            self._notices.tell(knobs.aggregate, text)
         statistics = {name for name, _ in self.network.named_buffers()}
         return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine, statistics)
 
     def _retrain_heads(self) -> None:
         """Make the heads that predict."""
-        assert self.replay is not None
         if self.task and any(name.startswith("body.") for name in self.network.changing()):
             self._notices.tell(
                 "ccvr",
@@ -252,11 +235,10 @@ class GradientServer(ModelHolder, Server):
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
-        replay = self.replay
-        if replay is None or replay.weight is None:
+        if self.replay.weight is None:
             logits = self.network.logits(features)
         else:
-            logits = torch.nn.functional.linear(features, replay.weight, replay.bias)
+            logits = torch.nn.functional.linear(features, self.replay.weight, self.replay.bias)
         if not bool(torch.isfinite(logits).all()):
             raise self.trainer.diverged()
         return logits
@@ -272,7 +254,7 @@ class GradientServer(ModelHolder, Server):
         state, heads = self.network.state_dict(), self.heads
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
         weight, bias = self.network.classifier()
-        if self.replay and self.replay.weight is not None and self.replay.bias is not None:
+        if self.replay.weight is not None and self.replay.bias is not None:
             weight, bias = self.replay.weight, self.replay.bias
         return {
             "W": weight.T,
@@ -287,7 +269,7 @@ class GradientServer(ModelHolder, Server):
         self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(model)
         weight, bias = model["W"].T, model["bias"]
-        if self.replay is None:
+        if self.method.ccvr == "none":
             self.network.load_classifier(weight, bias)
         else:
             self.replay.weight, self.replay.bias = weight, bias

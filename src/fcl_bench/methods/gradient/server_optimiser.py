@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 
-from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.training.knobs import Training
 
 #: FedAdam's decay of the squares, beta_2, and its adaptivity, tau (Reddi et al., 2021, Algorithm 2).
@@ -23,22 +22,30 @@ class ServerOptimiser:
 
     Args:
         knobs: `server_optimizer`, `server_lr`, `server_momentum`.
+
+    Attributes:
+        velocity, squares: v and s, by name.
     """
+
+    state = ("velocity", "squares")
 
     def __init__(self, knobs: Training) -> None:
         self._knobs = knobs
-        self._velocity: dict[str, torch.Tensor] = {}
-        self._squares: dict[str, torch.Tensor] = {}
+        self.velocity: dict[str, torch.Tensor] = {}
+        self.squares: dict[str, torch.Tensor] = {}
 
     def step(
-        self, old: dict[str, torch.Tensor], mean: dict[str, torch.Tensor], still: Mapping[str, list[int]] | None = None
+        self,
+        old: dict[str, torch.Tensor],
+        mean: dict[str, torch.Tensor],
+        frozen_rows: Mapping[str, list[int]] | None = None,
     ) -> dict[str, torch.Tensor]:
         """The new model, in float32.
 
         Args:
             old, mean: of the clients' models, by the same names.
-            still: by name, rows that do not train: what is known of them stays, and the server gives them their values
-                back; None: none.
+            frozen_rows: by name, rows that do not train: what is known of them stays, and the server gives them their
+                values back; None: none.
         """
         kind, momentum, rate = self._knobs.server_optimizer, self._knobs.server_momentum, self._knobs.server_lr
         new = {}
@@ -47,30 +54,20 @@ class ServerOptimiser:
                 new[name] = average
                 continue
             change = average.double() - old[name].double()
-            rows = still.get(name) if still else None
-            before = self._velocity.get(name, torch.zeros_like(change))
+            rows = frozen_rows.get(name) if frozen_rows else None
+            before = self.velocity.get(name, torch.zeros_like(change))
             if kind == "momentum":
                 velocity = step = momentum * before + change
             else:
-                known = self._squares.get(name, torch.full_like(change, _TAU**2))
+                known = self.squares.get(name, torch.full_like(change, _TAU**2))
                 squares = _SQUARES * known + (1 - _SQUARES) * change.square()
                 velocity = momentum * before + (1 - momentum) * change
                 step = velocity / (squares.sqrt() + _TAU)
                 if rows:
                     squares[rows] = known[rows]
-                self._squares[name] = squares
+                self.squares[name] = squares
             new[name] = (old[name].double() + rate * step).float()
             if rows:
                 velocity[rows] = before[rows]
-            self._velocity[name] = velocity
+            self.velocity[name] = velocity
         return new
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`velocity.<name>` and `squares.<name>`."""
-        velocity = {f"velocity.{name}": value for name, value in self._velocity.items()}
-        return velocity | {f"squares.{name}": value for name, value in self._squares.items()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        self._velocity = with_prefix(state, "velocity.")
-        self._squares = with_prefix(state, "squares.")

@@ -25,7 +25,7 @@ from fcl_bench.methods.projection.projected import (
     bases_in,
     basis_name,
 )
-from fcl_bench.methods.projection.subspace import Projection, append_basis, core_basis, outside, sketch, span_of
+from fcl_bench.methods.projection.subspace import Projection, append_basis, core_basis, outside, span_of
 from fcl_bench.methods.projection.task_identity import (
     HeadRank,
     Tip,
@@ -91,12 +91,7 @@ class FedProTIPClient(ProjectedClient):
             U, sigma = self._core(client_data.task, layer, columns, broadcast)
             if not U.shape[1]:  # a sketch of no direction has columns too, and tells nothing
                 of_nothing[layer] = torch.full_like(client_data.labels, -1)
-            if self.method.sketch is None:
-                found[layer] = U
-            else:
-                seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
-                width = self.method.sketch_width(len(U))
-                found[layer] = sketch(U, sigma, width, torch.Generator().manual_seed(seed))
+            found[layer] = U if self.method.sketch is None else self.sketched(client_data, layer, U * sigma)
         return Message(found, groups=of_nothing), state
 
     def _core(self, task: int, layer: str, columns: torch.Tensor, broadcast: Message) -> Spectrum:
@@ -247,20 +242,16 @@ class FedProTIPServer(ProjectedServer):
     def classify(self, batch: TestBatch) -> Prediction:
         features = self.embed(batch.inputs)
         logits = self.logits(features)
-        scores = self.heads.class_scores(logits)
-        if self.method.tip is None:
+        scores, tip = self.heads.class_scores(logits), self.method.tip
+        if tip is None:
             return Prediction(scores)
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
         omega = relevance(features, head_bases(self.bases, len(self.tasks) - 1, features))
-        pure, by_batches = self.method.tip.route == "batch", self.method.tip.rule == "batches"
-        if pure and not batch.one_task:
-            raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
-        if by_batches:
-            omega = batch_relevance(omega) if pure else omega
-            tasks = route_by_batches(omega, *self.votes())
-        else:
-            omega = omega.mean(dim=0, keepdim=True) if pure else omega
-            tasks = route(omega, *self.votes())
+        if tip.route == "batch":
+            if not batch.one_task:
+                raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
+            omega = batch_relevance(omega) if tip.rule == "batches" else omega.mean(dim=0, keepdim=True)
+        tasks = (route_by_batches if tip.rule == "batches" else route)(omega, *self.votes())
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
     def votes(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -26,7 +26,6 @@ from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import MOMENTS, SUM, Field, Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.task import Task
-from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import layer_grams
 from fcl_bench.training.trainer import forward_batch
 
@@ -43,10 +42,7 @@ class FOTClient(ProjectedClient):
         """A sketch of each layer; if the threshold is a share of the inputs, also how much of these is new."""
         found, outside = {}, []
         for layer, (X, gram) in self._inputs(client_data).items():
-            seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
-            shape = X.shape[1], self.method.sketch_width(len(X))
-            G = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=X.dtype)
-            found[layer] = X @ G.to(X.device)
+            found[layer] = self.sketched(client_data, layer, X)
             outside.append(_new_share(gram, bases_in(broadcast, layer)))
         if self.method.share_of == "rest":
             return Message(found), state

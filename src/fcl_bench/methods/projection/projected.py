@@ -18,7 +18,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.projection.subspace import Projection, project_out
+from fcl_bench.methods.projection.subspace import Projection, project_out, sketch
 from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -94,8 +94,8 @@ class ProjectedMethod(GradientMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.share_of == "inputs" and self.mass != "energy":
-            raise UserError(f"method.mass={self.mass}: method.share_of=inputs adds squares", "method.mass=energy")
+        if self.share_of == "inputs":
+            self.require(": method.share_of=inputs adds squares", mass="energy")
 
     def epsilon(self, task: int) -> float:
         """The threshold of a task."""
@@ -134,11 +134,6 @@ class ProjectedMethod(GradientMethod):
         """Whether the server projects the aggregated update."""
         return True
 
-    @property
-    def decay(self) -> float:
-        """The weight decay that is in the gradients of `Objective.modify_gradients`."""
-        return 0.0 if self.training.optimizer == "adamw" else self.training.weight_decay
-
     def audits(self, context: Context) -> Mapping[str, Audit]:
         return {"bounds": ProjectionAudit(self, context)} if self.theory else {}
 
@@ -157,7 +152,7 @@ class ProjectedMethod(GradientMethod):
             network: with the weights.
             recurring: see `Context`.
         """
-        frozen = super().frozen(network, network.stages, 1) | network.never_trains
+        frozen = super().frozen(network, 1) | network.never_trains
         trains = {name: value for name, value in network.named_parameters() if name not in frozen}
         weights = {layer: trains.get(f"{layer}.weight") for layer in projectable(network)}
         sides = {layer: weight.flatten(1).shape[1] for layer, weight in weights.items() if weight is not None}
@@ -174,10 +169,8 @@ class ProjectedMethod(GradientMethod):
         heads = [head for head in range(len(network.heads)) if self.projected_heads or head in reused]
         return weights | {f"{HEADS}.{head}.weight": HEADS for head in heads}
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
-        names = super().frozen(network, stages, task, reused)
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
+        names = super().frozen(network, task, reused)
         if not task:
             return names
         young = tuple(f"{HEADS}.{head}." for head in range(max(0, task + 1 - self.frozen_head_age), task))
@@ -212,7 +205,9 @@ class ProjectedObjective(Objective):
         self, heads: Heads, method: ProjectedMethod, network: Network, later: bool, projections: dict[str, Projection]
     ) -> None:
         super().__init__(heads, method.loss_classes, method.frozen_heads)
-        self._decay, self._exact = method.decay, method.projected_decay
+        # The weight decay that is in the gradients.
+        self._decay = 0.0 if method.training.optimizer == "adamw" else method.training.weight_decay
+        self._exact = method.projected_decay
         names = method.unprojected(network, heads.reused) if later and method.norms == "decay" else set()
         own = dict(network.named_parameters())
         self._decaying = [value for name, value in own.items() if name in names and value.requires_grad]
@@ -231,7 +226,7 @@ class ProjectedObjective(Objective):
                 project(weight.grad)
                 if outside:
                     weight.grad.add_(weight, alpha=outside)
-        super().modify_gradients(network)  # last: rows at rest have no weight decay either
+        super().modify_gradients(network)  # last: frozen rows have no weight decay either
 
     @torch.no_grad()
     def finish(self, network: Network) -> None:
@@ -261,6 +256,11 @@ class ProjectedClient(GradientClient):
         seed = derived_seed(self.context.seed, "augmented bases", client_data.task, client_data.client)
         augment = Augment(self.method.training.augment)
         return augment(client_data.inputs, torch.Generator().manual_seed(seed))
+
+    def sketched(self, client_data: ClientData, layer: str, A: torch.Tensor) -> torch.Tensor:
+        """A random sketch of a layer's columns A (d_l, m), of the width that the method has."""
+        seed = derived_seed(self.context.seed, f"sketch {layer}", client_data.task, client_data.client)
+        return sketch(A, self.method.sketch_width(len(A)), torch.Generator().manual_seed(seed))
 
     def columns_of(self, client_data: ClientData) -> dict[str, torch.Tensor]:
         """(d_l, m_s) by layer, in float64, since a spectrum of differences follows."""

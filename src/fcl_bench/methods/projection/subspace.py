@@ -122,17 +122,16 @@ def append_basis(Phi: torch.Tensor, U: torch.Tensor, tolerance: float) -> torch.
     return torch.cat([Phi, _orthonormal(outside(new, Phi))], dim=1) if new.shape[1] else Phi
 
 
-def sketch(U: torch.Tensor, sigma: torch.Tensor, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """U diag(sigma) G (d, columns), G standard normal (Eq. 40): in a sum over clients no direction is anyone's.
+def sketch(A: torch.Tensor, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """A G (d, columns) of A (d, m), G standard normal (Eq. 40): in a sum over clients no direction is anyone's.
 
     Args:
-        U: (d, r).
-        sigma: (r,).
+        A: the columns, or directions times their singular values.
         columns: s, the sketch's width.
         generator: on the CPU.
     """
-    G = torch.randn(len(sigma), columns, generator=generator, dtype=torch.float64)
-    return (U * sigma) @ G.to(U.device, U.dtype)
+    G = torch.randn(A.shape[1], columns, generator=generator, dtype=torch.float64)
+    return A @ G.to(A.device, A.dtype)
 
 
 def span_of(B: torch.Tensor, tolerance: float) -> torch.Tensor:

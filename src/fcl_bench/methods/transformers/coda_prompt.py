@@ -37,10 +37,6 @@ class Components(NamedTuple):
     K: torch.Tensor
     P: torch.Tensor
 
-    def detached(self) -> Components:
-        """A copy of the components as they are now, without gradients."""
-        return Components(*(tensor.detach().clone() for tensor in self))
-
 
 class CodaPrompts(Prompts):
     """P(x) = sum_m alpha_m P_m, alpha_m = cos(q(x) * A_m, K_m), over the components of all tasks so far.
@@ -86,7 +82,10 @@ class CodaPrompts(Prompts):
 
     def forward(self, queries: torch.Tensor) -> dict[int, torch.Tensor]:
         components = {layer: self.of(layer) for layer in self.layers}
-        self.penalty = self._penalty(components) if self.training and self._method.orthogonality else torch.zeros(())
+        self.penalty = torch.zeros(())
+        if self.training and self._method.orthogonality:
+            terms = [unlike_orthonormal(X.flatten(1)) for own in components.values() for X in own]
+            self.penalty = self._method.orthogonality * torch.stack(terms).sum()
         return {layer: self.mixed(queries, own) for layer, own in components.items()}
 
     def mixed(self, queries: torch.Tensor, components: Components) -> torch.Tensor:
@@ -105,10 +104,6 @@ class CodaPrompts(Prompts):
     def old(self) -> set[str]:
         names = [group_name(layer, task) for layer in self.layers for task in range(self.tasks - 1)]
         return {f"{kind}.{name}" for kind in "AKP" for name in names}
-
-    def _penalty(self, components: dict[int, Components]) -> torch.Tensor:
-        terms = [unlike_orthonormal(X.flatten(1)) for own in components.values() for X in own]
-        return self._method.orthogonality * torch.stack(terms).sum()
 
 
 def group_name(layer: int, task: int) -> str:
@@ -155,6 +150,7 @@ class CodaPrompt(PromptMethod):
     """
 
     name: ClassVar[str] = "coda_prompt"
+    prompts_class = CodaPrompts
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False
 
@@ -162,9 +158,6 @@ class CodaPrompt(PromptMethod):
     components: int = knob(10, least=1)
     length: int = knob(8, least=2)
     orthogonality: float = knob(0.0, least=0)
-
-    def prompts(self, dimension: int) -> CodaPrompts:
-        return CodaPrompts(self, dimension)
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

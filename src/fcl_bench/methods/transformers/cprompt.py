@@ -21,7 +21,7 @@ from typing import ClassVar, cast
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.methods.transformers.coda_prompt import CodaPrompt, CodaPrompts
+from fcl_bench.methods.transformers.coda_prompt import CodaPrompt, CodaPrompts, Components
 from fcl_bench.methods.transformers.prompts import PromptClient, PromptObjective, prompted
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
@@ -65,7 +65,7 @@ class FeatureContrast(Contrast):
         prompts, tasks = self.prompts, self.prompts.tasks
         # The models differ in their last group alone, so nothing else of them has to be stored.
         self._models = [
-            {layer: prompts.of(layer, count).detached() for layer in prompts.layers}
+            {layer: Components(*(own.detach().clone() for own in prompts.of(layer, count))) for layer in prompts.layers}
             for count in (tasks, tasks - 1)
             if count
         ]

@@ -91,6 +91,7 @@ class DualPrompt(PromptMethod):
     """
 
     name: ClassVar[str] = "dualprompt"
+    prompts_class = DualPrompts
     layer_knobs = ("g_layers", "e_layers")
     length_knobs = ("g_length", "e_length")
 
@@ -104,6 +105,3 @@ class DualPrompt(PromptMethod):
         super().__post_init__()
         if both := sorted(set(self.g_layers) & set(self.e_layers)):
             raise UserError(f"method.g_layers and method.e_layers both have {both}", "one kind of prompt in a layer")
-
-    def prompts(self, dimension: int) -> Prompts:
-        return DualPrompts(self, dimension)

@@ -101,6 +101,7 @@ class L2P(PromptMethod):
     """
 
     name: ClassVar[str] = "l2p"
+    prompts_class = PromptPool
 
     layers: list[int] = knob(lambda: [0], least=0)
     pool: int = knob(30, least=1)
@@ -113,6 +114,3 @@ class L2P(PromptMethod):
         super().__post_init__()
         if self.top > self.pool:
             raise UserError(f"method.top={self.top} of a pool of {self.pool}", f"method.top of at most {self.pool}")
-
-    def prompts(self, dimension: int) -> Prompts:
-        return PromptPool(self, dimension)

@@ -58,21 +58,17 @@ class LoRMClient(GradientClient):
 
     method: LoRM
 
-    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, state = super().update(client_data, broadcast, state)
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
         merged_by = self.method.merged_by(self.network, client_data.task)
-        if broadcast.stage != MODEL or not merged_by:
-            return upload, state
-        grams = self._grams(client_data, broadcast, set(merged_by.values()))
-        return upload.with_tensors({**upload, **grams}), state
+        return self._grams(client_data, broadcast, set(merged_by.values())) if merged_by else {}
 
     def take_over(self, client_data: ClientData, broadcast: Message) -> None:
         super().take_over(client_data, broadcast)
         for task in range(client_data.task):
             self.network.load(with_prefix(broadcast, final_prefix(task)))
         if broadcast.stage == MODEL:
-            resting = self.method.resting(self.network, client_data.task, int(broadcast["round"]))
-            self.prepare(Heads.from_message(broadcast), resting)
+            frozen = self.method.frozen_factors(self.network, client_data.task, int(broadcast["round"]))
+            self.prepare(Heads.from_message(broadcast), frozen)
             act(self.network, client_data.task)
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -131,12 +127,12 @@ class LoRMServer(GradientServer):
         self._clients.clear()
         in_training = self.method.stages(task)[round_] == MODEL
         model_round = self.method.model_round(task, round_)
-        resting = self.method.resting(self.network, task.index, model_round) if in_training else set()
-        self.prepare(self.heads, resting)
+        frozen = self.method.frozen_factors(self.network, task.index, model_round) if in_training else set()
+        self.prepare(self.heads, frozen)
         message = super().broadcast(task, round_)
         of_task = {name: of for of in range(task.index) for name in factors(self.network.body, of)}
         renamed = {name: final_prefix(of_task[name]) + name if name in of_task else name for name in message}
-        once = {renamed[name] for name in message.cached if name not in resting}
+        once = {renamed[name] for name in message.cached if name not in frozen}
         return dataclasses.replace(
             message, tensors={renamed[name]: value for name, value in message.items()}, cached=once
         )
@@ -153,11 +149,10 @@ class LoRMServer(GradientServer):
             if field.startswith(prefix) and field in sent
         }
 
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self.stage == MODEL:
-            merged_by = self.method.merged_by(self.network, self.task)
-            self._clients.add({name: upload[name] for name in merged_by.values()}, upload, merged_by)
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
+        merged_by = self.method.merged_by(self.network, self.task)
+        self._clients.add({name: upload[name] for name in merged_by.values()}, upload, merged_by)
 
     def absorb_answer(self, client: int, upload: Message) -> None:
         self._clients.add(upload, {}, {})
@@ -258,13 +253,10 @@ class LoRM(LowRankMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        if self.ccvr != "none":
-            raise UserError(
-                f"method.ccvr={self.ccvr}: clients do not have the model that predicts, P R^+",
-                "method.ccvr=none",
-            )
+        self.require(": clients do not have the model that predicts, P R^+", ccvr="none")
         if self.merge == "grams":
-            self.require_average("method.merge=grams", ", or method.merge=average")
+            why = ": method.merge=grams makes the new model itself"
+            self.require(why, ", or method.merge=average", server_optimizer="average")
         layers = low_rank_layers(self.build_network(context).body)
         for path, layer in layers.items():
             least = min(layer.linear.in_features, *(end - begin for begin, end in layer.parts.values()))
@@ -281,7 +273,7 @@ class LoRM(LowRankMethod):
         super().grow(network, sizes, seed)
         act(network)
 
-    def resting(self, network: Network, task: int, round_: int) -> set[str]:
+    def frozen_factors(self, network: Network, task: int, round_: int) -> set[str]:
         """The factors that do not train in a round of the model: A in rounds 0, 2, 4, ..., B in the others."""
         if self.merge == "average":
             return set()

@@ -165,13 +165,9 @@ class LowRankMethod(GradientMethod):
         rank: r of every task's updates.
         layers: the blocks that have them, from 0; None: all.
         targets: which of a block's linear layers have them: q, k, v or qkv, proj, fc1, fc2.
-
-    Attributes:
-        network_class: makes the network, with heads of its kind.
     """
 
     inside_transformers: ClassVar[bool] = True
-    network_class: ClassVar[type[Network]] = Network
 
     frozen_heads: bool = True
     rank: int = knob(4, least=1)
@@ -179,10 +175,9 @@ class LowRankMethod(GradientMethod):
     targets: list[str] = knob(lambda: ["q", "v"])
 
     def build_network(self, context: Context) -> Network:
-        start = self.start(context)
-        network = self.network_class(start)
+        network = super().build_network(context)
         body = network.body.requires_grad_(False)
-        add_low_rank(transformer_blocks(body, self.name, start.name), self.targets, self.layers)
+        add_low_rank(transformer_blocks(body, self.name, self.start(context).name), self.targets, self.layers)
         network.put_body(body)
         return network
 
@@ -193,8 +188,6 @@ class LowRankMethod(GradientMethod):
                 layer.grow(self.rank, torch.Generator().manual_seed(drawn))
         super().grow(network, sizes, seed)
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
         old = {name for earlier in range(task) for name in factors(network.body, earlier)}
-        return super().frozen(network, stages, task, reused) | old
+        return super().frozen(network, task, reused) | old

@@ -167,12 +167,10 @@ class PILoRAClient(GradientClient):
         self._objective = PILoRAObjective(heads, self.method, self.network.dimension, self.context.device)
         return self._objective
 
-    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, new_state = super().update(client_data, broadcast, state)
-        if broadcast.stage != MODEL or self.method.reweighting == "none":
-            return upload, new_state
-        reported = {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
-        return upload.with_tensors({**upload, **reported}), new_state
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
+        if self.method.reweighting == "none":
+            return {}
+        return {MEANS: self._objective.means(), PRESENT: (self._objective.counts > 0).to(torch.uint8)}
 
 
 class PILoRAServer(GradientServer):
@@ -197,13 +195,9 @@ class PILoRAServer(GradientServer):
             for layer in low_rank_layers(self.network.body).values():
                 layer.scales = dict.fromkeys(range(1, layer.tasks), 0.0)
 
-    @property
-    def _reweighs(self) -> bool:
-        return self.stage == MODEL and self.method.reweighting == "distances"
-
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self._reweighs:
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
+        if self.method.reweighting == "distances":
             names = [MEANS, PRESENT, *(name for name in self.sent if name.startswith("heads."))]
             self._sent.append(Message({name: upload[name].clone() for name in names}))
             self._means += int(upload[PRESENT].sum())
@@ -263,13 +257,7 @@ class PILoRA(LowRankMethod):
 
     training: Training = field(
         default_factory=lambda: Training(
-            rounds=30,
-            epochs=10,
-            optimizer="adam",
-            lr=1e-5,
-            rates={"heads": 2e-3},
-            weight_decay=1e-5,
-            schedule="cosine",
+            rounds=30, epochs=10, optimizer="adam", lr=1e-5, rates={"heads": 2e-3}, weight_decay=1e-5, schedule="cosine"
         )
     )
     layers: list[int] | None = knob(lambda: [0], least=0)

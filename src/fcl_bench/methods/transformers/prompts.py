@@ -7,7 +7,7 @@ They are chosen or mixed by the image's query, its features without a prompt.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -284,6 +284,7 @@ class PromptMethod(GradientMethod):
     It is FedAvg of the prompts, keys and class weights that train; nothing else travels. Clients keep nothing.
 
     Attributes:
+        prompts_class: of its prompts, made of the method and the numbers of a token.
         layer_knobs: the knobs that hold the blocks that take prompts.
         length_knobs: those that hold a prompt's number of rows, half of which are keys and half values.
     """
@@ -291,6 +292,7 @@ class PromptMethod(GradientMethod):
     client_half = PromptClient
     server_half = PromptServer
     inside_transformers: ClassVar[bool] = True
+    prompts_class: ClassVar[Callable[..., Prompts]]
     layer_knobs: ClassVar[tuple[str, ...]] = ("layers",)
     length_knobs: ClassVar[tuple[str, ...]] = ("length",)
 
@@ -307,9 +309,9 @@ class PromptMethod(GradientMethod):
                     f"method.{key}={length + 1}",
                 )
 
-    @abstractmethod
     def prompts(self, dimension: int) -> Prompts:
         """The prompts before the first task, for tokens of `dimension` numbers."""
+        return self.prompts_class(self, dimension)
 
     def build_network(self, context: Context) -> Network:
         network = super().build_network(context)
@@ -326,8 +328,6 @@ class PromptMethod(GradientMethod):
         prompts.to(network.device)
         super().grow(network, sizes, seed)
 
-    def frozen(
-        self, network: Network, stages: tuple[str, ...], task: int, reused: Container[int] = frozenset()
-    ) -> set[str]:
+    def frozen(self, network: Network, task: int, reused: Container[int] = frozenset()) -> set[str]:
         old = {f"body.prompts.{name}" for name in prompted(network).prompts.old()}
-        return super().frozen(network, stages, task, reused) | old
+        return super().frozen(network, task, reused) | old

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError, require_memory
+from fcl_bench.errors import require_memory
 from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.solve import relative_rounding, solve_symmetric
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -83,23 +83,16 @@ class RegMeanClient(GradientClient):
 
     method: RegMean
 
-    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        upload, state = super().update(client_data, broadcast, state)
-        if broadcast.stage != MODEL:
-            return upload, state
-        grams = {GRAM + name: G for name, G in self._grams(client_data.inputs).items()}
-        return upload.with_tensors({**upload, **grams}), state
-
-    def _grams(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+    def beside(self, client_data: ClientData, broadcast: Message, state: State, new: State) -> dict[str, torch.Tensor]:
         """The damped Gram matrices under the trained model, of samples without augmentation."""
         alpha = self.method.damping
         layers = self.method.merged(self.network)
         modules: dict[str, torch.nn.Module] = {layer.inputs: layer.module for layer in layers}
         constant = {layer.inputs for layer in layers if layer.bias}
-        batches = inputs.split(forward_batch(inputs.device))
+        batches = client_data.inputs.split(forward_batch(client_data.inputs.device))
         diagonal = () if alpha else modules
         found = layer_grams(self.trainer, self.network, batches, modules, diagonal, constant)
-        return {name: damped(G, alpha) for name, G in found.items()}
+        return {GRAM + name: damped(G, alpha) for name, G in found.items()}
 
 
 class RegMeanServer(GradientServer):
@@ -122,10 +115,8 @@ class RegMeanServer(GradientServer):
         shapes = self.method.gram_shapes(self.network).items()
         return {GRAM + layer: torch.empty(shape, device="meta") for layer, shape in shapes}
 
-    def absorb(self, client: int, upload: Message) -> None:
-        super().absorb(client, upload)
-        if self.stage != MODEL:
-            return
+    def absorb_model(self, client: int, upload: Message) -> None:
+        super().absorb_model(client, upload)
         merged_by = {layer.weight: GRAM + layer.inputs for layer in self.method.merged(self.network)}
         grams = {name: upload[name] for name in dict.fromkeys(merged_by.values())}
         self._clients.add(grams, self._changes(upload), merged_by)
@@ -180,6 +171,7 @@ class RidgeMeanServer(GradientServer):
     """
 
     method: RegMean
+    counted = ()
     state = ("C", "B", "uploads")
 
     def __init__(self, method: RegMean, context: Context) -> None:
@@ -199,9 +191,6 @@ class RidgeMeanServer(GradientServer):
         """`columns`, the task's classes. Nothing else is needed."""
         self.stage = self.method.stages(task)[round_]
         return Message({"columns": torch.tensor(task.columns, dtype=torch.int32)}, self.stage)
-
-    def objection(self, upload: Message) -> str:
-        return ""
 
     def absorb(self, client: int, upload: Message) -> None:
         columns = torch.tensor(self.tasks[-1], device=self.B.device)
@@ -264,27 +253,16 @@ class RegMean(GradientMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        self.require_average("method=regmean")
+        self.require(": method=regmean makes the new model itself", server_optimizer="average")
         if self.local == "ridge":
-            self._check_ridge()
+            why = ": method.local=ridge is on features, with whole Gram matrices"
+            self.require(why, ", or method.local=sgd", trains="features", ccvr="none", damping=1.0)
             return
         network = self.build_network(context)
         self.grow(network, [1], seed=0)
         size = 8 * sum(math.prod(shape) for shape in self.gram_shapes(network).values())
         remedy = "the Gram matrices (method.damping=0: diagonals)"
         require_memory(f"method.damping={self.damping:g}", 2 * size, remedy)
-
-    def _check_ridge(self) -> None:
-        for key, value, needed in (
-            ("trains", self.trains, "features"),
-            ("ccvr", self.ccvr, "none"),
-            ("damping", self.damping, 1.0),
-        ):
-            if value != needed:
-                raise UserError(
-                    f"method.{key}={value}: method.local=ridge is on features, with whole Gram matrices",
-                    f"method.{key}={needed}, or method.local=sgd",
-                )
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         if self.local == "ridge":

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from fcl_bench.linalg.solve import solve_symmetric
-from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.protocol.fields import MOMENTS, Field, Side, gram_matrix, real
 
 #: The prefix of a layer's name that gives the name of its Gram matrix in an upload.
@@ -81,6 +80,8 @@ class RegressionSums:
         grams: the sum of G_k (i, i) or (i,), by its own name.
     """
 
+    state = ("products", "grams")
+
     def __init__(self, rounding: float = 0.0) -> None:
         self.rounding = rounding
         self.products: dict[str, torch.Tensor] = {}
@@ -117,12 +118,3 @@ class RegressionSums:
             name: merged_weights(self.products[name], self.grams[by], near[name], self.rounding)
             for name, by in merged_by.items()
         }
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`products.<name>` and `grams.<name>`."""
-        kinds = {"products": self.products, "grams": self.grams}
-        return {f"{kind}.{name}": value for kind, sums in kinds.items() for name, value in sums.items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        self.products, self.grams = with_prefix(state, "products."), with_prefix(state, "grams.")
