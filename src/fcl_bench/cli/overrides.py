@@ -200,7 +200,7 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
-        return _unknown_choices(*found.groups(), typed)
+        return _unknown_choices(found[1], found[2], typed)
     if isinstance(error, yaml.MarkedYAMLError):
         return unreadable(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
