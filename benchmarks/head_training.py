@@ -36,8 +36,8 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.batched_heads import Heads, Steps, Turn, train_heads
 from fcl_bench.methods.gradient.model_holder import head_seed
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Task
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start

@@ -34,7 +34,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 

@@ -18,7 +18,7 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 from fcl_bench.training.knobs import Training
 
 

@@ -13,8 +13,8 @@ from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Task
+from fcl_bench.protocol.context import WireFormat
 
 CPU = torch.device("cpu")
 

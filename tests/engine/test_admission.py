@@ -27,10 +27,10 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.mfcl import MFCL, Generation
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.context import WIRE_DTYPES
 from fcl_bench.protocol.fields import Uploads, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from fcl_bench.protocol.wire import WIRE_DTYPES
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED

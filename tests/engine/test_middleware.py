@@ -10,9 +10,9 @@ import torch
 from fcl_bench.engine.codec import Chain, Codec, Middleware, chained, decoded, encoded
 from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WireFormat
 from tests.engine.counting import CONTEXT, federation
 from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of

@@ -10,12 +10,10 @@ import torch
 from fcl_bench.engine.codec import Codec, decoded, encoded
 from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import validate_upload
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import WIRE_DTYPES, ClientData, Context, State, Task, WireFormat
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CPU = torch.device("cpu")
 

@@ -14,10 +14,9 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
 from fcl_bench.linalg.triangle import packed, symmetric
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import HALF, Context, WireFormat
 from fcl_bench.protocol.fields import CLASSES, UNDECLARED, Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import HALF, WireFormat
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end with them.
 SCALE, PACKED, HELD = "::scale", "::packed", "::held"

@@ -17,9 +17,8 @@ from fcl_bench.engine.node import on_device
 from fcl_bench.engine.reports import BestRounds
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.protocol.context import Context, Prediction, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: Samples scored at a time: their random features take the most memory of evaluation.

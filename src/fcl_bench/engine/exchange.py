@@ -20,10 +20,10 @@ import torch
 from fcl_bench.engine.exchanges import NOBODY_KNOWS
 from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage
 from fcl_bench.errors import UserError, kind_of
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.engine.loop import FederationState

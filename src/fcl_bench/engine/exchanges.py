@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import GROWING
+from fcl_bench.protocol.context import WireFormat, column_bytes
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WireFormat, column_bytes
 
 #: Of a label on the wire, an int32.
 _LABEL = 4

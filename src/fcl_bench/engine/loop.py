@@ -23,11 +23,10 @@ from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.audit import Audit, FullData
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import require_message
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
 
 log = logging.getLogger(__name__)

@@ -21,12 +21,10 @@ from fcl_bench.linalg.structure import (
     sums_trouble,
 )
 from fcl_bench.linalg.tensors import Flat
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.dp_mechanism import noise_room
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.tracking.console import Notices
 
 #: More samples than any client has: the largest int32.
@@ -268,8 +266,7 @@ def _form(
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
     if wanted.form == "noisy gram":
-        room = noise_room(wanted.noise, len(tensor))
-        if trouble_found := noisy_gram_trouble(tensor, error, room):
+        if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):
             return (
                 f"{trouble_found} beyond what its noise explains",
                 "a symmetric, positive semidefinite matrix with noise on it",

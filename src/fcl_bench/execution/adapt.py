@@ -29,9 +29,8 @@ from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.task import Task
 
 log = logging.getLogger(__name__)
 

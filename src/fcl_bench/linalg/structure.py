@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -17,6 +18,8 @@ _STEPS = 6
 _MODERATE = (1e-20, 1e20)
 #: Relative norm of a product outside the current Krylov space at which that space counts as complete.
 _INVARIANT = 1e-6
+#: Noise practically never exceeds this many standard deviations: once in 10^15 draws.
+NOISE_BOUND = 8.0
 #: The number of roundings by which entries may differ from their expected values.
 _SLACK = 4
 
@@ -118,10 +121,15 @@ def _direction(rows: int) -> torch.Tensor:
     return drawn / torch.linalg.vector_norm(drawn)
 
 
-def noisy_gram_trouble(G: torch.Tensor, rounding: float, room: float) -> str:
-    """Why G (M, M) is no Gram matrix with noise on it whose eigenvalues are within +-`room`; "": nothing was found."""
+def noise_room(deviation: float, rows: int) -> float:
+    """An upper bound, almost certainly, of the spectral norm of the noise in one Gram matrix (rows, rows)."""
+    return deviation * (math.sqrt(2 * rows) + NOISE_BOUND)
+
+
+def noisy_gram_trouble(G: torch.Tensor, rounding: float, deviation: float) -> str:
+    """Why G (M, M) is no Gram matrix with noise of this standard deviation on its diagonal; "": nothing was found."""
     shifted = G.clone()
-    shifted.diagonal().add_(room)
+    shifted.diagonal().add_(noise_room(deviation, len(G)))
     return gram_trouble(shifted, rounding)
 
 

@@ -63,7 +63,7 @@ class Field:
             (those of all tasks so far), "" (it counts something else).
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
-        noise: standard deviation of the noise that clients add to each number (see `protocol.dp_mechanism`); 0: none.
+        noise: standard deviation of the noise that clients add to each number (see `options.noise.mechanism`); 0: none.
         added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
             floating-point type in which it travelled.
         combine: what the server needs of a round's uploads: SUM, MEAN, EACH, OPEN.

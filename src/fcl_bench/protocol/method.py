@@ -12,11 +12,10 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.combining import Combination, as_declared
-from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import Field, Schema, Uploads, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.state import restore, saved
-from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.protocol.audit import Audit

@@ -12,12 +12,13 @@ import torch
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import BadUpload, validate_upload
+from fcl_bench.linalg.structure import noise_room
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.noise.mechanism import DPMechanism
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
-from fcl_bench.protocol.dp_mechanism import DPMechanism, noise_room
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

@@ -10,10 +10,9 @@ import torch
 
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 
 

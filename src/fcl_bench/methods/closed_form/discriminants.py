@@ -11,9 +11,8 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 
 class DiscriminantServer(ClosedFormServer):

@@ -20,10 +20,9 @@ from fcl_bench.linalg.solve import Solution, extremes, relative_rounding
 from fcl_bench.linalg.triangle import packed, symmetric, triangular
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormServer, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The type in which the server keeps a covariance of each class.
 KEPT = torch.float32

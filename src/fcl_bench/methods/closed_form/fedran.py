@@ -26,11 +26,18 @@ from fcl_bench.methods.closed_form.bounds import FedRANAudit
 from fcl_bench.methods.closed_form.ridge import RegularisedServer, RidgeClient, RidgeMethod, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import (
+    ClientData,
+    Context,
+    State,
+    Task,
+    WireFormat,
+    column_bytes,
+    factor_bytes,
+    numbers_bytes,
+)
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:

@@ -13,10 +13,9 @@ from fcl_bench.methods.gradient.ccvr import Gaussian, moments_schema
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema, weights
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start
 

@@ -14,10 +14,9 @@ from fcl_bench.linalg.tensors import Flat, add_weighted, average
 from fcl_bench.methods.gradient.ccvr import CCVRHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
-from fcl_bench.protocol.context import Context, Prediction, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from fcl_bench.linalg.structure import NOISE_BOUND
 from fcl_bench.protocol.fields import COUNT, SQUARE, Field, Schema
 from fcl_bench.protocol.message import Message
-
-#: Noise practically never exceeds this many standard deviations: once in 10^15 draws.
-_NEVER = 8.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class DPMechanism:
         deviation = self.deviation.get(name, 0.0) * math.sqrt(uploads)
         if deviation == 0:
             return wanted
-        room = _NEVER * deviation + (0.5 * uploads if self.summands[name] == COUNT else 0.0)
+        room = NOISE_BOUND * deviation + (0.5 * uploads if self.summands[name] == COUNT else 0.0)
         least = None if wanted.least is None else wanted.least - room
         form = "noisy gram" if wanted.form == "gram" else ""
         return replace(
@@ -83,8 +81,3 @@ class DPMechanism:
             speaks_for="",
             zero_without="",
         )
-
-
-def noise_room(deviation: float, rows: int) -> float:
-    """An upper bound, almost certainly, of the spectral norm of the noise in one Gram matrix (rows, rows)."""
-    return deviation * (math.sqrt(2 * rows) + _NEVER)
