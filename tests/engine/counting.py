@@ -9,8 +9,9 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transport import Transport
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import Context, Task, WireFormat
 from fcl_bench.protocol.fields import SUM, SUMS, real

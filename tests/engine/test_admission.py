@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload, first_objection
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised

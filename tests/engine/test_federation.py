@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Node, NodeData
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message

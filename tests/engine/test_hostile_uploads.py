@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import WIRE_DTYPES

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware, chained, decoded, encoded
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
 from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, real

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData, samples_in, stored_bytes
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP

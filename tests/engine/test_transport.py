@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Lost
 from fcl_bench.engine.exchanges import NOBODY_KNOWS, Upload
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.methods.closed_form.afcl import AFCL

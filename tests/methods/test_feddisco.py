@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg

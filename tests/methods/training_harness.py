@@ -14,8 +14,9 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep
 from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.options.tree.tree import Tree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,14 +12,15 @@ import torch
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.exchanges import Rows
-from fcl_bench.engine.metrics import pooled_after
 from fcl_bench.engine.node import on_device
-from fcl_bench.engine.reports import BestRounds
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.method import Server
 from fcl_bench.randomness import generator
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.reports import BestRounds
 
 #: Samples scored at a time: their random features take the most memory of evaluation.
 BATCH = 1024
@@ -255,6 +256,18 @@ def _require_scores(where: str, scores: Any, shape: tuple[int, int]) -> None:
     wanted = f"floating-point numbers {shape}, a row per test sample and a column per class seen so far"
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or scores.shape != shape:
         raise UserError(f"{where} is {kind_of(scores)}", wanted)
+
+
+def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
+    """A_t in percent: accuracy on the pooled test sets of all tasks up to `task`, after it; NaN if there is no sample.
+
+    Args:
+        task: t.
+        correct: (T, T) right answers on task tau's test set after task t.
+        tests: (T,) sizes of the test sets.
+    """
+    whole = tests[: task + 1].sum()
+    return float(100.0 * correct[task, : task + 1].sum() / whole) if whole else float("nan")
 
 
 #: A row of rounds.csv; the accuracy is NaN if there is no test sample yet.

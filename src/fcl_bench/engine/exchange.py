@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.exchanges import NOBODY_KNOWS
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
@@ -27,6 +26,7 @@ from fcl_bench.protocol.method import Server
 
 if TYPE_CHECKING:
     from fcl_bench.engine.loop import FederationState
+    from fcl_bench.engine.single_sample_leakage import Grouped, Leakage
     from fcl_bench.engine.transport import Transport
 
 #: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused,
@@ -186,8 +186,8 @@ class Reply:
             not part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client retains until its next turn, by kind (see `State`).
         samples_kept: how many raw samples the client retains (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals about single samples, as the method declares. Their indices are those of the
-            data set.
+        revealed: what the upload reveals about single samples, as the method declares, with their indices in the data
+            set; None: nothing that leaks is declared.
         accepted: how many unlabelled samples it gave a label.
         right: how many of these labels are true; None if the true labels are unknown.
         grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
@@ -201,7 +201,7 @@ class Reply:
     guesses: torch.Tensor | None
     stored: dict[str, int]
     samples_kept: int
-    revealed: Leakage = NOTHING
+    revealed: Leakage | None = None
     accepted: int = 0
     right: int | None = 0
     grouped: Grouped | None = None
@@ -328,7 +328,7 @@ class Accounting(Step):
         for turn in turns:
             if turn.reply is not None:
                 self._cost(round_, turn.client, turn.reply)
-                if turn.fate != SUMMED and turn.reply.revealed is not NOTHING:  # a sum has what its uploads reveal
+                if turn.fate != SUMMED and turn.reply.revealed is not None:  # a sum has what its uploads reveal
                     self.reveal(round_, turn.client, turn.reply.revealed)
             yield turn
             if turn.reply is not None and turn.fate != DROPPED:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from fcl_bench.engine.exchanges import NOBODY_KNOWS, Exchanges
-from fcl_bench.engine.reports import LabelCounts, Raw, Revealed, Seconds, StageExchanged, StagesExchanged
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.reports import LabelCounts, Raw, Revealed, Seconds, StageExchanged, StagesExchanged
 
 
 class Ledger(Exchanges):
@@ -28,7 +30,7 @@ class Ledger(Exchanges):
             for name, total in totals.items():
                 unknown = total is None or (first[name] == NOBODY_KNOWS).any()
                 totals[name] = None if unknown else cast(int, total) + int(first[name].sum(dtype=np.int64))
-        return cast(LabelCounts, totals)
+        return cast("LabelCounts", totals)
 
     def dropped(self, task: int | None = None) -> list[tuple[int, int]]:
         """Client and round of each upload that was left out, in one task or in all."""

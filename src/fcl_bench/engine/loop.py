@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,20 +14,21 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
-from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
+from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.missing import MissingClients
-from fcl_bench.engine.observation import Observation
-from fcl_bench.engine.reports import Absences, BatchedTurns
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import require_message
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.tracking.console import Notices, progress
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.missing import MissingClients
+    from fcl_bench.engine.reports import Absences, BatchedTurns
+    from fcl_bench.protocol.audit import Audit, FullData
 
 log = logging.getLogger(__name__)
 
@@ -165,14 +166,20 @@ class Federation:
         server, transport, notices = self.server, self.transport, Notices(log)
         accounting = Accounting(self.state)
         validation = Validation(self._middleware, server, self.context, transport, notices, drops)
-        options = [step(accounting, validation) for step in steps]
+        made: list[Step] = [accounting, *(step(accounting, validation) for step in steps)]
         missing = None
         if drops or minimum is not None or not transport.complete:
+            from fcl_bench.engine.missing import MissingClients
+
             tasks = self.stream.tasks
             missing = MissingClients(self.state, server, transport, validation, tasks, notices, minimum, drops)
-        observed = [Observation(self.audits, transport)] if self.audits else []
-        absent = [missing] if missing else []
-        return missing, Exchange(transport, [accounting, *options, *absent, validation, *observed])
+            made.append(missing)
+        made.append(validation)
+        if self.audits:
+            from fcl_bench.engine.observation import Observation
+
+            made.append(Observation(self.audits, transport))
+        return missing, Exchange(transport, made)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -260,6 +267,8 @@ class Federation:
 
     def _everything(self, task: Task) -> FullData:
         """What audits look at after a task."""
+        from fcl_bench.protocol.audit import FullData
+
         exam, data = self._evaluation, self.transport.everything
         assert data is not None
         return FullData(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)

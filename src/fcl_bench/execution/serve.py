@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
-from fcl_bench.engine.client_state import ClientStore
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo

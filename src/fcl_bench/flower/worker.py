@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fcl_bench.engine.client_state import ClientStore
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import answered
 from fcl_bench.engine.remote.replies import Received, on_device, serialise, serialise_reply

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import torch
 
-from fcl_bench.linalg.gram import mirror
+#: Rows and columns of a matrix mirrored at a time.
+_TALL, _WIDE = 64, 512
 
 
 def packed(matrix: torch.Tensor) -> torch.Tensor:
@@ -43,6 +44,20 @@ def triangular(entries: torch.Tensor) -> torch.Tensor:
 def symmetric(entries: torch.Tensor) -> torch.Tensor:
     """(d, d) the symmetric matrix whose `packed` entries these are."""
     return mirror(triangular(entries))
+
+
+def mirror(G: torch.Tensor) -> torch.Tensor:
+    """Make a matrix symmetric whose upper triangle is right, in place and by blocks."""
+    # Columns are read from a copy whose row stride is not a power of two; with such strides a cache holds few rows.
+    copied = G.new_empty(_TALL, _WIDE + 8)
+    for begin in range(0, len(G), _TALL):
+        end = begin + _TALL
+        corner = G[begin:end, begin:end]
+        corner.copy_(corner.triu() + corner.triu(1).T)
+        for left in range(end, len(G), _WIDE):
+            block = G[begin:end, left : left + _WIDE]
+            G[left : left + _WIDE, begin:end] = copied[: block.shape[0], : block.shape[1]].copy_(block).T
+    return G
 
 
 def _upper_half(matrix: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from fcl_bench.engine.client_state import ClientStore
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered

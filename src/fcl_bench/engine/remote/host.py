@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from fcl_bench.engine.client_state import ClientStore, resolved, tag_of
+from fcl_bench.engine.checkpoint import ClientStore, resolved, tag_of
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node

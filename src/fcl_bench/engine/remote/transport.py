@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from fcl_bench.engine.client_state import ELSEWHERE, as_state, new_tag, of_clients
+from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.exchanges import RawSamples

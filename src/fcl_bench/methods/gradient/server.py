@@ -11,9 +11,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted, average
-from fcl_bench.methods.gradient.ccvr import CCVRHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
-from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -23,6 +21,8 @@ from fcl_bench.training.network import Heads
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
+    from fcl_bench.methods.gradient.ccvr import CCVRHead
+    from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 
 class GradientServer(ModelHolder, Server):
@@ -52,9 +52,13 @@ class GradientServer(ModelHolder, Server):
         self._round = 0
         self.replay: CCVRHead | None = None
         if method.ccvr == "gaussian":
+            from fcl_bench.methods.gradient.ccvr import CCVRHead
+
             self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
+            from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._notices = Notices(logging.getLogger(type(self).__module__))
