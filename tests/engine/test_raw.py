@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.exchanges import RawSamples
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.structure import packed, symmetric
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
-from fcl_bench.linalg.triangle import packed, symmetric
-from fcl_bench.protocol.context import HALF, Context, WireFormat
+from fcl_bench.protocol.context import HALF, Context, WireFormat, column_bytes
 from fcl_bench.protocol.fields import CLASSES, UNDECLARED, Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end with them.
 SCALE, PACKED, HELD = "::scale", "::packed", "::held"
+#: Of a label on the wire, an int32.
+_LABEL = 4
 
 
 class Middleware:
@@ -361,3 +365,31 @@ def _held_objection(sent: torch.Tensor, held: torch.Tensor, wanted: Field) -> tu
     if len(numbers.unique()) < len(numbers):
         return "names a column twice", "each column once"
     return None
+
+
+@dataclass(frozen=True)
+class RawSamples:
+    """The cost of sending samples as they are, as `centralised_ridge` and `centralised` do.
+
+    Attributes:
+        kind: "features", or "images" for methods that train the network.
+        sample_bytes: bytes of a sample with its label.
+        upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
+    """
+
+    kind: str
+    sample_bytes: int
+    upload_bytes: int = 0
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor, wire: WireFormat) -> RawSamples:
+        """The cost of samples like `inputs` (n, ...): images travel as bytes, features in the wire's type."""
+        numbers = int(np.prod(inputs.shape[1:]))
+        if inputs.dtype == torch.uint8:
+            return cls("images", numbers + _LABEL)
+        scales = numbers * column_bytes(0, wire.dtype)
+        return cls("features", numbers * column_bytes(1, wire.dtype) - scales + _LABEL, scales)
+
+    def cost(self, samples: np.ndarray) -> np.ndarray:
+        """Bytes for these numbers of samples; 0 for no samples."""
+        return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)

@@ -11,7 +11,7 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.exchanges import Rows
+from fcl_bench.engine.ledger import Rows
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite

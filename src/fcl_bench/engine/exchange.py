@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from fcl_bench.engine.exchanges import NOBODY_KNOWS
+from fcl_bench.engine.ledger import NOBODY_KNOWS
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
@@ -340,7 +340,7 @@ class Accounting(Step):
         """Count bytes and seconds of a turn."""
         columns, batched = round_.columns, self._state.batched_turns
         columns["up_bytes"][client] = reply.upload.nbytes
-        columns["down_bytes"][client] = self._state.ledger.send(client, round_.broadcast)
+        columns["down_bytes"][client] = self._state.ledger.cached.send(client, round_.broadcast)
         columns["client_seconds"][client] = reply.seconds
         batched["turns_batched" if reply.together > 1 else "turns_single"] += 1
         if reply.alone and reply.alone not in batched["single_because"]:
@@ -350,8 +350,7 @@ class Accounting(Step):
         """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
         round_.columns["one_sample_sums"][client] = alone.sums
         round_.columns["one_sample_moments"][client] = alone.moments
-        if len(alone.samples):
-            self._state.ledger.revealed.add(alone.samples)
+        self._state.ledger.revealed.add(alone.samples)
 
     def _keeps(self, round_: Round, client: int, reply: Reply) -> None:
         """Count what a client keeps, and the labels that it gave its samples."""

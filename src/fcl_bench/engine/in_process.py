@@ -12,12 +12,10 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import ClientStore, resolved
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.codec import Middleware, RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.node import Node, NodeData
-from fcl_bench.engine.transport import Connection, Transport, TransportChoice
+from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method

@@ -12,9 +12,8 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.codec import Middleware, RawSamples
 from fcl_bench.engine.exchange import Reply, Stopwatch
-from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.fields import Uploads

@@ -11,10 +11,10 @@ import torch
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, serialise
+from fcl_bench.engine.transport import Clients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of

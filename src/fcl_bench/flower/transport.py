@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry

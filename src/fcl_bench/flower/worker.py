@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.host import answered
 from fcl_bench.engine.remote.replies import Received, on_device, serialise, serialise_reply
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames
 from fcl_bench.flower.node_registry import NodeInfo

@@ -8,7 +8,7 @@ import torch
 from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
-from fcl_bench.linalg.triangle import mirror
+from fcl_bench.linalg.structure import mirror
 
 #: Rows from which half a product and its mirroring take less time than a whole product, for every width.
 _ROWS = 64

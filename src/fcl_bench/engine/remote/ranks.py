@@ -17,7 +17,6 @@ import torch.distributed as dist
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
@@ -26,7 +25,7 @@ from fcl_bench.engine.remote.rank import Rank, this_rank
 from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of
-from fcl_bench.engine.transport import Connection, Transport, TransportChoice
+from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message

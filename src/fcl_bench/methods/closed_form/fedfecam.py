@@ -17,7 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, extremes, relative_rounding
-from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.linalg.structure import packed, symmetric, triangular
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormServer, positions
 from fcl_bench.methods.closed_form.discriminants import DiscriminantMethod
 from fcl_bench.protocol.context import ClientData, Context, State, Task

@@ -19,7 +19,7 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
-from fcl_bench.engine.exchanges import BroadcastCache, Rows
+from fcl_bench.engine.ledger import BroadcastCache, Rows
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
