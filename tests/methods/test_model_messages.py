@@ -101,7 +101,8 @@ def test_the_ledger_remembers_through_json_what_clients_keep():
         cached=["heads.0.weight", "new"],
     )
     assert [restored.cached.send(3, broadcast) for _ in range(2)] == [12 + 8, 8]
-    assert [Ledger(4).cached.send(3, broadcast), restored.cached.send(3, Message({"round": torch.tensor(0)}))] == [
+    new = Ledger(4)
+    assert [new.cached.send(3, broadcast), restored.cached.send(3, Message({"round": torch.tensor(0)}))] == [
         28 + 12 + 8,
         8,
     ]

@@ -44,7 +44,9 @@ def revealed(groups: Groups, samples: int) -> Leakage:
     """
     sums, single = _alone(groups[SUMS], samples)
     moments, also = _alone(groups[MOMENTS], samples)
-    found = np.unique(np.concatenate([_NONE, *single, *also]))
+    if not sums and not moments:
+        return Leakage(0, 0, _NONE)
+    found = np.unique(np.concatenate([*single, *also]))
     return Leakage(sums, moments, found[found < samples])
 
 
