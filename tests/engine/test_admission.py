@@ -274,7 +274,7 @@ def test_a_bad_upload_is_one_line_and_nothing_of_it_is_absorbed(case):
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, np.where(labelled, columns, UNKNOWN), inputs)
         uploads = Uploads.of(method, context)
-        steps: list[Middleware] = [Codec.of_clients(uploads, context)]
+        steps: list[Middleware] = [Codec(uploads, context.wire)]
         client: Client = method.client(context)
         if travelled:
             steps.append(AfterTheCodec(change, stage))

@@ -83,7 +83,7 @@ def test_no_upload_outlives_its_turn():
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, columns, inputs)
         uploads = Uploads.of(method, context)
-        chain = Chain([made, Codec.of_clients(uploads, context), wire])
+        chain = Chain([made, Codec(uploads, context.wire), wire])
         return InProcess(Node(method.client(context), context, data, chain, uploads))
 
     running, _ = federation(transport=transport, middleware=[received])

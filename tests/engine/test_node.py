@@ -57,7 +57,7 @@ def node_of(method, context, tasks, spoilt: float | int | None = None, keep: int
         labels[others] = 0
     data = NodeData(context, holdings, labels.numpy(), images)
     uploads = Uploads.of(method, context)
-    return Node(method.client(context), context, data, Codec.of_clients(uploads, context), uploads)
+    return Node(method.client(context), context, data, Codec(uploads, context.wire), uploads)
 
 
 def broadcasts(method, context, tasks) -> list[Message]:

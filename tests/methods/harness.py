@@ -103,10 +103,8 @@ def over_the_wire(upload: Message, method: Method, context: Context) -> Message:
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
     """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
     context = server.context
-    codec = Codec.of_server(Uploads.of(server.method, context), context)
-    server.absorb(
-        client, validate_upload(Arrival(client, sent), server.schema(task, sent.stage), codec, server, context)
-    )
+    codec = Codec(Uploads.of(server.method, context), None, context.dtype, context.device)
+    server.absorb(client, validate_upload(Arrival(client, sent), server.schema(task, sent.stage), codec, server))
 
 
 def learn_task(method: Method, context: Context, server: Server, task: Task, clients, order=None) -> None:

@@ -41,30 +41,27 @@ class Stopwatch:
     count, and the host waits once for each block: at its end.
     """
 
-    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
-        self._device = device
-        self.seconds = seconds
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Add the block's seconds."""
-        if self._device.type == "cuda":
-            begun = self._mark()
-            try:
-                yield
-            finally:
-                ended = self._mark()
-                ended.synchronize()
-                self.seconds += begun.elapsed_time(ended) / 1000
-            return
-        begin = time.perf_counter()
+        begun = self._mark()
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - begin
+            ended = self._mark()
+            if isinstance(begun, float):
+                self.seconds += ended - begun
+            else:
+                ended.synchronize()
+                self.seconds += begun.elapsed_time(ended) / 1000
 
-    def _mark(self) -> torch.cuda.Event:
-        """An event that happens when the device has done what it was asked so far."""
+    def _mark(self) -> Any:
+        """The time; on CUDA an event that happens when the device has done what it was asked so far."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event

@@ -76,7 +76,7 @@ class InProcess:
         return self._node.data.raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
+        return self._node.data.counts(task)
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         if self._batched is not None:

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
 _AUDIT, CLIENT = "audit.", "client."
-_ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
@@ -86,19 +85,13 @@ class FederationState:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
         saved = {name: getattr(self, name) for name in _PLAIN}
         saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
-        tensors = {_ANSWERS: self.answers.tensor(self.tasks_done), _CONFUSION: self.answers.confusion.tensor()}
-        if self.answers.samples is not None:
-            tensors[_SAMPLES] = self.answers.samples.tensor()
-        return saved, {**self.ledger.tensors(), **tensors}
+        return saved, {**self.ledger.tensors(), **self.answers.tensors(self.tasks_done)}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
             setattr(self, name, saved[name])
-        self.answers.restore(saved["answers"], tensors[_ANSWERS])
-        self.answers.confusion.restore(tensors[_CONFUSION])
-        if self.answers.samples is not None:
-            self.answers.samples.restore(tensors[_SAMPLES])
+        self.answers.restore(saved["answers"], tensors)
         self.ledger.restore(saved["ledger"], tensors)
 
 
@@ -152,7 +145,8 @@ class Federation:
         self.rounds = RoundAccuracy(evaluate_rounds, self._evaluation, np.array([len(own) for own in stream.test]))
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and not steps
-        self._middleware = chained([*middleware, Codec.of_server(Uploads.of(method, context), context, as_sent)])
+        codec = Codec(Uploads.of(method, context), None, context.dtype, context.device, as_sent)
+        self._middleware = chained([*middleware, codec])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
@@ -165,7 +159,7 @@ class Federation:
         """The steps between the transport and the server, in their order; the first where clients can be missing."""
         server, transport, notices = self.server, self.transport, Notices(log)
         accounting = Accounting(self.state)
-        validation = Validation(self._middleware, server, self.context, transport, notices, drops)
+        validation = Validation(self._middleware, server, transport, notices, drops)
         made: list[Step] = [accounting, *(step(accounting, validation) for step in steps)]
         missing = None
         if drops or minimum is not None or not transport.complete:

@@ -65,9 +65,9 @@ class NodeData:
         """K."""
         return len(self.holdings[0])
 
-    def labelled(self, task: int) -> np.ndarray:
-        """(K,) how many labelled samples each client has of a task."""
-        return self.holdings[task].chosen(self._known)
+    def counts(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
+        return self.holdings[task].sizes(), self.holdings[task].chosen(self._known)
 
     @property
     def raw(self) -> RawSamples:

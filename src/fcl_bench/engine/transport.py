@@ -109,7 +109,7 @@ class Clients:
             ]
         data = NodeData(self.context, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
         uploads = Uploads.of(self.method, self.context)
-        chain = chained([*self.middleware, Codec.of_clients(uploads, self.context)])
+        chain = chained([*self.middleware, Codec(uploads, self.context.wire)])
         truth = None if self.elsewhere else self._right
         return Node(self.method.client(self.context), self.context, data, chain, uploads, truth)
 

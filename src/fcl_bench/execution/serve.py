@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -46,7 +47,7 @@ class Site:
         """What is answered to a request (see `engine.remote.host.Host.answers`)."""
         if request.kind == "plan":
             own = ProcessInfo.here(self._name, self.plan.id, self.plan.context, self.plan.prepares)
-            yield serialise("plan", **own.state())
+            yield serialise("plan", **asdict(own))
         elif request.kind == "network":
             stage, context = self.plan.settings.adapt, self.plan.context
             assert not isinstance(stage, NoAdaptation)

@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -138,7 +139,7 @@ class Worker:
         except UserError as error:
             raise UserError(f"{self._name}: {error.what}", error.remedy) from error
         if request.kind == "info":
-            yield serialise("info", **federation.info.state())
+            yield serialise("info", **asdict(federation.info))
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])

@@ -52,11 +52,6 @@ class WireFormat:
         return str(self.dtype).removeprefix("torch.")
 
 
-def numbers_bytes(columns: int, wire: WireFormat) -> int:
-    """Bytes on the wire of the numbers that come with a per-class matrix of so many columns: the width, and theirs."""
-    return 4 * (1 + columns) if wire.columns == "held" else 0
-
-
 def factor_bytes(rows: int, wire: WireFormat) -> int:
     """Bytes on the wire of one column of a matrix of unit vectors with `rows` rows."""
     return rows if wire.factors == "int8" else column_bytes(rows, wire.dtype)

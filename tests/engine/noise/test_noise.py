@@ -111,11 +111,12 @@ def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multip
     context, rng = noisy_context(method, multiplier=multiplier), np.random.default_rng(0)
     server = method.server(context)
     server.start_task(TASK)
-    expected, codec = server.schema(TASK, "statistics"), Codec.of_server(Uploads.of(method, context), context)
+    expected = server.schema(TASK, "statistics")
+    codec = Codec(Uploads.of(method, context), None, context.dtype, context.device)
     step = NoisyStatistics(0, context.release)
 
     def taken(upload: Message) -> Message:
-        return validate_upload(Arrival(0, upload), expected, codec, server, context)
+        return validate_upload(Arrival(0, upload), expected, codec, server)
 
     for client in range(20):
         upload = upload_of(method, context, rng.standard_normal((9, 4)), rng.integers(0, 3, 9))

@@ -34,7 +34,6 @@ from fcl_bench.protocol.context import (
     WireFormat,
     column_bytes,
     factor_bytes,
-    numbers_bytes,
 )
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
@@ -43,7 +42,8 @@ from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11), and with `wire.columns=held` B's numbers."""
     direction = factor_bytes(M, wire) + column_bytes(None, wire.dtype)
-    return rank * direction + classes * column_bytes(M, wire.dtype) + numbers_bytes(classes, wire)
+    numbers = 4 * (1 + classes) if wire.columns == "held" else 0
+    return rank * direction + classes * column_bytes(M, wire.dtype) + numbers
 
 
 def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, threshold: float) -> torch.Tensor:

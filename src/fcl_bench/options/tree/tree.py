@@ -107,7 +107,7 @@ class Tree(Step):
         self.clients, self.fan_in = clients, fan_in
         self.sizes = level_sizes(clients, fan_in)
         self._combination, self._device, self._validation = combination, context.device, validation
-        self._middleware = Codec.of_clients(Uploads.of(method, context), context)
+        self._middleware = Codec(Uploads.of(method, context), context.wire)
         self._cached = BroadcastCache()
         self._rows = Rows(_ROW)
         #: The current round's nodes by level and number; and the longest path to the server so far.
