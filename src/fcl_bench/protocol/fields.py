@@ -275,10 +275,6 @@ class Uploads:
         every = self.declared.items()
         return frozenset(stage for stage, schema in every if any(own.combine == OPEN for own in schema.values()))
 
-    def can_be_combined(self) -> bool:
-        """Whether a node of a tree may make one upload of several, in every stage."""
-        return all(own.combine in (SUM, MEAN) for schema in self.declared.values() for own in schema.values())
-
 
 #: Of messages whose fields are all alike to the wire.
 UNDECLARED = Uploads({})

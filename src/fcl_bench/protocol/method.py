@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,6 +14,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import Field, Schema, Uploads, like
 from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.state import restore, saved
 
 if TYPE_CHECKING:
     from fcl_bench.protocol.audit import Audit
@@ -87,7 +87,7 @@ class Server(ABC):
 
     Attributes:
         method, context: what it was made of.
-        state: names of the attributes that a resumed run needs (see `saved`), in this class; those of its base
+        state: names of the attributes that a resumed run needs (see `protocol.state`), in this class; those of its base
             classes are saved, too.
         pure_batches: None: test samples are classified one by one, independently of the others in their batch. A
             number: they are classified in batches of this size that are known to be of one task. This tells the method
@@ -313,8 +313,7 @@ class Method(ABC):
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
         from fcl_bench.protocol.combining import as_declared
 
-        declared = Uploads.of(self, context)
-        return as_declared(declared, self.weighting) if declared.can_be_combined() else None
+        return as_declared(Uploads.of(self, context), self.weighting)
 
     @abstractmethod
     def client(self, context: Context) -> Client:
@@ -323,60 +322,3 @@ class Method(ABC):
     @abstractmethod
     def server(self, context: Context) -> Server:
         """The server half, before its first task."""
-
-
-def saved(owner: object, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """The attributes of these names as tensors.
-
-    A tensor is saved under its attribute's name; a mapping of tensors, and the state of an object that has `state_dict`
-    and `load_state_dict`, as `<attribute>.<key>` each; anything else that JSON can hold (numbers, texts, None, tuples,
-    sets, mappings) as the bytes of its JSON.
-    """
-    found: dict[str, torch.Tensor] = {}
-    for name in names:
-        value = getattr(owner, name)
-        if isinstance(value, torch.Tensor):
-            found[name] = value
-        elif hasattr(value, "state_dict"):
-            found |= {f"{name}.{key}": own for key, own in value.state_dict().items()}
-        elif _of_tensors(value):
-            found |= {f"{name}.{json.dumps(key)}": own for key, own in value.items()}
-        else:
-            plain = list(value.items()) if isinstance(value, Mapping) else value
-            plain = sorted(plain) if isinstance(plain, set | frozenset) else plain
-            found[f"{name}!"] = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
-    return found
-
-
-def restore(owner: Any, names: Iterable[str], state: Mapping[str, torch.Tensor], device: torch.device) -> None:
-    """Set the attributes of these names to what `saved` returned.
-
-    Tensors come to the device in the type in which they were saved. Other values get the type of the attribute's
-    present value (a set stays a set), and lists within them become tuples.
-    """
-    for name in names:
-        present = getattr(owner, name)
-        own = {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
-        on_device = {key: value.to(device) for key, value in own.items()}
-        if f"{name}!" in state:
-            setattr(owner, name, _as_before(present, json.loads(bytes(state[f"{name}!"].tolist()))))
-        elif name in state:
-            setattr(owner, name, state[name].to(device))
-        elif hasattr(present, "load_state_dict"):
-            present.load_state_dict(on_device)
-        else:
-            setattr(owner, name, {json.loads(key): value for key, value in on_device.items()})
-
-
-def _of_tensors(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(own, torch.Tensor) for own in value.values())
-
-
-def _as_before(present: Any, value: Any) -> Any:
-    """What JSON gave back, in the type of the present value."""
-    if not isinstance(value, list):
-        return value
-    inner = [tuple(own) if isinstance(own, list) else own for own in value]
-    if isinstance(present, Mapping):
-        return dict(inner)
-    return type(present)(inner) if isinstance(present, tuple | set | frozenset) else inner

@@ -125,7 +125,7 @@ def context_for(method):
 
 
 def numbers_of(name: str, value: torch.Tensor) -> torch.Tensor:
-    """A tensor of a state; of what is saved as JSON (see `protocol.method`), its numbers."""
+    """A tensor of a state; of what is saved as JSON (see `protocol.state`), its numbers."""
     if not name.endswith("!"):
         return value
     found = np.array(json.loads(bytes(value.tolist())), dtype=object).ravel()

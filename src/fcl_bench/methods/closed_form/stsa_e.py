@@ -22,7 +22,7 @@ from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import restore, saved
+from fcl_bench.protocol.state import restore, saved
 from fcl_bench.randomness import generator
 
 #: The attributes of a `ClassScatter`.

@@ -15,9 +15,8 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Guarantee
 from fcl_bench.errors import UserError
 from fcl_bench.options.noise import accountant
-from fcl_bench.options.noise.mechanism import DPMechanism
+from fcl_bench.options.noise.mechanism import DPMechanism, deviations
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
-from fcl_bench.options.noise.sensitivity import deviations
 from fcl_bench.protocol.context import HALF, Context
 from fcl_bench.protocol.fields import SQUARE, Uploads
 from fcl_bench.protocol.method import Method
