@@ -83,7 +83,7 @@ class Context:
         recurring: whether classes of a task may come back in later ones.
         release: how clients clip their samples and add noise to their statistics; None: they do not.
         sums: whether the server gets the sum of a round's uploads in place of the uploads: clients then send only
-            fields that can be summed (`Message.summed`), and the server absorbs one message, which has the number of
+            fields that are SUM, MEAN or OPEN, and the server absorbs one message, which has the number of
             uploads in it.
         threads: of the CPU, with which both halves compute; None: as many as the process has.
         cudnn: how it chooses its algorithms on a GPU: deterministic, autotuned.
