@@ -34,9 +34,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings, target_class
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.methods.data_free.generative import DataFreeMethod
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, Task, WireFormat
 
 #: The smallest share of a server's time that bare passes should take.
 AIM = 0.85

@@ -30,14 +30,12 @@ import torch
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Samples, epoch_batches
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.batched_heads import Steps, Turn, train_heads
 from fcl_bench.methods.gradient.model_holder import head_seed
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, Task, WireFormat
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network, feature_start

@@ -27,14 +27,13 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.class_incremental import ClassIncremental
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network
 

@@ -15,7 +15,7 @@ from fcl_bench.composition import composed
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.engine import loop as engine
 from fcl_bench.execution.run import Outcome, run
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 
 
 def settings_for(out: Path, *overrides: str) -> Settings:

@@ -14,7 +14,7 @@ import pytest
 import fcl_bench
 from fcl_bench.engine.exchange import Held
 from fcl_bench.engine.loop import Federation
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 from tests.conftest import REPOSITORY
 from tests.small_runs import run_in
 

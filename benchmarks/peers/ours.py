@@ -10,15 +10,15 @@ import torch
 from benchmarks.peers.settings import Averaging, Row, Statistics
 from benchmarks.peers.work import Work, flat
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.environment import reuse_freed_memory
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 
 

@@ -19,8 +19,7 @@ from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.gradient.model_holder import head_seed
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.network import Network
 

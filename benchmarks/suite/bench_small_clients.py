@@ -15,8 +15,8 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA
 from suite import made, peers
 from suite.sides import Beside, Side, Work, each, ours, peer, sizes

@@ -10,11 +10,9 @@ from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.linalg.spectral import Spectrum
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.context import ClientData, Context, Task, WireFormat
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
 
 CPU = torch.device("cpu")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fcl_bench.data.partitions.base import Partition
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
-    from fcl_bench.engine.transports.base import TransportChoice
+    from fcl_bench.engine.transport import TransportChoice
     from fcl_bench.execution.adapt import FirstStage, NoAdaptation
     from fcl_bench.options.faults.base import Faults
     from fcl_bench.options.noise.gaussian import Gaussian

@@ -12,8 +12,7 @@ from fcl_bench.execution.drift import FeatureDrift, drift_matrix
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.protocol.audit import FullData
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 

@@ -17,8 +17,7 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.algebra.merging import merge
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.training.knobs import Training
 
 SIZES = SimpleNamespace(n=30, d=8, M=20, r=20, K=3, C=4)

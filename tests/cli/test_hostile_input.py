@@ -45,7 +45,7 @@ HOSTILE = [
     ],
     *[(f"{group}=", f"{group}= is not known (") for group in GROUPS],
     *[(f"{group}._target_={wrong}", f"{group}._target_") for group in GROUPS for wrong in ("", "..x", "x..y", "null")],
-    *[(f"{group}._target_=fcl_bench.protocol.task.Task", "is of another group") for group in GROUPS],
+    *[(f"{group}._target_=fcl_bench.protocol.context.Task", "is of another group") for group in GROUPS],
     *[
         (abstract, f"{abstract} is abstract: it only says what such classes have in common (a class of the group ")
         for abstract in (

@@ -18,10 +18,9 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.conftest import METHOD_VARIABLE
 from tests.methods.training_harness import ImageTasks, feature_tasks, federation_of, image_tasks, tiny_context

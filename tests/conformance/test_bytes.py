@@ -11,9 +11,9 @@ import torch
 from fcl_bench.engine.codec import decoded
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.loop import Federation
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import CLASSES, Field, Schema, declared_field
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WireFormat
 from tests.conformance.cases import EVERY, federation_for, method_of
 from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from fcl_bench.protocol.method import Method
+from fcl_bench.training.knobs import Gaussian
 from tests.conformance.cases import EVERY, FAST, federation_for, method_of, tasks_for
 from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
 from tests.methods.whole_runs import assert_resumes, same

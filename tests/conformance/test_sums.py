@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import SUM, Uploads
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
 from tests.conformance.cases import EVERY, context_for, method_of, tasks_for
 from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
 from tests.methods.training_harness import ImageTasks, learn_images

@@ -9,15 +9,14 @@ import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transport import Transport
 from fcl_bench.protocol.audit import Audit
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task, WireFormat
 from fcl_bench.protocol.fields import SUM, SUMS, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat
 
 CONTEXT = Context(3, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
 

@@ -204,7 +204,7 @@ def tried(federation: Federation, more: Callable[[Message, Schema], Iterator[Hos
                     refusal = None
                     try:
                         arrival = Arrival(CLIENT, hostile.upload, announced)
-                        validate_upload(arrival, expected, federation._middleware, server, federation.context)
+                        validate_upload(arrival, expected, federation._middleware, server)
                     except BadUpload as error:
                         refusal = str(error)
                     told.append(Told(broadcast.stage, broadcast.round, hostile, refusal))

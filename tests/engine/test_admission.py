@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload, first_objection
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised
@@ -27,10 +27,10 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.mfcl import MFCL, Generation
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
+from fcl_bench.protocol.context import WIRE_DTYPES
 from fcl_bench.protocol.fields import Uploads, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
-from fcl_bench.protocol.wire import WIRE_DTYPES
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of
 from tests.methods.test_fedprotip_tip import UPDATED
@@ -274,7 +274,7 @@ def test_a_bad_upload_is_one_line_and_nothing_of_it_is_absorbed(case):
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, np.where(labelled, columns, UNKNOWN), inputs)
         uploads = Uploads.of(method, context)
-        steps: list[Middleware] = [Codec.of_clients(uploads, context)]
+        steps: list[Middleware] = [Codec(uploads, context.wire)]
         client: Client = method.client(context)
         if travelled:
             steps.append(AfterTheCodec(change, stage))

@@ -146,7 +146,9 @@ def test_answers_survive_being_saved(routed):
     rng = np.random.default_rng(3)
     first, second = [(after, *drawn(rng, after, 50, routed)) for after in (1, 2)]
     restored, before = Predictions(4), answered([first])
-    restored.restore(json.loads(json.dumps(before.state())), before.tensor(2).clone())
+    restored.restore(
+        json.loads(json.dumps(before.state())), {name: rows.clone() for name, rows in before.tensors(2).items()}
+    )
     assert restored.routes is routed
     scores, truth, named = second[1:]
     restored.add(2, Prediction(scores, named), truth, torch.tensor(TASK_OF)[truth], members(2))

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from fcl_bench.engine import batched_clients
 from fcl_bench.engine.batched_clients import group_size
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.fedavg import FedAvg

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.node import Node, NodeData
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
@@ -83,7 +83,7 @@ def test_no_upload_outlives_its_turn():
     def transport(method, context, shards, columns, labelled, inputs):
         data = NodeData(context, shards, columns, inputs)
         uploads = Uploads.of(method, context)
-        chain = Chain([made, Codec.of_clients(uploads, context), wire])
+        chain = Chain([made, Codec(uploads, context.wire), wire])
         return InProcess(Node(method.client(context), context, data, chain, uploads))
 
     running, _ = federation(transport=transport, middleware=[received])

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.context import WIRE_DTYPES
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WIRE_DTYPES
 from tests.conformance.cases import FAST, federation_for, method_of
 from tests.engine.hostile import CLIENT, TASK, sending, tried
 from tests.methods.training_harness import tiny_context

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.engine.exchanges import RawSamples, Rows, Upload
-from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.codec import RawSamples
+from fcl_bench.engine.ledger import Ledger, Rows, Upload
 from fcl_bench.protocol.message import Message
 
 STAGES = ("model", "statistics", "bases")
@@ -52,7 +52,7 @@ def add(ledger: Ledger, rows: list[Upload]) -> None:
 
 def kept_by(ledger: Ledger) -> tuple:
     """Everything that a ledger keeps."""
-    return ledger.uploads, ledger.server_seconds, ledger.cached
+    return ledger.uploads, ledger.server_seconds, ledger.cached.names
 
 
 def sums(rows: list[Upload], column: str, *keys: str) -> dict[tuple, int]:
@@ -87,7 +87,7 @@ def test_totals_are_those_of_a_plain_loop(seed):
     rows = exchanges(seed)
     ledger = entered(rows)
     assert ledger.uploads == tuple(rows)
-    assert len(ledger) == len(rows)
+    assert len(ledger.rows) == len(rows)
     expected = {
         "up_max_bytes": most(sums(rows, "up_bytes", "client", "task")),
         "up_total_max_bytes": most(sums(rows, "up_bytes", "client")),
@@ -180,11 +180,11 @@ def test_what_is_asked_of_a_task_visits_its_rows_only():
     """Rows, not seconds: what one task's totals look at does not grow with the tasks before it."""
     for tasks in (10, 1000):
         ledger = long_ledger(tasks, clients=20)
-        assert len(ledger) == 20 * tasks
+        assert len(ledger.rows) == 20 * tasks
         for task in (0, tasks // 2, tasks - 1):
             assert len(ledger._of_task(task)) == 20
-        assert sum(len(rows) for rows in ledger._tasks()) == len(ledger)
-        assert ledger.communication()["up_total_bytes"] == 4 * len(ledger)
+        assert sum(len(rows) for rows in ledger._tasks()) == len(ledger.rows)
+        assert ledger.communication()["up_total_bytes"] == 4 * len(ledger.rows)
 
 
 def test_a_row_is_65_bytes_and_room_to_spare_is_a_third_at_most():
@@ -212,16 +212,16 @@ def test_clients_that_keep_the_same_share_one_set():
         Message({"a": torch.zeros(3), "b": torch.zeros(2)}, cached=["a"]),
         Message({"a": torch.zeros(3), "c": torch.zeros(5)}, cached=["a", "c"]),
     ):
-        sent = {ledger.send(client, broadcast) for client in range(1000)}
+        sent = {ledger.cached.send(client, broadcast) for client in range(1000)}
         assert len(sent) == 1
-    assert len({id(names) for names in ledger.cached.values()}) == 1
-    assert ledger.cached[7] == {"a", "c"}
+    assert len({id(names) for names in ledger.cached.names.values()}) == 1
+    assert ledger.cached.names[7] == {"a", "c"}
     state = ledger.state()
     assert state["cached"] == [["a", "c"]]
     restored = Ledger(1000)
     restored.restore(state, ledger.tensors())
     assert kept_by(restored) == kept_by(ledger)
-    assert len({id(names) for names in restored.cached.values()}) == 1
+    assert len({id(names) for names in restored.cached.names.values()}) == 1
 
 
 @pytest.mark.parametrize("takes_part", [True, False], ids=["with the client", "without it"])
@@ -229,10 +229,10 @@ def test_what_changes_again_costs_again_whoever_had_it(takes_part):
     """As the class weights of a class that comes back: at rest in one task, trained in the next, at rest again."""
     ledger = Ledger(2)
     resting = Message({"a": torch.zeros(3)}, cached=["a"])
-    assert [ledger.send(0, resting), ledger.send(0, resting)] == [12, 0]
+    assert [ledger.cached.send(0, resting), ledger.cached.send(0, resting)] == [12, 0]
     changing = Message({"a": torch.zeros(3), "b": torch.zeros(2)}, cached=["b"] if takes_part else [])
-    assert ledger.send(0 if takes_part else 1, changing) == 20
-    assert ledger.send(0, Message({"a": torch.zeros(3)}, cached=["a"])) == 12
+    assert ledger.cached.send(0 if takes_part else 1, changing) == 20
+    assert ledger.cached.send(0, Message({"a": torch.zeros(3)}, cached=["a"])) == 12
 
 
 def test_samples_are_counted_once_however_often_they_are_told():

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Chain, Codec, Middleware, chained, decoded, encoded
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.methods.closed_form.stsa import STSA, STSAServer
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WireFormat
 from tests.engine.counting import CONTEXT, federation
 from tests.methods.harness import context_of
 from tests.methods.training_harness import feature_tasks, federation_of
@@ -147,7 +147,7 @@ def test_a_step_of_the_server_sees_whole_tensors_whatever_the_wire(wire):
 
 def test_the_codec_of_each_side_is_the_other_ones_inverse():
     context = dataclasses.replace(CONTEXT, wire=WireFormat(torch.float32, gram="packed", columns="held"))
-    clients, server = Codec.of_clients(DECLARED, context), Codec.of_server(DECLARED, context)
+    clients, server = Codec(DECLARED, context.wire), Codec(DECLARED, None, context.dtype, context.device)
     A = torch.randn(4, 4).double()
     upload = Message({"G": A @ A.T, "B": A[:, :2]}, "stage", 7, task=2, round=3)
     sent = clients.send(upload, 0)
@@ -166,7 +166,7 @@ def test_the_codec_of_each_side_is_the_other_ones_inverse():
 def test_a_codec_may_leave_whole_tensors_as_they_were_sent():
     A = torch.randn(4, 4)
     upload = Message({"G": A @ A.T, "n": torch.arange(3)}, "stage")
-    as_sent = Codec.of_server(DECLARED, CONTEXT, as_sent=True)
+    as_sent = Codec(DECLARED, None, CONTEXT.dtype, CONTEXT.device, as_sent=True)
     assert {name: value.dtype for name, value in as_sent.receive(upload, 0).items()} == {
         "G": torch.float32,
         "n": torch.int64,
@@ -175,7 +175,9 @@ def test_a_codec_may_leave_whole_tensors_as_they_were_sent():
     assert as_sent.receive(packed, 0)["G"].dtype == torch.float64
     narrow = dataclasses.replace(CONTEXT, dtype=torch.float32)
     assert (
-        Codec.of_server(DECLARED, narrow, as_sent=True).receive(upload.with_tensors({"G": A.double()}), 0)["G"].dtype
+        Codec(DECLARED, None, narrow.dtype, narrow.device, as_sent=True)
+        .receive(upload.with_tensors({"G": A.double()}), 0)["G"]
+        .dtype
         == A.dtype
     )
 

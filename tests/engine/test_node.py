@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.engine.codec import Codec
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData, samples_in, stored_bytes
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.projection.fedprotip import FedProTIP
@@ -57,7 +57,7 @@ def node_of(method, context, tasks, spoilt: float | int | None = None, keep: int
         labels[others] = 0
     data = NodeData(context, holdings, labels.numpy(), images)
     uploads = Uploads.of(method, context)
-    return Node(method.client(context), context, data, Codec.of_clients(uploads, context), uploads)
+    return Node(method.client(context), context, data, Codec(uploads, context.wire), uploads)
 
 
 def broadcasts(method, context, tasks) -> list[Message]:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.exchanges import RawSamples
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, WireFormat
 from fcl_bench.training.knobs import Training
 from tests.engine.counting import federation
 from tests.methods.harness import context_of

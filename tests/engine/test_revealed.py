@@ -111,7 +111,7 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
     data._labels = torch.tensor([0, -1, 0])
     data._known = (data._labels >= 0).numpy()
     federation.run(lambda _: None)
-    assert federation.state.ledger.revealed._rows.array.tolist() == [1]
+    assert federation.state.ledger.revealed.array.tolist() == [1]
 
 
 @pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])

@@ -14,8 +14,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.protocol.context import Prediction
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Prediction, Task
 from fcl_bench.training.knobs import Training
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.small_methods import NAMES, short_run, trains_by_gradient

@@ -10,8 +10,8 @@ import torch
 
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.exchange import Lost
-from fcl_bench.engine.exchanges import NOBODY_KNOWS, Upload
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
+from fcl_bench.engine.ledger import NOBODY_KNOWS, Upload
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.methods.closed_form.afcl import AFCL
@@ -178,8 +178,8 @@ def test_where_the_data_stay_away_right_guesses_are_not_counted_and_nothing_else
     assert unseen == [(accepted, NOBODY_KNOWS) for accepted, _ in seen]
     assert (ledgers[0].labels()["right"], ledgers[1].labels()["right"]) == (sum(right for _, right in seen), None)
     right = [field.name for field in dataclasses.fields(Upload)].index("right")
-    assert [row[right] for row in ledgers[0].cells()] == [right for _, right in seen]
-    assert [row[right] for row in ledgers[1].cells()] == [""] * 4
+    assert [row[right] for row in ledgers[0].values("")] == [right for _, right in seen]
+    assert [row[right] for row in ledgers[1].values("")] == [""] * 4
     known = ("task", "round", "client", "samples", "labelled", "up_bytes", "down_bytes")
     first, second = ([[getattr(row, name) for name in known] for row in ledger.uploads] for ledger in ledgers)
     assert first == second

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.engine.exchange import Reply
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedewc import FedEWC

@@ -15,9 +15,8 @@ from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedntd import FedNTD
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.training.knobs import Training
 from tests.methods.test_every_method import METHODS, every_method
 from tests.methods.test_gpu import classifier_on

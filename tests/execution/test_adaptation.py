@@ -20,9 +20,8 @@ from safetensors.torch import load_file
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import loop as engine
-from fcl_bench.engine.client_state import as_state, new_tag
-from fcl_bench.engine.transport import InProcess
-from fcl_bench.engine.transports.in_process import Here
+from fcl_bench.engine.checkpoint import as_state, new_tag
+from fcl_bench.engine.in_process import Here, InProcess
 from fcl_bench.execution.adapt import Adapted, adapt, adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
 from fcl_bench.execution.plan import Plan

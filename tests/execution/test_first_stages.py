@@ -12,7 +12,7 @@ from fcl_bench import environment
 from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import loop as engine
-from fcl_bench.engine.transports.in_process import Here
+from fcl_bench.engine.in_process import Here
 from fcl_bench.execution.adapt import adaptation_identity
 from fcl_bench.execution.inputs import load_images, prepare_inputs
 from fcl_bench.methods.transformers.low_rank import LowRank

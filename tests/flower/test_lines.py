@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcl_bench.engine.client_state import ClientStore
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames, worker
 from fcl_bench.flower.node import NodeArguments, parsed

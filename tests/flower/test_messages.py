@@ -13,8 +13,8 @@ import torch
 from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise, serialise_reply
+from fcl_bench.protocol.context import WIRE_DTYPES, WireFormat
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from tests.conformance.cases import EVERY, federation_for, method_of
 from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a fixture
 from tests.methods.whole_runs import same

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.worker import Site, Turn, Worker, save_name

@@ -15,10 +15,11 @@ from fcl_bench.linalg.structure import (
     descending_trouble,
     gram_trouble,
     orthonormal_trouble,
+    packed,
     packed_grams_trouble,
     sums_trouble,
+    symmetric,
 )
-from fcl_bench.linalg.triangle import packed, symmetric
 
 LARGE = EXACT + 60
 

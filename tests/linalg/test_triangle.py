@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.linalg.structure import packed, symmetric, triangular
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64]
 

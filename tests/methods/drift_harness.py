@@ -10,8 +10,7 @@ import torch
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context, State
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Context, State, Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import on_wire, take_in, turn

@@ -12,10 +12,9 @@ from torch import nn
 from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected import basis_name
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from fcl_bench.randomness import seeded
 from fcl_bench.training.knobs import Training
 from tests.methods import fedprotip_oracle as oracle

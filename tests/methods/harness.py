@@ -10,12 +10,10 @@ import torch
 from fcl_bench.engine.codec import Codec, decoded, encoded
 from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import validate_upload
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import WIRE_DTYPES, ClientData, Context, State, Task, WireFormat
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 
 CPU = torch.device("cpu")
 
@@ -105,10 +103,8 @@ def over_the_wire(upload: Message, method: Method, context: Context) -> Message:
 def take_in(server: Server, client: int, sent: Message, task: Task, round_: int = 0) -> None:
     """What the engine does with an upload as it came from the wire: nothing is absorbed that is not expected."""
     context = server.context
-    codec = Codec.of_server(Uploads.of(server.method, context), context)
-    server.absorb(
-        client, validate_upload(Arrival(client, sent), server.schema(task, sent.stage), codec, server, context)
-    )
+    codec = Codec(Uploads.of(server.method, context), None, context.dtype, context.device)
+    server.absorb(client, validate_upload(Arrival(client, sent), server.schema(task, sent.stage), codec, server))
 
 
 def learn_task(method: Method, context: Context, server: Server, task: Task, clients, order=None) -> None:

@@ -6,8 +6,8 @@ import torch
 
 from fcl_bench.methods.data_free.generators.anchored import Synthesis
 from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from tests.methods.classical_harness import training
 
 SYNTHESIS = {"images": 20, "batch": 12, "warmup": 1, "batches": 2, "noise": 5, "g_steps": 2, "kd_steps": 2}

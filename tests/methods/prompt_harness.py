@@ -8,7 +8,7 @@ import hashlib
 import numpy as np
 import torch
 
-from fcl_bench.engine.exchanges import Upload
+from fcl_bench.engine.ledger import Upload
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.protocol.context import Context

@@ -13,7 +13,7 @@ from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 from fcl_bench.typed import typed_instance
 from tests.methods import air_oracle as oracle
 from tests.methods.harness import (

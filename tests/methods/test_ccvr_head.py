@@ -11,10 +11,9 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedlwf import FedLwF
-from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.gradient.model_holder import MOMENTS
 from fcl_bench.protocol.context import TestBatch
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Gaussian, Training
 from fcl_bench.typed import typed_instance
 from tests.methods.training_harness import feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import feature_context, learnt, model_of, same

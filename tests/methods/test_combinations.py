@@ -13,11 +13,10 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import MERGES, FedRAN
-from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.protocol.combining import as_declared, as_one
 from fcl_bench.protocol.fields import SUM, Field, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Gaussian, Training
 from tests.methods.harness import context_of, draw_tasks, shard_of, stream_of, turn
 from tests.methods.training_harness import feature_tasks, federation_of
 from tests.small_methods import NAMES, made, short_run, trains_by_gradient

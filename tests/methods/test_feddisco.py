@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
@@ -18,8 +18,8 @@ from fcl_bench.methods.gradient.class_counts import COUNTS
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.options.faults.listed import ListedFaults
 from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import take_in

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.linalg.structure import packed, symmetric, triangular
 from fcl_bench.methods.closed_form import fedfecam
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM, correlations, shrunk, whitening
 from fcl_bench.typed import typed_instance

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg

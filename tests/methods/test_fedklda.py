@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
-from fcl_bench.protocol.context import TestBatch
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task, TestBatch
 from fcl_bench.typed import typed_instance
 from tests.methods import discriminant_oracle as oracle
 from tests.methods.harness import (

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.methods.projection.fedprotip import REFERENCES, FedProTIP
 from fcl_bench.methods.projection.projected import BASES
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip

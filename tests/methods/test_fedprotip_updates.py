@@ -21,8 +21,7 @@ from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected import ProjectedObjective, basis_name
 from fcl_bench.methods.projection.subspace import Projection
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 from tests.methods.fedprotip_harness import (

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.fedran import FedRAN, upload_bytes
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, Task, WireFormat
 from tests.methods import fedran_oracle as oracle
 from tests.methods.harness import context_of, draw_tasks, learn, on_wire, shard_of, turn
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.methods.exemplars import proxy as module
 from fcl_bench.methods.exemplars.glfc import GLFCClient

@@ -14,9 +14,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.transformers.l2p import L2P
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import turn

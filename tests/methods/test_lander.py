@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generators.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Heads
 from tests.methods.classical_harness import exchanged, federation, pictures, training

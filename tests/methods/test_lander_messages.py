@@ -17,8 +17,7 @@ from fcl_bench.methods.data_free.generators.anchors import random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.papers.nominal import MIB
-from fcl_bench.protocol.context import Context, WireFormat
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Context, Task, WireFormat
 from tests.methods.classical_harness import SIZES, federation, training
 from tests.methods.harness import turn
 from tests.methods.lander_harness import lander

@@ -12,8 +12,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash
 from fcl_bench.methods.data_free.generators.anchors import random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import federation, pictures

@@ -9,8 +9,8 @@ import torch
 from fcl_bench.engine.validation import first_objection
 from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer, augmented_features
 from fcl_bench.methods.exemplars.proxy import RESETS, Inversion
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from tests.methods import lga_oracle
 from tests.methods.fedicarl_harness import CLASSES, SIZES, context_on, learnt, made, tasks_on, training
 from tests.methods.glfc_harness import short_descent

@@ -15,8 +15,7 @@ from fcl_bench.engine.codec import decoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.low_rank import low_rank_layers
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.harness import on_wire

@@ -83,7 +83,7 @@ def test_with_a_fraction_of_the_clients_each_still_pays_for_the_frozen_part_once
 def test_nothing_is_kept_of_a_network_that_changes_whole():
     federation = federation_of(fedavg(), tiny_context(), made_tasks([[9, 9], [9, 9]]))
     ledger = federation.run(lambda _: None).ledger
-    assert not any(ledger.cached.values())
+    assert not any(ledger.cached.names.values())
     stages, head = tiny_sizes(federation.context)
     sizes = {(row.task, row.down_bytes) for row in ledger.uploads}
     assert sizes == {(t, (sum(stages) + head * (t + 1)) * 4 + 16 + 4 * (t + 1)) for t in (0, 1)}
@@ -92,16 +92,20 @@ def test_nothing_is_kept_of_a_network_that_changes_whole():
 def test_the_ledger_remembers_through_json_what_clients_keep():
     federation = federation_of(fedavg(frozen_stages=2, frozen_heads=True), tiny_context(), made_tasks(LATE))
     ledger = federation.run(lambda _: None).ledger
-    assert set(ledger.cached[3]) >= {"heads.0.weight", "heads.1.bias", "body.stage2.1.running_var"}
+    assert set(ledger.cached.names[3]) >= {"heads.0.weight", "heads.1.bias", "body.stage2.1.running_var"}
     restored = Ledger(clients=4)
     restored.restore(json.loads(json.dumps(ledger.state())), ledger.tensors())
-    assert (restored.uploads, restored.cached) == (ledger.uploads, ledger.cached)
+    assert (restored.uploads, restored.cached.names) == (ledger.uploads, ledger.cached.names)
     broadcast = Message(
         {"heads.0.weight": torch.zeros(7), "new": torch.zeros(3), "round": torch.tensor(0)},
         cached=["heads.0.weight", "new"],
     )
-    assert [restored.send(3, broadcast) for _ in range(2)] == [12 + 8, 8]
-    assert [Ledger(4).send(3, broadcast), restored.send(3, Message({"round": torch.tensor(0)}))] == [28 + 12 + 8, 8]
+    assert [restored.cached.send(3, broadcast) for _ in range(2)] == [12 + 8, 8]
+    new = Ledger(4)
+    assert [new.cached.send(3, broadcast), restored.cached.send(3, Message({"round": torch.tensor(0)}))] == [
+        28 + 12 + 8,
+        8,
+    ]
 
 
 def adapters_context() -> Context:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.transport import InProcess
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.moon import MOON, FeatureContrast, LogitContrast, contrast

@@ -9,9 +9,10 @@ import torch
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.ccvr import CCVRHead, Gaussian, Moments, moments_message
+from fcl_bench.methods.gradient.ccvr import CCVRHead, Moments, moments_message
+from fcl_bench.protocol.context import WIRE_DTYPES, WireFormat
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.training.knobs import Gaussian
 from fcl_bench.training.network import Heads, Network, feature_start
 from tests.methods.training_harness import CPU
 from tests.methods.whole_runs import same

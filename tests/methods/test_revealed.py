@@ -22,7 +22,6 @@ from fcl_bench.methods.closed_form.ranpac import RanPAC, fold_numbers, hash_fact
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free import mfcl
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL
-from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import Tip
 from fcl_bench.methods.transformers.regmean import RegMean
@@ -30,7 +29,7 @@ from fcl_bench.protocol.fields import MOMENTS, SUMS
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method
 from fcl_bench.randomness import generator
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Gaussian, Training
 from tests.methods.harness import context_of
 from tests.methods.training_harness import ImageTasks, federation_of, tiny_context
 from tests.small_methods import NAMES, architecture, class_of, made, trains_by_gradient
@@ -145,7 +144,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
                 found[key] += sum(count == 1 for count in Counter(groups).values())
         return revealed(given, samples)
 
-    monkeypatch.setattr("fcl_bench.engine.node.revealed", counting)
+    monkeypatch.setattr("fcl_bench.engine.single_sample_leakage.revealed", counting)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fcl_bench.linalg.triangle import symmetric
+from fcl_bench.linalg.structure import symmetric
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.protocol.message import Message

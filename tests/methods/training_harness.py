@@ -14,16 +14,15 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess, Transport
+from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep
 from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.options.tree.tree import Tree
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import WIRE_DTYPES, ClientData, Context, State, Task, WireFormat
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
 from tests.methods.harness import draw_tasks, on_wire, stream_of, take_in, turn
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 
 from fcl_bench.engine.codec import decoded, encoded
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.context import WIRE_DTYPES, WireFormat, column_bytes, factor_bytes
 from fcl_bench.protocol.fields import CLASSES, Uploads, counts, gram_matrix, orthonormal, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat, column_bytes, factor_bytes
 
 CPU = torch.device("cpu")
 #: What tests declare of their fields.

@@ -12,8 +12,7 @@ from timm.layers import Conv2dSame
 from torch import nn
 
 from fcl_bench.methods.projection.fedprotip import FedProTIP
-from fcl_bench.protocol.context import Context, TestBatch
-from fcl_bench.protocol.wire import WireFormat
+from fcl_bench.protocol.context import Context, TestBatch, WireFormat
 from fcl_bench.randomness import seeded
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, projectable

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.structure import packed, symmetric
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
-from fcl_bench.linalg.triangle import packed, symmetric
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import HALF, WireFormat, column_bytes
 from fcl_bench.protocol.fields import CLASSES, UNDECLARED, Field, Schema, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.wire import HALF, WireFormat
 
 #: Suffixes under which parts of an encoded tensor travel; no other name may end with them.
 SCALE, PACKED, HELD = "::scale", "::packed", "::held"
+#: Of a label on the wire, an int32.
+_LABEL = 4
 
 
 class Middleware:
@@ -75,12 +78,11 @@ def chained(steps: Sequence[Middleware]) -> Middleware:
 class Codec(Middleware):
     """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
 
-    Both directions use one form. With `wire` None, tensors are sent as they are.
-
     Args:
         uploads: what is declared of uploads.
-        wire: the form of sent messages.
-        dtype, device: those of received floating-point tensors; None: as they come.
+        wire: the form of the clients' uploads; None: the server's side, whose broadcasts travel in the types they have.
+        dtype, device: those of received floating-point tensors, which the server absorbs in the statistics' type on its
+            device; None: as they come.
         as_sent: leave whole tensors that came in a narrower type in that type; `validate_upload` widens them after it
             has looked at them, which takes half the time.
     """
@@ -95,16 +97,6 @@ class Codec(Middleware):
     ) -> None:
         self._uploads = uploads
         self._wire, self._dtype, self._device, self._as_sent = wire, dtype, device, as_sent
-
-    @classmethod
-    def of_clients(cls, uploads: Uploads, context: Context) -> Codec:
-        """Uploads travel in the form `wire`; broadcasts are used in the types in which they came."""
-        return cls(uploads, context.wire)
-
-    @classmethod
-    def of_server(cls, uploads: Uploads, context: Context, as_sent: bool = False) -> Codec:
-        """Broadcasts travel in the types they have; uploads are absorbed in the statistics' type on the device."""
-        return cls(uploads, None, context.dtype, context.device, as_sent)
 
     def send(self, message: Message, client: int | None) -> Message:
         return message if self._wire is None else encoded(message, self._wire, self._uploads)
@@ -275,18 +267,18 @@ def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
     return matrix if scale is None else (matrix * scale).mul_(scale.unsqueeze(1))
 
 
-def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -> tuple[str, str, str] | None:
+def form_objection(upload: Message, expected: Schema, wire: WireFormat) -> tuple[str, str, str] | None:
     """What is wrong with the form of an upload: the field, what it is, and what was expected. None if nothing is wrong.
 
     Args:
         upload: as it travelled.
         expected: the expectation of each decoded field.
-        wire: the form that it has to travel in; None: any.
+        wire: the form that it has to travel in.
     """
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
     types = {tensor.dtype for tensor in upload.tensors.values()}
-    if whole_only and (wire is None or (wire.dtype not in HALF and types <= {wire.dtype})):
+    if whole_only and wire.dtype not in HALF and types <= {wire.dtype}:
         return None
     for name, wanted in expected.items():
         packed, scale, held = (None if whole_only else upload.get(name + suffix) for suffix in suffixes)
@@ -295,7 +287,7 @@ def form_objection(upload: Message, expected: Schema, wire: WireFormat | None) -
             continue
         found = wanted.kind == "real" and _type_objection(name, whole, upload, wire, wanted.unit)
         found = found or _scale_objection(whole, scale, packed is not None)
-        if not found and scale is None and wire is not None and wire.dtype in HALF and whole.dtype in HALF:
+        if not found and scale is None and wire.dtype in HALF and whole.dtype in HALF:
             found = "comes without its scales", "one for each column"
         if found or (held is not None and (found := _held_objection(whole, held, wanted))):
             return name, *found
@@ -315,9 +307,9 @@ def rounding_of(upload: Message, name: str) -> float:
 
 
 def _type_objection(
-    name: str, sent: torch.Tensor, upload: Message, wire: WireFormat | None, unit: bool
+    name: str, sent: torch.Tensor, upload: Message, wire: WireFormat, unit: bool
 ) -> tuple[str, str] | None:
-    if wire is None or (sent.dtype == torch.int8 and unit and wire.factors == "int8"):
+    if sent.dtype == torch.int8 and unit and wire.factors == "int8":
         return None
     if not sent.is_floating_point():
         return f"has the type {str(sent.dtype).removeprefix('torch.')}", "a floating-point type"
@@ -362,3 +354,31 @@ def _held_objection(sent: torch.Tensor, held: torch.Tensor, wanted: Field) -> tu
     if len(numbers.unique()) < len(numbers):
         return "names a column twice", "each column once"
     return None
+
+
+@dataclass(frozen=True)
+class RawSamples:
+    """The cost of sending samples as they are, as `centralised_ridge` and `centralised` do.
+
+    Attributes:
+        kind: "features", or "images" for methods that train the network.
+        sample_bytes: bytes of a sample with its label.
+        upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
+    """
+
+    kind: str
+    sample_bytes: int
+    upload_bytes: int = 0
+
+    @classmethod
+    def of(cls, inputs: torch.Tensor, wire: WireFormat) -> RawSamples:
+        """The cost of samples like `inputs` (n, ...): images travel as bytes, features in the wire's type."""
+        numbers = int(np.prod(inputs.shape[1:]))
+        if inputs.dtype == torch.uint8:
+            return cls("images", numbers + _LABEL)
+        scales = numbers * column_bytes(0, wire.dtype)
+        return cls("features", numbers * column_bytes(1, wire.dtype) - scales + _LABEL, scales)
+
+    def cost(self, samples: np.ndarray) -> np.ndarray:
+        """Bytes for these numbers of samples; 0 for no samples."""
+        return samples * self.sample_bytes + np.where(samples > 0, self.upload_bytes, 0)

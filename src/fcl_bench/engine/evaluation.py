@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.exchanges import Rows
-from fcl_bench.engine.metrics import pooled_after
+from fcl_bench.engine.ledger import Rows
 from fcl_bench.engine.node import on_device
-from fcl_bench.engine.reports import BestRounds
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.protocol.context import Context, Prediction, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
+if TYPE_CHECKING:
+    from fcl_bench.engine.reports import BestRounds
+
+_ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: Samples scored at a time: their random features take the most memory of evaluation.
 BATCH = 1024
 #: The ways of asking. `correct`: as the method predicts; `aware`: the sample's task is given, and only its classes
@@ -57,6 +58,9 @@ class Predictions:
         self.routes = False
         self.confusion = Rows(CONFUSION)
         self.samples = Rows(SAMPLES) if by_sample else None
+        self._rows = {_CONFUSION: self.confusion}
+        if self.samples is not None:
+            self._rows[_SAMPLES] = self.samples
         #: Of the current examination: samples, true columns, answers, scores of the answers.
         self._given: list[tuple[np.ndarray, ...]] = []
 
@@ -85,7 +89,7 @@ class Predictions:
         tasks, best = prediction.tasks, chosen(prediction, classes)
         right = {
             "correct": best == columns,
-            "aware": _best_of(prediction, classes, true_tasks) == columns,
+            "aware": chosen(prediction, classes, true_tasks) == columns,
         }
         right["unrouted"] = right["correct"]
         if tasks is not None:
@@ -115,14 +119,17 @@ class Predictions:
         """The part of the state that is not a count, as JSON."""
         return {"routes": self.routes}
 
-    def tensor(self, done: int) -> torch.Tensor:
-        """(done, 4, T): the rows of the first `done` tasks, for each of `WAYS`; they never change again."""
-        return torch.from_numpy(self._counts[:done])
+    def tensors(self, done: int) -> dict[str, torch.Tensor]:
+        """The counts (done, 4, T) of the first `done` tasks and the rows, as tensors that only grow."""
+        found = {name: rows.tensor() for name, rows in self._rows.items()}
+        return {_ANSWERS: torch.from_numpy(self._counts[:done]), **found}
 
-    def restore(self, state: dict[str, Any], rows: torch.Tensor) -> None:
-        """Take over what `state` and `tensor` returned."""
+    def restore(self, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take over what `state` and `tensors` returned."""
         self.routes = bool(state["routes"])
-        self._counts[: len(rows)] = rows.numpy()
+        self._counts[: len(tensors[_ANSWERS])] = tensors[_ANSWERS].numpy()
+        for name, rows in self._rows.items():
+            rows.restore(tensors[name])
 
 
 def _table(dtype: np.dtype, after: int, *columns: np.ndarray) -> np.ndarray:
@@ -133,20 +140,17 @@ def _table(dtype: np.dtype, after: int, *columns: np.ndarray) -> np.ndarray:
     return rows
 
 
-def chosen(prediction: Prediction, classes: list[torch.Tensor]) -> torch.Tensor:
+def chosen(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor | None = None) -> torch.Tensor:
     """The predicted class (n,) of each sample, as a column.
 
     Args:
         prediction: of n samples.
         classes: per task so far, the columns of its classes, ascending.
+        tasks: (n,) the tasks whose classes alone compete; None: those that the prediction names, if it names any.
     """
-    if prediction.tasks is None:
+    tasks = prediction.tasks if tasks is None else tasks
+    if tasks is None:
         return prediction.scores.argmax(dim=1)
-    return _best_of(prediction, classes, prediction.tasks)
-
-
-def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Tensor) -> torch.Tensor:
-    """The best class (n,) among those of each sample's task."""
     if prediction.heads is None:
         member = prediction.scores.new_zeros(len(classes), prediction.scores.shape[1], dtype=torch.bool)
         sizes = torch.tensor([len(columns) for columns in classes], device=tasks.device)
@@ -155,8 +159,8 @@ def _best_of(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.T
         return prediction.scores.masked_fill(~member[tasks], -torch.inf).argmax(dim=1)
     best = torch.empty_like(tasks)
     for task, columns in enumerate(classes):
-        chosen = tasks == task
-        best[chosen] = columns[prediction.heads[task][chosen].argmax(dim=1)]
+        own = tasks == task
+        best[own] = columns[prediction.heads[task][own].argmax(dim=1)]
     return best
 
 
@@ -240,7 +244,10 @@ def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Pred
     if not isinstance(prediction, Prediction):
         raise UserError(f"{where} returned {kind_of(prediction)}", "a Prediction, such as Prediction(scores)")
     tasks = prediction.tasks
-    _require_scores(f"{where}: scores", prediction.scores, (samples, task.columns_seen))
+    shape, scores = (samples, task.columns_seen), prediction.scores
+    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or scores.shape != shape:
+        wanted = f"floating-point numbers {shape}, a row per test sample and a column per class seen so far"
+        raise UserError(f"{where}: scores is {kind_of(scores)}", wanted)
     if tasks is not None:
         whole = isinstance(tasks, torch.Tensor) and tasks.dtype == torch.int64 and tasks.shape == (samples,)
         if not whole or (samples and not 0 <= int(tasks.min()) <= int(tasks.max()) <= task.index):
@@ -252,10 +259,16 @@ def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Pred
     return prediction
 
 
-def _require_scores(where: str, scores: Any, shape: tuple[int, int]) -> None:
-    wanted = f"floating-point numbers {shape}, a row per test sample and a column per class seen so far"
-    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point() or scores.shape != shape:
-        raise UserError(f"{where} is {kind_of(scores)}", wanted)
+def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
+    """A_t in percent: accuracy on the pooled test sets of all tasks up to `task`, after it; NaN if there is no sample.
+
+    Args:
+        task: t.
+        correct: (T, T) right answers on task tau's test set after task t.
+        tests: (T,) sizes of the test sets.
+    """
+    whole = tests[: task + 1].sum()
+    return float(100.0 * correct[task, : task + 1].sum() / whole) if whole else float("nan")
 
 
 #: A row of rounds.csv; the accuracy is NaN if there is no test sample yet.

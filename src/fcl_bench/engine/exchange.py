@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from fcl_bench.engine.exchanges import NOBODY_KNOWS
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Leakage
+from fcl_bench.engine.ledger import NOBODY_KNOWS
 from fcl_bench.errors import UserError, kind_of
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.engine.loop import FederationState
+    from fcl_bench.engine.single_sample_leakage import Grouped, Leakage
     from fcl_bench.engine.transport import Transport
 
 #: What became of a turn, `Turn.fate`: its upload arrives now, is in a sum that the server can read, was refused,
@@ -41,30 +41,27 @@ class Stopwatch:
     count, and the host waits once for each block: at its end.
     """
 
-    def __init__(self, device: torch.device, seconds: float = 0.0) -> None:
-        self._device = device
-        self.seconds = seconds
+    def __init__(self, device: torch.device) -> None:
+        self._device, self.seconds = device, 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Add the block's seconds."""
-        if self._device.type == "cuda":
-            begun = self._mark()
-            try:
-                yield
-            finally:
-                ended = self._mark()
-                ended.synchronize()
-                self.seconds += begun.elapsed_time(ended) / 1000
-            return
-        begin = time.perf_counter()
+        begun = self._mark()
         try:
             yield
         finally:
-            self.seconds += time.perf_counter() - begin
+            ended = self._mark()
+            if isinstance(begun, float):
+                self.seconds += ended - begun
+            else:
+                ended.synchronize()
+                self.seconds += begun.elapsed_time(ended) / 1000
 
-    def _mark(self) -> torch.cuda.Event:
-        """An event that happens when the device has done what it was asked so far."""
+    def _mark(self) -> Any:
+        """The time; on CUDA an event that happens when the device has done what it was asked so far."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -186,8 +183,8 @@ class Reply:
             not part of the upload, and only a transport that sees everything has them.
         stored: bytes that the client retains until its next turn, by kind (see `State`).
         samples_kept: how many raw samples the client retains (see `SAMPLE_KINDS`).
-        revealed: what the upload reveals about single samples, as the method declares. Their indices are those of the
-            data set.
+        revealed: what the upload reveals about single samples, as the method declares, with their indices in the data
+            set; None: nothing that leaks is declared.
         accepted: how many unlabelled samples it gave a label.
         right: how many of these labels are true; None if the true labels are unknown.
         grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
@@ -201,7 +198,7 @@ class Reply:
     guesses: torch.Tensor | None
     stored: dict[str, int]
     samples_kept: int
-    revealed: Leakage = NOTHING
+    revealed: Leakage | None = None
     accepted: int = 0
     right: int | None = 0
     grouped: Grouped | None = None
@@ -328,7 +325,7 @@ class Accounting(Step):
         for turn in turns:
             if turn.reply is not None:
                 self._cost(round_, turn.client, turn.reply)
-                if turn.fate != SUMMED and turn.reply.revealed is not NOTHING:  # a sum has what its uploads reveal
+                if turn.fate != SUMMED and turn.reply.revealed is not None:  # a sum has what its uploads reveal
                     self.reveal(round_, turn.client, turn.reply.revealed)
             yield turn
             if turn.reply is not None and turn.fate != DROPPED:
@@ -340,7 +337,7 @@ class Accounting(Step):
         """Count bytes and seconds of a turn."""
         columns, batched = round_.columns, self._state.batched_turns
         columns["up_bytes"][client] = reply.upload.nbytes
-        columns["down_bytes"][client] = self._state.ledger.send(client, round_.broadcast)
+        columns["down_bytes"][client] = self._state.ledger.cached.send(client, round_.broadcast)
         columns["client_seconds"][client] = reply.seconds
         batched["turns_batched" if reply.together > 1 else "turns_single"] += 1
         if reply.alone and reply.alone not in batched["single_because"]:
@@ -350,8 +347,7 @@ class Accounting(Step):
         """Count what an upload, or the sum that it is in, reveals of the samples that a client learnt from."""
         round_.columns["one_sample_sums"][client] = alone.sums
         round_.columns["one_sample_moments"][client] = alone.moments
-        if len(alone.samples):
-            self._state.ledger.revealed.add(alone.samples)
+        self._state.ledger.revealed.add(alone.samples)
 
     def _keeps(self, round_: Round, client: int, reply: Reply) -> None:
         """Count what a client keeps, and the labels that it gave its samples."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -14,27 +14,26 @@ from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
-from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
+from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.missing import MissingClients
-from fcl_bench.engine.observation import Observation
-from fcl_bench.engine.reports import Absences, BatchedTurns
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.audit import Audit, FullData
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import require_message
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices, progress
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.missing import MissingClients
+    from fcl_bench.engine.reports import Absences, BatchedTurns
+    from fcl_bench.protocol.audit import Audit, FullData
 
 log = logging.getLogger(__name__)
 
 #: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
 _AUDIT, CLIENT = "audit.", "client."
-_ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
@@ -86,19 +85,13 @@ class FederationState:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
         saved = {name: getattr(self, name) for name in _PLAIN}
         saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
-        tensors = {_ANSWERS: self.answers.tensor(self.tasks_done), _CONFUSION: self.answers.confusion.tensor()}
-        if self.answers.samples is not None:
-            tensors[_SAMPLES] = self.answers.samples.tensor()
-        return saved, {**self.ledger.tensors(), **tensors}
+        return saved, {**self.ledger.tensors(), **self.answers.tensors(self.tasks_done)}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
             setattr(self, name, saved[name])
-        self.answers.restore(saved["answers"], tensors[_ANSWERS])
-        self.answers.confusion.restore(tensors[_CONFUSION])
-        if self.answers.samples is not None:
-            self.answers.samples.restore(tensors[_SAMPLES])
+        self.answers.restore(saved["answers"], tensors)
         self.ledger.restore(saved["ledger"], tensors)
 
 
@@ -152,7 +145,8 @@ class Federation:
         self.rounds = RoundAccuracy(evaluate_rounds, self._evaluation, np.array([len(own) for own in stream.test]))
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and not steps
-        self._middleware = chained([*middleware, Codec.of_server(Uploads.of(method, context), context, as_sent)])
+        codec = Codec(Uploads.of(method, context), None, context.dtype, context.device, as_sent)
+        self._middleware = chained([*middleware, codec])
         #: (K,) samples that clients have had so far, and over how many tasks.
         self._announced, self._announced_tasks = np.zeros(transport.clients, dtype=np.int64), 0
         self._resumes_within_tasks = method.resumes_within_tasks
@@ -165,15 +159,21 @@ class Federation:
         """The steps between the transport and the server, in their order; the first where clients can be missing."""
         server, transport, notices = self.server, self.transport, Notices(log)
         accounting = Accounting(self.state)
-        validation = Validation(self._middleware, server, self.context, transport, notices, drops)
-        options = [step(accounting, validation) for step in steps]
+        validation = Validation(self._middleware, server, transport, notices, drops)
+        made: list[Step] = [accounting, *(step(accounting, validation) for step in steps)]
         missing = None
         if drops or minimum is not None or not transport.complete:
+            from fcl_bench.engine.missing import MissingClients
+
             tasks = self.stream.tasks
             missing = MissingClients(self.state, server, transport, validation, tasks, notices, minimum, drops)
-        observed = [Observation(self.audits, transport)] if self.audits else []
-        absent = [missing] if missing else []
-        return missing, Exchange(transport, [accounting, *options, *absent, validation, *observed])
+            made.append(missing)
+        made.append(validation)
+        if self.audits:
+            from fcl_bench.engine.observation import Observation
+
+            made.append(Observation(self.audits, transport))
+        return missing, Exchange(transport, made)
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -261,6 +261,8 @@ class Federation:
 
     def _everything(self, task: Task) -> FullData:
         """What audits look at after a task."""
+        from fcl_bench.protocol.audit import FullData
+
         exam, data = self._evaluation, self.transport.everything
         assert data is not None
         return FullData(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)

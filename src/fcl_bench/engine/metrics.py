@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.reports import Metrics
+from fcl_bench.engine.evaluation import pooled_after
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.reports import Metrics
 
 
 def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
@@ -23,14 +27,7 @@ def accuracy_matrix(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
 
 def pooled_accuracy(correct: np.ndarray, tests: np.ndarray) -> np.ndarray:
     """A_t in percent (T,): accuracy on the pooled test sets of all tasks up to t (FedRAN 2.2); NaN if there is none."""
-    seen = np.tril(np.ones((len(tests), len(tests))))
-    return _percent((correct * seen).sum(axis=1), seen @ tests)
-
-
-def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
-    """A_t in percent after one task alone; NaN where there is no test sample yet."""
-    seen = slice(0, task + 1)
-    return float(_percent(correct[task, seen].sum(), tests[seen].sum()))
+    return np.array([pooled_after(task, correct, tests) for task in range(len(tests))])
 
 
 def class_accuracy(confusion: np.ndarray, tasks: int, classes: int) -> np.ndarray:

@@ -10,10 +10,10 @@ from fcl_bench.engine.exchange import LATE, LOST, Arrival, Round, Step, Turn, sc
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import Validation
 from fcl_bench.errors import UserError
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import SampleCounts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
 if TYPE_CHECKING:

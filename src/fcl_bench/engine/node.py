@@ -5,22 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fcl_bench import environment
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.codec import Middleware
+from fcl_bench.engine.codec import Middleware, RawSamples
 from fcl_bench.engine.exchange import Reply, Stopwatch
-from fcl_bench.engine.exchanges import RawSamples
-from fcl_bench.engine.single_sample_leakage import NOTHING, Grouped, Groups, Leakage, revealed
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.protocol.context import SAMPLE_KINDS, ClientData, Context, State
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message, require_message, require_tensors
 from fcl_bench.protocol.method import Client
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.single_sample_leakage import Grouped, Leakage
 
 #: Counts how many of the labels (m,) that a client gave its unlabelled samples are right, given these samples' indices
 #: (m,) in the data set. The engine counts them outside the turn: a node has no true labels.
@@ -64,9 +65,9 @@ class NodeData:
         """K."""
         return len(self.holdings[0])
 
-    def labelled(self, task: int) -> np.ndarray:
-        """(K,) how many labelled samples each client has of a task."""
-        return self.holdings[task].chosen(self._known)
+    def counts(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
+        return self.holdings[task].sizes(), self.holdings[task].chosen(self._known)
 
     @property
     def raw(self) -> RawSamples:
@@ -202,10 +203,7 @@ class Node:
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
-        alone, grouped = NOTHING, None
-        if self._uploads.leak:
-            groups = self._uploads.groups(made, received.stage, client_data.labels)
-            alone, grouped = self._leakage(groups, client_data, guesses)
+        alone, grouped = self._leakage(made, received.stage, client_data, guesses)
         # A view would keep the whole tensor that it is a part of.
         kept = {
             name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
@@ -218,9 +216,14 @@ class Node:
         return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
 
     def _leakage(
-        self, groups: Groups, client_data: ClientData, guesses: torch.Tensor | None
-    ) -> tuple[Leakage, Grouped | None]:
+        self, made: Message, stage: str, client_data: ClientData, guesses: torch.Tensor | None
+    ) -> tuple[Leakage | None, Grouped | None]:
         """What an upload reveals of single samples; and, where uploads are added up, what decides it for the sum."""
+        if not self._uploads.leak:
+            return None, None
+        from fcl_bench.engine.single_sample_leakage import Grouped, revealed
+
+        groups = self._uploads.groups(made, stage, client_data.labels)
         alone, grouped = revealed(groups, len(client_data.labels)), None
         if len(alone.samples) or self._context.sums:
             numbers = self._learnt_from(client_data.task, client_data.client, guesses)

@@ -32,8 +32,7 @@ class Leakage:
     samples: np.ndarray
 
 
-#: Nothing.
-NOTHING = Leakage(0, 0, np.zeros(0, dtype=np.int64))
+_NONE = np.zeros(0, dtype=np.int64)
 
 
 def revealed(groups: Groups, samples: int) -> Leakage:
@@ -46,7 +45,7 @@ def revealed(groups: Groups, samples: int) -> Leakage:
     sums, single = _alone(groups[SUMS], samples)
     moments, also = _alone(groups[MOMENTS], samples)
     if not sums and not moments:
-        return NOTHING
+        return Leakage(0, 0, _NONE)
     found = np.unique(np.concatenate([*single, *also]))
     return Leakage(sums, moments, found[found < samples])
 
@@ -116,7 +115,7 @@ def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
 
 def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
     """Return, per client, the samples that are alone in a sum, once for each such sum."""
-    found = {client: [np.zeros(0, dtype=np.int64)] for client in fields}
+    found = {client: [_NONE] for client in fields}
     for name in dict.fromkeys(name for own in fields.values() for name in own):
         # Shifted by one, so that what is in no sum is number 0.
         places = {client: own[name] + 1 for client, own in fields.items() if name in own}

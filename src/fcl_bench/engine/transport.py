@@ -1,23 +1,121 @@
-"""How a broadcast reaches the clients, and how their uploads come back."""
+"""Clients as a value, how broadcasts reach them and uploads come back, and what each choice of `transport=` has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 
-from fcl_bench.engine.batched_clients import BatchedClients, group_size
-from fcl_bench.engine.client_state import ClientStore, resolved
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
-from fcl_bench.engine.exchanges import RawSamples
-from fcl_bench.engine.node import Node, NodeData
+from fcl_bench.config import counting, knob
+from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.engine.codec import Codec, Middleware, chained
+from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
+
+if TYPE_CHECKING:
+    from fcl_bench.backbones.backbone import Extractor
+    from fcl_bench.data.sources.base import Split
+    from fcl_bench.engine.codec import RawSamples
+    from fcl_bench.engine.exchange import Answer, Lost, Reply
+    from fcl_bench.engine.remote.replies import Received
+    from fcl_bench.protocol.message import Message
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All that determines what each client does, except the samples themselves.
+
+    Attributes:
+        method, context: the method and its problem.
+        holdings: [task][client] -> indices of training samples.
+        columns: (n,) int64, each training sample's class.
+        labelled: (n,) bool, which of these labels their clients know.
+        middleware: the clients' side middleware, before the wire codec.
+        run: identity of the work under way; both ends compare it.
+        stage: which of the run's federations it is: "run", or "adapt" for the first stage.
+        config: the run's resolved configuration, for a node that was not started with it.
+        classes: for samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
+            are those of one data set.
+        parallel: how many train side by side in one process (`parallel_clients`).
+        prepared: whether the samples are features of a network, which round by the threads of the process.
+    """
+
+    method: Method
+    context: Context
+    holdings: Sequence[Sequence[np.ndarray]]
+    columns: np.ndarray
+    labelled: np.ndarray
+    middleware: Sequence[Middleware] = ()
+    run: str = ""
+    stage: str = "run"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    classes: Sequence[Sequence[int]] = ()
+    parallel: str = "1"
+    prepared: bool = False
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether the samples stay at the clients' sites: the server has none, and true labels are unknown."""
+        return bool(self.classes)
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return len(self.holdings[0])
+
+    @property
+    def tasks(self) -> int:
+        """T."""
+        return len(self.holdings)
+
+    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        """(K,) and (K,): how many samples of a task each client has, and how many of them are labelled."""
+        holdings = Holdings.of(self.holdings[task])
+        return holdings.sizes(), holdings.chosen(self.labelled)
+
+    def rows(self, own: Collection[int]) -> np.ndarray:
+        """The indices of the samples that these clients hold in any task, ascending."""
+        parts = [clients[client] for clients in self.holdings for client in own]
+        return np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+
+    def node(self, inputs: torch.Tensor, own: Collection[int] | None = None) -> Node:
+        """The node of some clients, which keeps only their samples.
+
+        Args:
+            inputs: the samples `rows(own)` in this order: features, or images in uint8.
+            own: its clients; None: all clients, with the inputs of the whole data set.
+        """
+        holdings, columns, labelled, numbers = self.holdings, self.columns, self.labelled, None
+        if own is not None:
+            numbers = self.rows(own)
+            if len(inputs) != len(numbers):
+                raise ValueError(f"{len(inputs)} samples for clients that hold {len(numbers)}")
+            columns, labelled = columns[numbers], labelled[numbers]
+            nothing, own_clients = np.zeros(0, dtype=np.int64), frozenset(own)
+            holdings = [
+                Holdings.of(
+                    np.searchsorted(numbers, clients[client]) if client in own_clients else nothing
+                    for client in range(self.count)
+                )
+                for clients in self.holdings
+            ]
+        data = NodeData(self.context, holdings, np.where(labelled, columns, UNKNOWN), inputs, numbers)
+        uploads = Uploads.of(self.method, self.context)
+        chain = chained([*self.middleware, Codec(uploads, self.context.wire)])
+        truth = None if self.elsewhere else self._right
+        return Node(self.method.client(self.context), self.context, data, chain, uploads, truth)
+
+    def _right(self, numbers: np.ndarray, guesses: torch.Tensor) -> int:
+        """How many of the labels that a client gave these samples are true; the engine knows the true labels."""
+        return int((guesses.cpu() == torch.from_numpy(self.columns[numbers])).sum())
 
 
 class Transport(Protocol):
@@ -115,72 +213,121 @@ class Wrapper:
         self._inner.load_state_dict(states)
 
 
-class InProcess:
-    """All clients in this process, in turn.
+class Connection(ABC):
+    """The processes of one run while it is at work."""
 
-    Args:
-        node: the node of all clients.
-        store: where processes of clients saved their states, for a run that used several processes before.
-        batched: takes turns whose training is done side by side; None: each client does all of its own.
+    def begin(self, run: str, context: Context, prepared: bool) -> None:  # noqa: B027
+        """A run is to be done, and this is the server's process: nothing of it is under way yet.
+
+        Args:
+            run: its identity.
+            context: of the method.
+            prepared: whether a network computes before the method does.
+
+        Raises:
+            UserError: processes differ in what changes results.
+        """
+
+    @abstractmethod
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
+        """The transport of one federation; the first stage is one of its own.
+
+        Args:
+            clients: of the federation.
+            inputs: the samples of the whole data set, for the clients of this process.
+            states: the folder for the states of each process's clients: beside the server's checkpoint.
+
+        Raises:
+            UserError: processes differ in what changes results, or one is gone.
+        """
+
+    def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
+        """What `extractor.batches(split, start)` gives, from all processes that can help; `side`: train or test."""
+        return extractor.batches(split, start)
+
+    def hand_on(self, network: Mapping[str, torch.Tensor]) -> None:  # noqa: B027
+        """Give processes that extract features the tensors of the network that the first stage trained."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """What run.json says of the processes, beside the transport's name."""
+
+    def data_of(self, clients: Clients) -> str:
+        """Hash of the samples that stay at the clients' sites; of a transport that `reaches_sites`."""
+        raise TypeError(f"{type(self).__name__} reaches no sites")
+
+    def complete(self) -> None:  # noqa: B027
+        """The run is complete, and written: its clients' states are not needed any more."""
+
+
+@dataclass
+class TransportChoice(ABC):
+    """How the clients are reached. The same clients give the same bits over every transport.
+
+    So nothing of it is part of a run's id, but for knobs that let a round go on without some of its clients. A tree,
+    which does change bits, has knobs that always are.
+
+    Attributes:
+        name: of the choice.
+        sees_everything: whether audits are possible.
+        reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
+        launched: whether a launcher starts all processes, each with the same command, so that this is one run.
+        minimum: the least share of a round's clients that has to answer; None: all.
+        fan_in: of the tree of aggregators on the way to the server; None: there is none.
     """
 
-    complete = True
+    name: ClassVar[str]
+    sees_everything: ClassVar[bool] = False
+    reaches_sites: ClassVar[bool] = False
+    launched: ClassVar[bool] = False
+    minimum: ClassVar[float | None] = None
+    fan_in: ClassVar[int | None] = None
 
-    def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
-        self._node, self._store, self._batched = node, store, batched
-        self.clients = node.data.clients
-
-    @classmethod
-    def of(
-        cls,
-        method: Method,
-        context: Context,
-        holdings: Sequence[Sequence[np.ndarray]],
-        columns: np.ndarray,
-        labelled: np.ndarray,
-        inputs: torch.Tensor,
-        middleware: Sequence[Middleware] = (),
-        parallel: str = "1",
-    ) -> InProcess:
-        """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
-        parts = (method, context, holdings, columns, labelled, middleware)
-        return cls.over(Clients(*parts, parallel=parallel), inputs)
-
-    @classmethod
-    def over(cls, clients: Clients, inputs: torch.Tensor, store: ClientStore | None = None) -> InProcess:
-        """The transport for `clients`, as many of them side by side as they are to be."""
-        node, device = clients.node(inputs), clients.context.device
-        size = group_size(clients.parallel, device)
-        return cls(node, store, BatchedClients(node, size, device) if size > 1 else None)
+    def identity(self) -> dict[str, Any]:
+        """The knobs that are part of a run's id: those that may change its result."""
+        return counting(self)
 
     @property
-    def everything(self) -> NodeData:
-        return self._node.data
+    def follows(self) -> bool:
+        """Whether this process has only clients, and does what another process asks for."""
+        return False
 
     @property
-    def raw(self) -> RawSamples:
-        return self._node.data.raw
+    def speaks(self) -> bool:
+        """Whether this process reports errors to the user, instead of leaving that to another one."""
+        return True
 
-    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._node.data.holdings[task].sizes(), self._node.data.labelled(task)
+    @property
+    def process(self) -> str:
+        """Name of this process, for messages."""
+        return "this process"
 
-    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
-        if self._batched is not None:
-            yield from self._batched.turns(present, broadcast)
-            return
-        for client in present:
-            self._node.commit()
-            yield self._node.turn(client, broadcast)
+    def own_clients(self, clients: Clients) -> Sequence[int]:
+        """The clients of this process, ascending."""
+        return range(clients.count)
 
-    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        for client, request in requests.items():
-            yield self._node.answer(client, request)
+    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
+        """Answer the server's process until the run is over; of a process that `follows`."""
+        raise TypeError(f"transport={self.name} has the server in this process")
 
-    def refused(self, client: int) -> None:
-        self._node.rollback(client)
+    @abstractmethod
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Connect to the processes for the block. Raises a `UserError` where that cannot be done."""
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return self._node.state_dict()
 
-    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        self._node.load_state_dict(resolved(states, range(self.clients), self._store))
+@dataclass
+class PartialRounds(TransportChoice):
+    """A transport whose rounds may go on without clients that are lost on the way.
+
+    Args:
+        minimum: the least share of a round's clients that has to answer, 0 to 1; None: all, or the run ends at its last
+            checkpoint.
+        deadline: seconds after which a client that has not answered counts as lost; None: never.
+    """
+
+    minimum: float | None = knob(None, least=0, most=1, words="a share, 0 to 1")  # type: ignore[misc]
+    deadline: float | None = knob(None, above=0, words="seconds")
+
+    def identity(self) -> dict[str, Any]:
+        # Where nobody may be missing, how long a round waits changes no result.
+        return {} if self.minimum is None else counting(self)

@@ -21,12 +21,10 @@ from fcl_bench.linalg.structure import (
     sums_trouble,
 )
 from fcl_bench.linalg.tensors import Flat
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.dp_mechanism import noise_room
+from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
-from fcl_bench.protocol.wire import WireFormat
 from fcl_bench.tracking.console import Notices
 
 #: More samples than any client has: the largest int32.
@@ -59,33 +57,28 @@ class BadUpload(UserError):
         self.client = client
 
 
-def validate_upload(
-    arrival: Arrival, expected: Schema, middleware: Middleware, server: Server, context: Context | None = None
-) -> Message:
+def validate_upload(arrival: Arrival, expected: Schema, middleware: Middleware, server: Server) -> Message:
     """The upload as the server absorbs it.
 
     Args:
         arrival: what arrived from the wire.
         expected: its fields.
         middleware: the server side's middleware.
-        server: asked for objections.
-        context: defines the wire format and types that an upload has to use; None: any.
+        server: asked for objections; its context defines the wire format and types that an upload has to use.
 
     Raises:
         BadUpload: the upload can't be decoded; a field is missing, unknown, of another shape or type, not finite, out
             of its range or not of its form; or the fields contradict each other.
     """
-    upload, announced = arrival.upload, arrival.announced
-    wire = None if context is None else context.wire
-    if wire is not None and arrival.exact:
-        wire = replace(wire, dtype=torch.float64)
+    upload, announced, context = arrival.upload, arrival.announced, server.context
+    wire = replace(context.wire, dtype=torch.float64) if arrival.exact else context.wire
 
     def bad(what: str, wanted: str) -> BadUpload:
         return BadUpload(arrival.client, upload, what, wanted, arrival.sender)
 
     if upload.clients != arrival.clients:
         raise bad(f"clients={upload.clients}", f"{arrival.clients}, since it is of so many")
-    if context is not None and context.release is not None:
+    if context.release is not None:
         expected = context.release.loosened(expected, arrival.clients)
     if found := form_objection(upload, expected, wire):
         raise bad(f"{found[0]} {found[1]}", found[2])
@@ -93,31 +86,30 @@ def validate_upload(
         message = middleware.receive(upload, arrival.client)
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
-    errors = _relative_errors(arrival, message, expected, context)
-    if found := first_objection(message.tensors, expected, errors, announced, _largest(context, wire)):
+    errors = _relative_errors(arrival, message, expected, context.dtype)
+    if found := first_objection(message.tensors, expected, errors, announced, _largest(context.dtype, wire)):
         raise bad(f"{found[0]} {found[1]}", found[2])
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
         if type(samples) is not int or not 1 <= samples <= most:
             raise bad(f"samples={samples}", f"a whole number, at least 1 and at most {most}")
-    message = _widened(message, expected, None if context is None else context.dtype)
+    message = _widened(message, expected, context.dtype)
     if trouble_found := server.objection(message):
         raise bad(trouble_found, "fields that agree with each other")
     return message
 
 
-def _relative_errors(arrival: Arrival, message: Message, expected: Schema, context: Context | None) -> dict[str, float]:
+def _relative_errors(arrival: Arrival, message: Message, expected: Schema, dtype: torch.dtype) -> dict[str, float]:
     """The relative error of the numbers of each field that is looked at jointly, or compared with such a field."""
     joint = {name for name, wanted in expected.items() if wanted.joint}
     joint |= {expected[name].of for name in joint if expected[name].of in expected}
-    summed = torch.finfo(torch.float64 if context is None else context.dtype).eps
-    errors = {name: rounding_of(arrival.upload, name) + _SUMMED * summed for name in joint}
+    errors = {name: rounding_of(arrival.upload, name) + _SUMMED * torch.finfo(dtype).eps for name in joint}
     if not arrival.rounding:
         return errors
     return {name: error + _root_of(arrival.rounding, message.get(name)) for name, error in errors.items()}
 
 
-def _widened(message: Message, expected: Schema, dtype: torch.dtype | None) -> Message:
+def _widened(message: Message, expected: Schema, dtype: torch.dtype) -> Message:
     """The message in the statistics' type, except for fields that are only added up."""
     narrow = {
         name: tensor.to(dtype)
@@ -168,13 +160,13 @@ def first_objection(
         if tensor.shape != wanted.shape and not _fits(tensor.shape, wanted, sides):
             shape = ", ".join(f"{side}={sides[side]}" if side in sides else str(side) for side in wanted.shape)
             return name, f"has the shape {tuple(tensor.shape)}", f"({shape})"
-        if context := _values(tensor, wanted, largest, ends.get(name)):
-            return name, *context
+        if trouble := _values(tensor, wanted, largest, ends.get(name)):
+            return name, *trouble
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These cost more, so they come last.
     for name in tensors:
-        if expected[name].joint and (context := _form(name, tensors, expected[name], rounding, announced)):
-            return name, *context
+        if expected[name].joint and (trouble := _form(name, tensors, expected[name], rounding, announced)):
+            return name, *trouble
     return None
 
 
@@ -244,11 +236,9 @@ def _extremes(tensors: Mapping[str, torch.Tensor], expected: Schema, largest: fl
     return found
 
 
-def _largest(context: Context | None, wire: WireFormat | None) -> float:
+def _largest(dtype: torch.dtype, wire: WireFormat) -> float:
     """Numbers up to this size can be multiplied in the types of the wire and of the statistics without overflow."""
-    if context is None or wire is None:
-        return math.inf
-    exact = wire.dtype == context.dtype == torch.float64
+    exact = wire.dtype == dtype == torch.float64
     return torch.finfo(torch.float64 if exact else torch.float32).max ** 0.5 / 2
 
 
@@ -268,8 +258,7 @@ def _form(
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
     if wanted.form == "noisy gram":
-        room = noise_room(wanted.noise, len(tensor))
-        if trouble_found := noisy_gram_trouble(tensor, error, room):
+        if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):
             return (
                 f"{trouble_found} beyond what its noise explains",
                 "a symmetric, positive semidefinite matrix with noise on it",
@@ -318,7 +307,6 @@ class Validation(Step):
     Args:
         middleware: the server side's middleware.
         server: declares what it expects.
-        context: of the wire and the statistics.
         transport: is told of uploads that were left out.
         notices: informs the user.
         drops: whether a client's bad upload is left out.
@@ -328,13 +316,12 @@ class Validation(Step):
         self,
         middleware: Middleware,
         server: Server,
-        context: Context,
         transport: Transport,
         notices: Notices,
         drops: bool,
     ) -> None:
-        self._middleware, self._server, self._context = middleware, server, context
-        self._transport, self._notices, self._drops = transport, notices, drops
+        self._middleware, self._server, self._drops = middleware, server, drops
+        self._transport, self._notices = transport, notices
 
     def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
         for turn in turns:
@@ -367,7 +354,7 @@ class Validation(Step):
             BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
         """
         try:
-            return validate_upload(arrival, schema, self._middleware, self._server, self._context)
+            return validate_upload(arrival, schema, self._middleware, self._server)
         except BadUpload as bad:
             if not self._drops or arrival.sender or arrival.client == EVERYONE:
                 raise

@@ -17,21 +17,19 @@ from fcl_bench.backbones.backbone import Backbone
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.engine.checkpoint import Checkpoint
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.in_process import Here
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.loop import CLIENT, Federation
 from fcl_bench.engine.metrics import metrics
 from fcl_bench.engine.reports import Exchanged
-from fcl_bench.engine.transports.base import Connection
-from fcl_bench.engine.transports.in_process import Here
+from fcl_bench.engine.transport import Clients, Connection
 from fcl_bench.execution.folder import identity_hash
 from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
-from fcl_bench.protocol.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.transport import Clients
 from fcl_bench.execution.options import client_middleware
 from fcl_bench.execution.plan import Plan
 

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from fcl_bench.protocol.audit import Audit, FullData
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: Prefix of the reference features in a checkpoint.

@@ -16,7 +16,7 @@ from fcl_bench.backbones.network_extractor import FrozenNetwork
 from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.transports.base import Connection
+from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import Adapted, adapt, adapted_extractor
 from fcl_bench.execution.plan import Plan

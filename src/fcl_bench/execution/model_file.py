@@ -16,8 +16,8 @@ import fcl_bench
 from fcl_bench.engine.checkpoint import for_disk
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import regular, replacing
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.execution.adapt import Adapted

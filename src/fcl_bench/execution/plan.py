@@ -27,8 +27,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
 from fcl_bench.options.none import NoNoise, NoSecurity
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.randomness import generator
 
 if TYPE_CHECKING:

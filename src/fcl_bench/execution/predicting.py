@@ -25,8 +25,7 @@ from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
-from fcl_bench.protocol.context import Context, Prediction, TestBatch
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, Context, Prediction, TestBatch, WireFormat
 from fcl_bench.typed import typed_instance
 
 

@@ -16,10 +16,9 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.evaluation import pooled_after
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.metrics import pooled_after
-from fcl_bench.engine.remote.process_info import ProcessInfo
-from fcl_bench.engine.transports.base import Connection
+from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.breakdown import confusion_arrays, sample_files
 from fcl_bench.execution.clients import clients_of
@@ -107,7 +106,7 @@ def _queued_again(folder: RunFolder) -> bool:
 
 
 def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection) -> RunRecord:
-    link.begin(ProcessInfo.here("the server", plan.id, plan.context, plan.prepares))
+    link.begin(plan.id, plan.context, plan.prepares)
     if plan.context.cudnn == "autotuned" and plan.context.device.type != "cuda":
         log.warning("cudnn=autotuned changes nothing here: this process computes on the CPU")
     with environment.choosing_kernels(plan.context.cudnn):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import torch
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.config import Settings
-from fcl_bench.engine.client_state import ClientStore
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, serialise
+from fcl_bench.engine.transport import Clients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor, first_stage_clients
 from fcl_bench.execution.clients import clients_of
@@ -46,7 +47,7 @@ class Site:
         """What is answered to a request (see `engine.remote.host.Host.answers`)."""
         if request.kind == "plan":
             own = ProcessInfo.here(self._name, self.plan.id, self.plan.context, self.plan.prepares)
-            yield serialise("plan", **own.state())
+            yield serialise("plan", **asdict(own))
         elif request.kind == "network":
             stage, context = self.plan.settings.adapt, self.plan.context
             assert not isinstance(stage, NoAdaptation)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from itertools import chain
 
 from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.engine.exchanges import Upload
+from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import Metrics
@@ -49,7 +49,7 @@ def run_tables(
     state, stream, tests = federation.state, federation.stream, test_sizes(federation)
     names = [f"task_{task.index}" for task in stream.tasks]
     classes = [f"class_{label}" for label in stream.class_order]
-    uploads = chain(adapted.ledger.cells() if adapted else (), state.ledger.cells())
+    uploads = chain(adapted.ledger.values("") if adapted else (), state.ledger.values(""))
     tables: dict[str, Table] = {
         "tasks.csv": _tasks(federation, metrics),
         "accuracy_matrix.csv": (names, accuracy_matrix(state.answers["correct"], tests).tolist()),

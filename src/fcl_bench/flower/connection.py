@@ -11,10 +11,8 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.engine.clients import Clients
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import Connection, PartialRounds
+from fcl_bench.engine.transport import Clients, Connection, PartialRounds, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fcl_bench.engine.clients import Clients
-from fcl_bench.engine.exchanges import RawSamples
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)

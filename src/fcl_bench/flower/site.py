@@ -23,7 +23,7 @@ from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.sources.rows import rows_of
 from fcl_bench.data.sources.site_file import SiteFile
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range

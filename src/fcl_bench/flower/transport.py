@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.client_state import as_state, tag_of, tensor_text, text_tensor
+from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
@@ -161,7 +161,8 @@ class FlowerTransport:
     def _numbered(self, reply: Reply) -> Reply:
         """The reply with numbers of samples that no other client's samples have."""
         before = int(self._registry.samples[:, : reply.client].sum())
-        return replace(reply, revealed=replace(reply.revealed, samples=reply.revealed.samples + before))
+        alone = reply.revealed
+        return replace(reply, revealed=alone and replace(alone, samples=alone.samples + before))
 
     def _unless_lost(self, step: Callable[[], None], until: float) -> None:
         """Do a step; if the SuperLink is lost, open another relay instead, as soon as that is possible."""

@@ -8,15 +8,16 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from fcl_bench.engine.client_state import ClientStore
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.host import answered
 from fcl_bench.engine.remote.replies import Received, on_device, serialise, serialise_reply
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.flower import frames
 from fcl_bench.flower.node_registry import NodeInfo
@@ -138,7 +139,7 @@ class Worker:
         except UserError as error:
             raise UserError(f"{self._name}: {error.what}", error.remedy) from error
         if request.kind == "info":
-            yield serialise("info", **federation.info.state())
+            yield serialise("info", **asdict(federation.info))
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])

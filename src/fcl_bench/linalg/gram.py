@@ -8,11 +8,10 @@ import torch
 from scipy.linalg import blas
 
 from fcl_bench.linalg.product import by_columns, large
+from fcl_bench.linalg.structure import mirror
 
 #: Rows from which half a product and its mirroring take less time than a whole product, for every width.
 _ROWS = 64
-#: Rows and columns of a Gram matrix mirrored at a time.
-_TALL, _WIDE = 64, 512
 
 
 def gram(A: torch.Tensor) -> torch.Tensor:
@@ -73,20 +72,6 @@ def _add_upper_half(G: torch.Tensor, A: torch.Tensor, weight: float, beta: float
     result = syrk(weight, a, beta=beta, c=target, trans=turned, lower=1, overwrite_c=1)
     if result.ctypes.data != target.ctypes.data:
         raise ValueError("syrk copied the matrix it was to add to")
-
-
-def mirror(G: torch.Tensor) -> torch.Tensor:
-    """Make a matrix symmetric whose upper triangle is right, in place and by blocks."""
-    # Columns are read from a copy whose row stride is not a power of two; with such strides a cache holds few rows.
-    copied = G.new_empty(_TALL, _WIDE + 8)
-    for begin in range(0, len(G), _TALL):
-        end = begin + _TALL
-        corner = G[begin:end, begin:end]
-        corner.copy_(corner.triu() + corner.triu(1).T)
-        for left in range(end, len(G), _WIDE):
-            block = G[begin:end, left : left + _WIDE]
-            G[left : left + _WIDE, begin:end] = copied[: block.shape[0], : block.shape[1]].copy_(block).T
-    return G
 
 
 def add_class_sums(sums: torch.Tensor, H: torch.Tensor, which: torch.Tensor) -> None:

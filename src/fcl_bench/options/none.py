@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from fcl_bench.engine.codec import Middleware
     from fcl_bench.engine.ledger import Ledger
     from fcl_bench.engine.reports import Guarantee
+    from fcl_bench.options.noise.mechanism import DPMechanism
     from fcl_bench.protocol.context import Context
-    from fcl_bench.protocol.dp_mechanism import DPMechanism
     from fcl_bench.protocol.method import Method
 
 

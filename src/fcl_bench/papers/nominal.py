@@ -16,8 +16,7 @@ from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.wire import WIRE_DTYPES, WireFormat
+from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 
 MIB = 2**20
 CONVENTIONS = ("fedran_mib", "stsa_mib")

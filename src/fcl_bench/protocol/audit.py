@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.protocol.context import ClientData
+from fcl_bench.protocol.context import ClientData, Task
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 
 
 @dataclass(frozen=True)

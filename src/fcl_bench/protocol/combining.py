@@ -12,20 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fcl_bench.protocol.fields import SUM, Uploads
+from fcl_bench.protocol.fields import MEAN, SUM, Uploads
 from fcl_bench.protocol.message import Message
 
 #: Combines two or more uploads of one stage, decoded and validated, in order of their clients, into one upload.
 Combination = Callable[[Sequence[Message]], Message]
 
 
-def as_declared(declared: Uploads, weighting: str) -> Combination:
-    """The combination of uploads all of whose fields are declared as SUM or MEAN.
+def as_declared(declared: Uploads, weighting: str) -> Combination | None:
+    """The combination of uploads all of whose fields are declared as SUM or MEAN; None: some are not.
 
     Args:
         declared: the fields.
         weighting: of means: "samples" or "uniform" (by clients).
     """
+
+    fields = [field for schema in declared.declared.values() for field in schema.values()]
+    if any(field.combine not in (SUM, MEAN) for field in fields):
+        return None
 
     def combined(uploads: Sequence[Message]) -> Message:
         holders = {name: [own for own in uploads if name in own] for upload in uploads for name in upload}

@@ -63,7 +63,7 @@ class Field:
             (those of all tasks so far), "" (it counts something else).
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
-        noise: standard deviation of the noise that clients add to each number (see `protocol.dp_mechanism`); 0: none.
+        noise: standard deviation of the noise that clients add to each number (see `options.noise.mechanism`); 0: none.
         added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
             floating-point type in which it travelled.
         combine: what the server needs of a round's uploads: SUM, MEAN, EACH, OPEN.
@@ -274,10 +274,6 @@ class Uploads:
         """The stages that secure sums leave unmasked."""
         every = self.declared.items()
         return frozenset(stage for stage, schema in every if any(own.combine == OPEN for own in schema.values()))
-
-    def can_be_combined(self) -> bool:
-        """Whether a node of a tree may make one upload of several, in every stage."""
-        return all(own.combine in (SUM, MEAN) for schema in self.declared.values() for own in schema.values())
 
 
 #: Of messages whose fields are all alike to the wire.

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.combining import Combination, as_declared
-from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import Field, Schema, Uploads, like
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.state import restore, saved
-from fcl_bench.protocol.task import Task
 
 if TYPE_CHECKING:
     from fcl_bench.protocol.audit import Audit
+    from fcl_bench.protocol.combining import Combination
 
 #: Stands for the client of an upload that is the sum of all clients' uploads.
 EVERYONE = -1
@@ -312,8 +311,9 @@ class Method(ABC):
 
     def combination(self, context: Context) -> Combination | None:
         """How a node of a tree makes one upload of several (see `protocol.combining`); None: it cannot."""
-        declared = Uploads.of(self, context)
-        return as_declared(declared, self.weighting) if declared.can_be_combined() else None
+        from fcl_bench.protocol.combining import as_declared
+
+        return as_declared(Uploads.of(self, context), self.weighting)
 
     @abstractmethod
     def client(self, context: Context) -> Client:

@@ -112,6 +112,28 @@ class Training:
         return self.lr
 
 
+@dataclass
+class Gaussian:
+    """`method.gaussian`, the knobs of `ccvr=gaussian`.
+
+    Args:
+        covariance: full (d x d for each class), diagonal (variances alone).
+        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
+            that sample.
+        samples: drawn features for each class.
+        epochs: passes over them.
+        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
+        batch_size: features per step.
+    """
+
+    covariance: str = knob("full", choices=("full", "diagonal"))
+    least: int = knob(2, least=1)
+    samples: int = knob(256, least=1)
+    epochs: int = knob(5, least=1)
+    lr: float = knob(0.01, above=0)
+    batch_size: int = knob(64, least=1)
+
+
 class Optimiser(Protocol):
     """What a trainer asks of an optimiser, as of torch's own."""
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from fcl_bench.engine.exchange import Reply
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL

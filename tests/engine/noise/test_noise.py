@@ -12,12 +12,13 @@ import torch
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival
 from fcl_bench.engine.validation import BadUpload, validate_upload
+from fcl_bench.linalg.structure import noise_room
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.noise.mechanism import DPMechanism
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
-from fcl_bench.protocol.dp_mechanism import DPMechanism, noise_room
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -110,11 +111,12 @@ def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multip
     context, rng = noisy_context(method, multiplier=multiplier), np.random.default_rng(0)
     server = method.server(context)
     server.start_task(TASK)
-    expected, codec = server.schema(TASK, "statistics"), Codec.of_server(Uploads.of(method, context), context)
+    expected = server.schema(TASK, "statistics")
+    codec = Codec(Uploads.of(method, context), None, context.dtype, context.device)
     step = NoisyStatistics(0, context.release)
 
     def taken(upload: Message) -> Message:
-        return validate_upload(Arrival(0, upload), expected, codec, server, context)
+        return validate_upload(Arrival(0, upload), expected, codec, server)
 
     for client in range(20):
         upload = upload_of(method, context, rng.standard_normal((9, 4)), rng.integers(0, 3, 9))

@@ -16,12 +16,11 @@ from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
+from fcl_bench.options.noise.mechanism import DPMechanism, deviations, sensitivity
 from fcl_bench.options.noise.middleware import NoisyStatistics
-from fcl_bench.options.noise.sensitivity import deviations, sensitivity
-from fcl_bench.protocol.dp_mechanism import DPMechanism
+from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from tests.methods.harness import context_of, shard_of, turn
 from tests.methods.training_harness import tiny_context
 from tests.small_methods import ALIASES, NAMES, architecture, class_of

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.client_state import ClientStore, as_state, new_tag, tag_of
+from fcl_bench.engine.checkpoint import ClientStore, as_state, new_tag, tag_of
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.remote.replies import deserialise, serialise
-from fcl_bench.engine.transport import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.fedran import FedRAN

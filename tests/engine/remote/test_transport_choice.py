@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fcl_bench.engine.remote.ranks import shares
 from fcl_bench.engine.remote.replies import deserialise, serialise
-from fcl_bench.engine.transports.base import PartialRounds
-from fcl_bench.engine.transports.ranks import shares
+from fcl_bench.engine.transport import PartialRounds
 from fcl_bench.errors import UserError
 from fcl_bench.execution.serve import Site
 from fcl_bench.typed import typed_instance

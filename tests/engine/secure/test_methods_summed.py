@@ -32,13 +32,12 @@ from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.fedgen import FedGen
 from fcl_bench.methods.exemplars.fedicarl import FediCaRL
 from fcl_bench.methods.exemplars.glfc import GLFC
-from fcl_bench.methods.gradient.ccvr import Gaussian
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.transformers.lorm import LoRM
 from fcl_bench.methods.transformers.pilora import PILoRA
 from fcl_bench.methods.transformers.regmean import RegMean
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Gaussian, Training
 from tests.engine.secure.summing import SIZES, federation
 from tests.methods.harness import context_of
 from tests.methods.training_harness import tiny_context

@@ -12,7 +12,7 @@ import numpy as np
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Task
 
 
 @dataclass(frozen=True)

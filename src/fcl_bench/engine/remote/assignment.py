@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.transport import Clients
 
 
 def assign(clients: Clients, processes: int) -> list[int]:

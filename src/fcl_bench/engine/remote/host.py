@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from fcl_bench.engine.client_state import ClientStore, resolved, tag_of
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.checkpoint import ClientStore, resolved, tag_of
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -61,7 +61,7 @@ class ProcessInfo:
 
     @classmethod
     def read(cls: type[_Info], state: dict[str, Any]) -> _Info:
-        """What `state` of another process gave. Raises a `UserError` if that has another version of fcl-bench."""
+        """The attributes of another process as JSON. Raises a `UserError` if that has another version of fcl-bench."""
         if (package := state.get("package")) != fcl_bench.__version__:
             process = state.get("process", "a process")
             raise UserError(
@@ -69,10 +69,6 @@ class ProcessInfo:
                 "the same version everywhere",
             )
         return cls(**state)
-
-    def state(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.

@@ -71,7 +71,7 @@ def serialise_reply(reply: Reply) -> bytes:
         samples_kept=reply.samples_kept,
         accepted=reply.accepted,
         right=reply.right,
-        revealed=[leakage.sums, leakage.moments, leakage.samples.tolist()],
+        revealed=leakage and [leakage.sums, leakage.moments, leakage.samples.tolist()],
     )
 
 
@@ -81,7 +81,10 @@ def deserialise_reply(answer: Received) -> Reply:
         raise ValueError(f"a reply was expected, and {answer.kind} came")
     about = answer.beside
     try:
-        sums, moments, samples = about["revealed"]
+        leakage = None
+        if about["revealed"] is not None:
+            sums, moments, samples = about["revealed"]
+            leakage = Leakage(int(sums), int(moments), np.array(samples, dtype=np.int64))
         return Reply(
             client=int(about["client"]),
             upload=answer.message,
@@ -89,7 +92,7 @@ def deserialise_reply(answer: Received) -> Reply:
             guesses=None,
             stored={str(kind): int(size) for kind, size in about["stored"].items()},
             samples_kept=int(about["samples_kept"]),
-            revealed=Leakage(int(sums), int(moments), np.array(samples, dtype=np.int64)),
+            revealed=leakage,
             accepted=int(about["accepted"]),
             right=None if about["right"] is None else int(about["right"]),
         )

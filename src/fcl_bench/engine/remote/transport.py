@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from fcl_bench.engine.client_state import ELSEWHERE, as_state, new_tag, of_clients
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.exchanges import RawSamples
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.engine.remote.waiting import MOST, OwnTurns
+from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 

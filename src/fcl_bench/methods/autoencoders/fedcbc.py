@@ -24,12 +24,10 @@ from fcl_bench.methods.autoencoders import networks
 from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, fitted, fused, latents_of, posteriors
 from fcl_bench.methods.autoencoders.networks import Architecture, Bank
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real, weights
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.query_tasks import QueryTasks
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.knobs import MOST_PASSES
 
@@ -236,7 +234,7 @@ class FedCBCServer(_Half, Server):
         self.versions: dict[int, int] = {}
         self.low: torch.Tensor | None = None
         self.high: torch.Tensor | None = None
-        self.query_tasks = QueryTasks()
+        self.query_tasks = {0}
         self.seen, self._stage, self._task, self._round = 0, MODEL, 0, 0
         #: The uploads of the round at hand, by client: a sum of them could not be fused.
         self._uploads: dict[int, Bank] = {}
@@ -244,10 +242,10 @@ class FedCBCServer(_Half, Server):
     def start_task(self, task: Task) -> None:
         self._task, self.seen = task.index, task.columns_seen
         if self.method.scaling == "range" and self.low is None:
-            self.query_tasks.add(task)
+            self.query_tasks.add(task.index)
 
     def _stages(self, task: Task) -> list[str]:
-        asks = self.method.scaling == "range" and task in self.query_tasks
+        asks = self.method.scaling == "range" and task.index in self.query_tasks
         return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:

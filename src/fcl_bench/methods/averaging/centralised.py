@@ -15,11 +15,10 @@ import torch
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, SUMS, Schema, class_numbers, images
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import progress
 from fcl_bench.training.objective import Objective

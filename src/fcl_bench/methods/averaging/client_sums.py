@@ -13,10 +13,9 @@ from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import Training
 
 

@@ -22,10 +22,9 @@ from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: `method.discrepancy`
 DISCREPANCIES = ("kl", "cosine", "l1", "l2")

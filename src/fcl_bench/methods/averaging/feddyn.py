@@ -21,10 +21,9 @@ from fcl_bench.methods.averaging.client_sums import ClientSumClient, ClientSumMe
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads
 from fcl_bench.training.objective import Objective
 

@@ -26,10 +26,9 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import MOMENTS, SUM, Schema, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 

@@ -23,10 +23,9 @@ from fcl_bench.methods.averaging.client_sums import ClientSumClient, ClientSumMe
 from fcl_bench.methods.averaging.fedprox import Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.knobs import own_rate
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective

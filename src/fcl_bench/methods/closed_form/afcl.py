@@ -18,10 +18,9 @@ from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.afl import LocalRidge
 from fcl_bench.methods.closed_form.base import one_hot
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, OPEN, SUM, SUMS, Schema, class_numbers, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The stage in which clients name their classes.
 REGISTRATION = "registration"

@@ -26,12 +26,11 @@ from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import one_hot, positions
 from fcl_bench.methods.closed_form.ridge import RidgeClient, RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, COLUMN, MOMENTS, SQUARE, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.state import restore, saved
-from fcl_bench.protocol.task import Task
 
 #: What helps where the recursion inverts a singular matrix.
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"

@@ -20,10 +20,9 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import counted
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUM, Schema, counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The stage in which clients send the sizes of their classes.
 COUNTS = "counts"

@@ -16,11 +16,10 @@ from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.product import product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
-from fcl_bench.protocol.context import ClientData, Context, Prediction, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.fields import SQUARE
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.tracking.console import Notices
 

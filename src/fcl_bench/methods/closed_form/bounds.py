@@ -20,9 +20,8 @@ from fcl_bench.linalg.spectral import summarise
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, noise_level, substitute
 from fcl_bench.methods.closed_form.base import positions, projection_seed
 from fcl_bench.protocol.audit import Audit, FullData
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.state import restore, saved
-from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 
 if TYPE_CHECKING:

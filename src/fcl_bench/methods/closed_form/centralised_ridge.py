@@ -15,10 +15,9 @@ import torch
 from fcl_bench.linalg.gram import add_grams, class_sums
 from fcl_bench.methods.closed_form.base import ClosedFormClient
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 
 class CentralisedRidgeClient(ClosedFormClient):

@@ -29,11 +29,10 @@ from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUM, SUMS, Field, Schema, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 
 
 class CentredSketchClient(ClosedFormClient):

@@ -22,10 +22,9 @@ from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import one_hot
 from fcl_bench.methods.closed_form.ridge import Estimate, ridge_knob
 from fcl_bench.methods.closed_form.stsa import STSA, STSAClient, STSAServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The stage of the second round.
 COMPENSATION = "compensation"

@@ -17,12 +17,11 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram
 from fcl_bench.linalg.solve import Solution, extremes, relative_rounding
-from fcl_bench.linalg.triangle import packed, symmetric, triangular
+from fcl_bench.linalg.structure import packed, symmetric, triangular
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, ClosedFormServer, positions
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The type in which the server keeps a covariance of each class.
 KEPT = torch.float32

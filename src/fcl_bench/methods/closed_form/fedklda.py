@@ -21,10 +21,9 @@ from fcl_bench.linalg.structure import sums_trouble
 from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, mean_squared_distance
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.closed_form.fedlda import FedLDA, FedLDAClient, FedLDAServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The stage of the first task in which clients send sums for the bandwidth.
 BANDWIDTH = "bandwidth"

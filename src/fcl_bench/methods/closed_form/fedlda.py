@@ -18,7 +18,7 @@ from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, counted
 from fcl_bench.methods.closed_form.fedncm import DiscriminantServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import (
     CLASSES,
     COLUMN,
@@ -34,7 +34,6 @@ from fcl_bench.protocol.fields import (
     real,
 )
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 
 #: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.
 OFFSET, STATISTICS = "offset", "statistics"

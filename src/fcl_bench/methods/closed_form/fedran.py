@@ -26,17 +26,24 @@ from fcl_bench.methods.closed_form.bounds import FedRANAudit
 from fcl_bench.methods.closed_form.ridge import RegularisedServer, RidgeClient, RidgeMethod, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import (
+    ClientData,
+    Context,
+    State,
+    Task,
+    WireFormat,
+    column_bytes,
+    factor_bytes,
+)
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
-from fcl_bench.protocol.task import Task
-from fcl_bench.protocol.wire import WireFormat, column_bytes, factor_bytes, numbers_bytes
 
 
 def upload_bytes(M: int, rank: int, classes: int, wire: WireFormat) -> int:
     """Size of a full upload: V (M, r), sigma (r,), B (M, c) (Eq. 11), and with `wire.columns=held` B's numbers."""
     direction = factor_bytes(M, wire) + column_bytes(None, wire.dtype)
-    return rank * direction + classes * column_bytes(M, wire.dtype) + numbers_bytes(classes, wire)
+    numbers = 4 * (1 + classes) if wire.columns == "held" else 0
+    return rank * direction + classes * column_bytes(M, wire.dtype) + numbers
 
 
 def pseudo_labels(Z: torch.Tensor, labels: torch.Tensor, U: torch.Tensor, threshold: float) -> torch.Tensor:

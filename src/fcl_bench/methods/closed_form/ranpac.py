@@ -24,10 +24,9 @@ from fcl_bench.methods.closed_form.algebra.ridge import AUTO, GCV, mean_share
 from fcl_bench.methods.closed_form.base import positions
 from fcl_bench.methods.closed_form.ridge import RidgeMethod
 from fcl_bench.methods.closed_form.stsa import STSAClient, STSAServer, exact_sums
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 

@@ -19,11 +19,10 @@ from fcl_bench.errors import require_memory
 from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.methods.closed_form.base import ClosedFormClient, positions
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.state import restore, saved
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import generator
 
 #: The attributes of a `ClassScatter`.

@@ -21,10 +21,9 @@ from fcl_bench.methods.data_free.generators.features import FeatureGenerator, Ke
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective

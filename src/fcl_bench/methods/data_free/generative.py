@@ -23,10 +23,9 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import ModelHolder
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 
 #: Prefix of the names of made images in a server's state.

@@ -39,10 +39,9 @@ from fcl_bench.methods.data_free.generators.anchors import (
 )
 from fcl_bench.methods.data_free.generators.images import ImagePool
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network

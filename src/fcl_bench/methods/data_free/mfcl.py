@@ -29,9 +29,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.data_free.generators.images import WIDTH, ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics, LayerStatistics, divergence
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network

@@ -32,9 +32,8 @@ from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.data_free.generators.images import GeneratedImages, ImageGenerator, ImagePool, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import BETAS, Inversion, SynthesisKnobs
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, seeded
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective

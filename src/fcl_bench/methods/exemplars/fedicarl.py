@@ -36,10 +36,9 @@ from fcl_bench.methods.exemplars.memory import (
     storable,
     with_memory,
 )
-from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import SUMS, Schema, counts, numbers, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Distilled, Objective

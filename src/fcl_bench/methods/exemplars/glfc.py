@@ -53,11 +53,10 @@ from fcl_bench.methods.exemplars.proxy import (
     version_prefix,
 )
 from fcl_bench.methods.gradient.model_holder import MODEL
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 

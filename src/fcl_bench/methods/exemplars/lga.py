@@ -34,12 +34,10 @@ from fcl_bench.linalg.gram import class_sums
 from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magnitudes
 from fcl_bench.methods.exemplars.memory import ExemplarServer
 from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.query_tasks import QueryTasks
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.network import Heads, Network
 
@@ -228,7 +226,7 @@ class LGAServer(ProxyServer):
 
     Attributes:
         radius: r, how far around.
-        query_tasks: the tasks after whose rounds clients send it.
+        query_tasks: the tasks after whose rounds clients send it: the first, and others until anyone has answered.
     """
 
     method: LGA
@@ -238,18 +236,18 @@ class LGAServer(ProxyServer):
         super().__init__(method, context)
         self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
-        self.query_tasks, self._measured = QueryTasks(), False
+        self.query_tasks, self._measured = {0}, False
         #: Of the stage `radius`: what clients sent so far, added up.
         self._totals: dict[str, torch.Tensor] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
         if not self._measured:
-            self.query_tasks.add(task)
+            self.query_tasks.add(task.index)
 
     def stages(self, task: Task) -> list[str]:
         """The method's, and that of the sums in tasks that are asked."""
-        return [*super().stages(task), *([RADIUS] if task in self.query_tasks else [])]
+        return [*super().stages(task), *([RADIUS] if task.index in self.query_tasks else [])]
 
     def broadcast(self, task: Task, round_: int) -> Message:
         self._totals = {}

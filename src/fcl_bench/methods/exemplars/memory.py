@@ -21,8 +21,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context, State
-from fcl_bench.protocol.task import Task
+from fcl_bench.protocol.context import Context, State, Task
 from fcl_bench.tracking.console import Notices
 
 _IMAGES, _FEATURES = "images.", "features."

@@ -25,11 +25,10 @@ from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.inversion import GradientEncoder, nearest_to_means, perturbed, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, teacher_prefix
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 
 if TYPE_CHECKING:

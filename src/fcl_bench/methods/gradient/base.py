@@ -9,15 +9,13 @@ from typing import Any, ClassVar
 from fcl_bench.backbones.trainable import Trainable, frozen_names
 from fcl_bench.config import knob, text
 from fcl_bench.errors import UserError, choices, require_memory
-from fcl_bench.methods.gradient.ccvr import Gaussian, moments_schema
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema, weights
 from fcl_bench.protocol.method import Client, Method, Server
-from fcl_bench.protocol.task import Task
-from fcl_bench.training.knobs import Training
+from fcl_bench.training.knobs import Gaussian, Training
 from fcl_bench.training.network import Network, feature_start
 
 #: `GradientMethod.aggregation`, beside MEAN and EACH.
@@ -116,6 +114,8 @@ class GradientMethod(Method):
             models = weights(combine=EACH, otherwise=f"{self.training_key}.aggregate=mean")
         stages: dict[str, Schema] = {MODEL: {"*": models}}
         if self.ccvr == "gaussian":
+            from fcl_bench.methods.gradient.ccvr import moments_schema
+
             stages[MOMENTS] = moments_schema(self.gaussian, context.sums)
         return stages
 

@@ -14,36 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from fcl_bench.config import knob
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.knobs import SGD
+from fcl_bench.training.knobs import SGD, Gaussian
 from fcl_bench.training.network import Heads, Network
-
-
-@dataclass
-class Gaussian:
-    """`method.gaussian`, the knobs of `ccvr=gaussian`.
-
-    Args:
-        covariance: full (d x d for each class), diagonal (variances alone).
-        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
-            that sample.
-        samples: drawn features for each class.
-        epochs: passes over them.
-        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
-        batch_size: features per step.
-    """
-
-    covariance: str = knob("full", choices=("full", "diagonal"))
-    least: int = knob(2, least=1)
-    samples: int = knob(256, least=1)
-    epochs: int = knob(5, least=1)
-    lr: float = knob(0.01, above=0)
-    batch_size: int = knob(64, least=1)
 
 
 @dataclass

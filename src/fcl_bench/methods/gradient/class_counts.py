@@ -10,10 +10,9 @@ import torch
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import counts
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Heads
 
 #: The stage, which a method names in `stages` and `uploads`, and its fields.

@@ -9,7 +9,6 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import Flat, with_prefix
-from fcl_bench.methods.gradient.ccvr import moments_message
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, teacher_prefix
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
@@ -32,6 +31,8 @@ class GradientClient(ModelHolder, Client):
         """The parts of the model that training changed, and the number of samples; or the answer of another stage."""
         self.take_over(client_data, broadcast)
         if broadcast.stage == MOMENTS:
+            from fcl_bench.methods.gradient.ccvr import moments_message
+
             features = self.trainer.features(self.network, client_data.inputs).to(self.context.dtype)
             columns = Heads.from_message(broadcast).task
             dense = self.context.sums

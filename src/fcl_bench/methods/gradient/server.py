@@ -11,19 +11,18 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted, average
-from fcl_bench.methods.gradient.ccvr import CCVRHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
-from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
-from fcl_bench.protocol.context import Context, Prediction, TestBatch
+from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
+    from fcl_bench.methods.gradient.ccvr import CCVRHead
+    from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 
 class GradientServer(ModelHolder, Server):
@@ -54,6 +53,8 @@ class GradientServer(ModelHolder, Server):
         self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
+            from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
         self._notices = Notices(logging.getLogger(type(self).__module__))

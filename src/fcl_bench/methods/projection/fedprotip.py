@@ -35,10 +35,9 @@ from fcl_bench.methods.projection.task_identity import (
     route,
     route_by_batches,
 )
-from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import MOMENTS, SUMS, Field, Schema, numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import HEADS
 from fcl_bench.training.network import Heads

@@ -22,10 +22,9 @@ from fcl_bench.methods.projection.projected import (
     bases_in,
 )
 from fcl_bench.methods.projection.subspace import core_basis
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import MOMENTS, SUM, Field, Schema, real
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.layer_inputs import layer_grams
 from fcl_bench.training.trainer import forward_batch
 

@@ -21,10 +21,9 @@ from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.projection.subspace import Projection, project_out, sketch
 from fcl_bench.methods.projection.theory import ProjectionAudit
 from fcl_bench.protocol.audit import Audit
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Heads, Network

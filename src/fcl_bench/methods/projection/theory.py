@@ -10,9 +10,8 @@ from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder
 from fcl_bench.methods.projection.subspace import project_out
 from fcl_bench.protocol.audit import Audit, FullData
-from fcl_bench.protocol.context import ClientData, Context
+from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.training.network import Network
 
 if TYPE_CHECKING:

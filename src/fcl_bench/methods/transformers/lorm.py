@@ -37,10 +37,9 @@ from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.low_rank import LowRankMethod, factor_name, factors, low_rank_layers
 from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram, weighted
-from fcl_bench.protocol.context import ClientData, Context, State
+from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MEAN, SUM, Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_grams

@@ -38,11 +38,10 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram
-from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
+from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import CLASSES, EACH, MOMENTS, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Server
-from fcl_bench.protocol.task import Task
 from fcl_bench.tracking.console import Notices
 from fcl_bench.training.layer_inputs import HEADS, layer_grams
 from fcl_bench.training.network import Network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -15,13 +15,11 @@ from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Guarantee
 from fcl_bench.errors import UserError
 from fcl_bench.options.noise import accountant
+from fcl_bench.options.noise.mechanism import DPMechanism, deviations
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
-from fcl_bench.options.noise.sensitivity import deviations
-from fcl_bench.protocol.context import Context
-from fcl_bench.protocol.dp_mechanism import DPMechanism
+from fcl_bench.protocol.context import HALF, Context
 from fcl_bench.protocol.fields import MEAN, SQUARE, Uploads
 from fcl_bench.protocol.method import Method
-from fcl_bench.protocol.wire import HALF
 
 log = logging.getLogger(__name__)
 
@@ -165,10 +163,14 @@ class Gaussian:
         multiplier = self._multiplier(1) if samples else self._of_updates(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
-        for task, _, clients in ledger.senders(late=not context.sums):
-            of_sum = multiplier if self.share_of is None else multiplier * math.sqrt(len(clients) / self.share_of)
-            for client in clients.tolist():
-                sent[(client,) if self.unit == CLIENT else (task, client)].append(of_sum)
+        rows = ledger.rows
+        # A client that is lost after its keys (secure=sums) has sent bytes, but no upload; late ones stay masked.
+        came = (rows["up_bytes"] > 0) & (rows["lost"] == 0) & (rows["late"] <= int(not context.sums))
+        read = rows[["task", "round", "client"]][came].tolist()
+        together = Counter((task, round_) for task, round_, _ in read)
+        for task, round_, client in read:
+            share = 1 if self.share_of is None else together[task, round_] / self.share_of
+            sent[(client,) if self.unit == CLIENT else (task, client)].append(multiplier * math.sqrt(share))
         released = set(map(tuple, sent.values()))
         epsilon = max((accountant.epsilon_of(found, self.delta) for found in released), default=0.0)
         if self.epsilon is not None and epsilon > 1.001 * self.epsilon:

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.files import content_hash
-from fcl_bench.protocol.dp_mechanism import DPMechanism
+from fcl_bench.options.noise.mechanism import DPMechanism
 from fcl_bench.protocol.fields import COUNT, SQUARE
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed

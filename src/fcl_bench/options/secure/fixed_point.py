@@ -11,8 +11,8 @@ import torch
 
 from fcl_bench.engine.codec import PACKED
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.structure import packed
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.linalg.triangle import packed
 from fcl_bench.protocol.message import Message
 
 #: After the names of numbers that travel as multiples of the step, and of whole ones.

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
-from fcl_bench.engine.single_sample_leakage import NOTHING
 from fcl_bench.engine.transport import Asking, Wrapper
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
@@ -90,7 +89,7 @@ class SummingTransport(Wrapper):
                 yield Masked(reply)
             elif isinstance(reply, Late):
                 # What it reveals it would reveal alone, and it never becomes readable.
-                yield Late(replace(reply.reply, revealed=NOTHING))
+                yield Late(replace(reply.reply, revealed=None))
             else:
                 yield reply
             del reply

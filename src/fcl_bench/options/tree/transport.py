@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fcl_bench.config import knob
-from fcl_bench.engine.transports.base import Connection, TransportChoice
-from fcl_bench.engine.transports.in_process import Here
+from fcl_bench.engine.in_process import Here
+from fcl_bench.engine.transport import Connection, TransportChoice
 
 
 @dataclass

@@ -19,7 +19,7 @@ import torch
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
-from fcl_bench.engine.exchanges import BroadcastCache, Rows
+from fcl_bench.engine.ledger import BroadcastCache, Rows
 from fcl_bench.engine.reports import TreeLevel, TreeReport
 from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
@@ -107,7 +107,7 @@ class Tree(Step):
         self.clients, self.fan_in = clients, fan_in
         self.sizes = level_sizes(clients, fan_in)
         self._combination, self._device, self._validation = combination, context.device, validation
-        self._middleware = Codec.of_clients(Uploads.of(method, context), context)
+        self._middleware = Codec(Uploads.of(method, context), context.wire)
         self._cached = BroadcastCache()
         self._rows = Rows(_ROW)
         #: The current round's nodes by level and number; and the longest path to the server so far.

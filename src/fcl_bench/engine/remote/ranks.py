@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.data.sources.base import Split
-from fcl_bench.engine.client_state import ClientStore
-from fcl_bench.engine.clients import Clients
+from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
@@ -26,9 +25,9 @@ from fcl_bench.engine.remote.rank import Rank, this_rank
 from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.remote.waiting import share_of
-from fcl_bench.engine.transport import Transport
-from fcl_bench.engine.transports.base import Connection, TransportChoice
+from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 
 #: Within which all ranks have to be there.
@@ -78,7 +77,8 @@ class ServerRank(Connection):
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
 
-    def begin(self, own: ProcessInfo) -> None:
+    def begin(self, run: str, context: Context, prepared: bool) -> None:
+        own = ProcessInfo.here("the server", run, context, prepared)
         for peer in self._peers.values():
             peer.request("plan")
         self._infos = [ProcessInfo.read(peer.response("plan").beside) for peer in self._peers.values()]

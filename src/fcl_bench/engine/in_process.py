@@ -1,0 +1,123 @@
+"""`transport=in_process`: all clients in the server's process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from fcl_bench.engine.checkpoint import ClientStore, resolved
+from fcl_bench.engine.codec import Middleware, RawSamples
+from fcl_bench.engine.exchange import Late, Lost, Reply
+from fcl_bench.engine.node import Node, NodeData
+from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
+from fcl_bench.protocol.context import Context
+from fcl_bench.protocol.message import Message
+from fcl_bench.protocol.method import Method
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.batched_clients import BatchedClients
+
+
+class InProcess:
+    """All clients in this process, in turn.
+
+    Args:
+        node: the node of all clients.
+        store: where processes of clients saved their states, for a run that used several processes before.
+        batched: takes turns whose training is done side by side; None: each client does all of its own.
+    """
+
+    complete = True
+
+    def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
+        self._node, self._store, self._batched = node, store, batched
+        self.clients = node.data.clients
+
+    @classmethod
+    def of(
+        cls,
+        method: Method,
+        context: Context,
+        holdings: Sequence[Sequence[np.ndarray]],
+        columns: np.ndarray,
+        labelled: np.ndarray,
+        inputs: torch.Tensor,
+        middleware: Sequence[Middleware] = (),
+        parallel: str = "1",
+    ) -> InProcess:
+        """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
+        parts = (method, context, holdings, columns, labelled, middleware)
+        return cls.over(Clients(*parts, parallel=parallel), inputs)
+
+    @classmethod
+    def over(cls, clients: Clients, inputs: torch.Tensor, store: ClientStore | None = None) -> InProcess:
+        """The transport for `clients`, as many of them side by side as they are to be."""
+        node = clients.node(inputs)
+        if clients.parallel == "1":
+            return cls(node, store)
+        from fcl_bench.engine.batched_clients import BatchedClients, group_size
+
+        device = clients.context.device
+        size = group_size(clients.parallel, device)
+        return cls(node, store, BatchedClients(node, size, device) if size > 1 else None)
+
+    @property
+    def everything(self) -> NodeData:
+        return self._node.data
+
+    @property
+    def raw(self) -> RawSamples:
+        return self._node.data.raw
+
+    def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._node.data.counts(task)
+
+    def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
+        if self._batched is not None:
+            yield from self._batched.turns(present, broadcast)
+            return
+        for client in present:
+            self._node.commit()
+            yield self._node.turn(client, broadcast)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        for client, request in requests.items():
+            yield self._node.answer(client, request)
+
+    def refused(self, client: int) -> None:
+        self._node.rollback(client)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._node.state_dict()
+
+    def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
+        self._node.load_state_dict(resolved(states, range(self.clients), self._store))
+
+
+class Here(Connection):
+    """The one process."""
+
+    def federate(self, clients: Clients, inputs: torch.Tensor, states: Path) -> Transport:
+        # What other processes of the same run saved before is found there.
+        return InProcess.over(clients, inputs, ClientStore(states, clients.run))
+
+    def about(self) -> dict[str, Any]:
+        return {"processes": 1}
+
+
+@dataclass
+class InOneProcess(TransportChoice):
+    """All clients in the server's process."""
+
+    name: ClassVar[str] = "in_process"
+    sees_everything: ClassVar[bool] = True
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        yield Here()

@@ -1,1 +1,0 @@
-"""How the processes of a run reach each other: the choices of the group `transport`."""
