@@ -8,7 +8,7 @@ import math
 import shutil
 from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.execution.model_file import write_model
-from fcl_bench.execution.run_json import Result, RunRecord
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class RunFolder:
 
     def _record(self) -> RunRecord:
         """The record alone. Raises one of `_DAMAGE` unless this version wrote it, for this run."""
-        record = cast(RunRecord, read_json(self.path / "run.json"))
+        record = cast("RunRecord", read_json(self.path / "run.json"))
         if record["schema"] != SCHEMA:
             raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
         if self.run not in ("", record["run_id"]) or not isinstance(record["run_id"], str):
@@ -160,6 +161,8 @@ class RunFolder:
             model: its tensors by name, and what it says of itself.
             others: file name -> content.
         """
+        from fcl_bench.execution.model_file import write_model
+
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         for name, (header, rows) in tables.items():
@@ -178,7 +181,7 @@ class RunFolder:
         checksums = {name: file_checksum(self.path / name) for name in names}
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
-        return cast(RunRecord, written)
+        return cast("RunRecord", written)
 
 
 def _cell(value: object) -> object:
