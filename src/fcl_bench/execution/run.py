@@ -179,9 +179,8 @@ def _learn(
 
 
 def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs, record: Result) -> RunRecord:
-    """Write the run's files. What makes them is imported only here: Matplotlib alone takes 0.4 s."""
+    """Write the run's files. What makes them is imported only here: a run that was complete makes none."""
     from fcl_bench.execution.model_file import about, model_tensors
-    from fcl_bench.execution.pictures import drawn
     from fcl_bench.execution.tables import confusion_arrays, run_tables, sample_files
 
     dealt = plan.dealt
@@ -199,6 +198,13 @@ def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs
         ),
         {**sample_files(federation), **drawn(record, federation)},
     )
+
+
+def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
+    """`pictures.drawn`, which imports Matplotlib (0.4 s)."""
+    from fcl_bench.execution import pictures
+
+    return pictures.drawn(record, federation)
 
 
 def _tell(tracker: Tracker, federation: Federation) -> None:
