@@ -21,7 +21,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import Outcome, run
-from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking, numbers
+from fcl_bench.tracking import NoTracking, TrackedRun, flat, load_tracking, numbers
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, settings_for
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fcl_bench.cli.knobs import default_choices, first_comment, groups, settings_text
+from fcl_bench.cli.knobs import default_choices, first_comment, settings_text
+from fcl_bench.composition import groups
 
 HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.knobs import choices_of, groups
-from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
+from fcl_bench.composition import choices_of, composed, current, groups
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
-from fcl_bench.renamed import current
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -60,6 +58,8 @@ def ordered(arguments: list[str]) -> list[str]:
         if argument.startswith("-"):
             name, has_value, given = argument.partition("=")
             if name not in _OPTIONS:
+                from fcl_bench.cli.suggestions import unknown_option
+
                 raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
             if _OPTIONS[name] and not has_value:
@@ -73,6 +73,8 @@ def ordered(arguments: list[str]) -> list[str]:
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
+            from fcl_bench.cli.suggestions import no_override
+
             raise no_override(argument, value, COMMANDS, f"such as method=fedran; {SEE_HELP}")
     for override in overrides:
         _require_plain_choice(override)
@@ -128,8 +130,6 @@ def composed_as_typed(overrides: list[str]) -> DictConfig:
     """What Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-
-    from fcl_bench.composition import composed
 
     try:
         return composed(overrides)
@@ -192,6 +192,8 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
     """Name the choice that lacks `key`, the choices that have it, and the existing keys."""
     from hydra.errors import HydraException
 
+    from fcl_bench.cli.suggestions import unknown_key
+
     try:
         top, chosen = _composed(_choosing(typed))
     except HydraException:
@@ -226,8 +228,6 @@ def _composed(chosen: list[str]) -> tuple[Any, dict[str, str]]:
     """The configuration of these choices as mappings and lists, and the choice of each group in it."""
     from hydra.core.global_hydra import GlobalHydra
     from omegaconf import OmegaConf
-
-    from fcl_bench.composition import composed
 
     hydra = GlobalHydra.instance()
     before = hydra.hydra

@@ -27,7 +27,7 @@ from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.options import clients_of, exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.files import locked, special, user_path, writable
-from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
+from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
 
 if TYPE_CHECKING:
     from fcl_bench.execution.run_json import Result, RunRecord

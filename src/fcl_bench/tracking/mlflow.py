@@ -12,7 +12,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
-from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_package
 
 #: The MLflow experiment of all runs, which is made if it does not exist.
 _EXPERIMENT = "fcl-bench"

@@ -7,7 +7,7 @@ from typing import Any
 
 from fcl_bench.config import knob
 from fcl_bench.files import writable
-from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_package
 
 
 @dataclass
