@@ -276,6 +276,15 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch, choice, 
     )
 
 
+def test_a_logger_that_is_refused_leaves_no_file_of_the_run(tmp_path, monkeypatch):
+    """It left the run's lock in runs/.locks."""
+    monkeypatch.setattr(sys, "meta_path", [Missing("wandb"), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        tracked("wandb", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
+
+
 class Missing:
     """An import system that lacks one package."""
 

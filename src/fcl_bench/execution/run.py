@@ -27,7 +27,7 @@ from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.options import clients_of, exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.files import locked, special, user_path, writable
-from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
+from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers, require_packages
 
 if TYPE_CHECKING:
     from fcl_bench.execution.run_json import Result, RunRecord
@@ -59,12 +59,14 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     Raises:
         UserError: the input can't work; the run's folder is then as it was, but for the log.
     """
+    tracking = tracking or NoTracking()
+    require_packages(tracking)
     environment.reuse_freed_memory()
     with settings.transport.connect() as link:
         return _run(settings, tracking, link)
 
 
-def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Outcome:
+def _run(settings: Settings, tracking: Tracking, link: Connection) -> Outcome:
     begin = time.perf_counter()
     plan = _planned(settings, link)
     environment.reset_peak_memory(plan.context.device)
@@ -80,7 +82,7 @@ def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Out
         folder.clear(keep_checkpoint=True)
         try:
             with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-                record = _carry_out(plan, folder, begin, tracking or NoTracking(), link)
+                record = _carry_out(plan, folder, begin, tracking, link)
                 return Outcome(record, folder.path, was_complete=False)
         except UserError:
             folder.remove_if_empty()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
 from fcl_bench.config import target_class
@@ -57,7 +56,7 @@ class Tracking(Protocol):
     """A choice of the group `logger`."""
 
     def start(self, run: TrackedRun) -> Tracker:
-        """Open the tracker. Raises a `UserError` if its package is not installed."""
+        """Open the tracker. Raises a `UserError` if its packages are not installed (see `require_packages`)."""
 
 
 @dataclass
@@ -86,14 +85,17 @@ def load_tracking(config: Any) -> Tracking:
     return choice
 
 
-def require_package(logger: str, module: str) -> ModuleType:
-    """Import a tracker's package. Raises a `UserError` that says how to install it if it is missing."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"logger={logger}: {error.name} is not installed", f"logger=none, or {installing('logger')}"
-        ) from error
+def require_packages(tracking: Any) -> None:
+    """Raise a `UserError` unless the `packages` of a logger are installed; it says how to. None is imported."""
+    for package in getattr(tracking, "packages", ()):
+        try:
+            found = find_spec(package)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise UserError(
+                f"logger={tracking.name}: {package} is not installed", f"logger=none, or {installing('logger')}"
+            )
 
 
 def flat(node: Any, prefix: str = "", separator: str = "/") -> dict[str, Any]:

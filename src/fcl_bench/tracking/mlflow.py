@@ -12,7 +12,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
-from fcl_bench.tracking import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_packages
 
 #: The MLflow experiment of all runs, which is made if it does not exist.
 _EXPERIMENT = "fcl-bench"
@@ -31,21 +31,26 @@ class MLflow:
         uri: the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
     """
 
+    name = "mlflow"
     uri: str
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What has to be installed."""
+        return ("mlflow", "sqlalchemy", "alembic") if self.uri.startswith(_SQLITE) else ("mlflow",)
 
     def __post_init__(self) -> None:
         if "://" not in self.uri:
             raise UserError(f"logger.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
 
     def start(self, run: TrackedRun) -> Tracker:
-        tracking = require_package("mlflow", "mlflow.tracking")
-        entities = require_package("mlflow", "mlflow.entities")
+        require_packages(self)
+        from mlflow import entities, tracking
+
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         if not self.uri.startswith(_SQLITE):
             return _Run(tracking.MlflowClient(self.uri), entities, run, None)
-        for package in ("sqlalchemy", "alembic"):
-            require_package("mlflow", package)
         file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
         writable(f"logger.uri={self.uri}", file.parent)
         with _lock(file):  # the first process makes the tables
