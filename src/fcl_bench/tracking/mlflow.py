@@ -65,7 +65,9 @@ class _Run(Tracker):
         self._client, self._entities, self._file = client, entities, file
         self._ended = False
         found = client.get_experiment_by_name(_EXPERIMENT)
-        at = client.create_experiment(_EXPERIMENT, _artifacts(file)) if found is None else found.experiment_id
+        # MLflow's files of a run lie beside its own file, not in the working folder.
+        folder = None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()
+        at = client.create_experiment(_EXPERIMENT, folder) if found is None else found.experiment_id
         before = [] if run.fresh else client.search_runs([at], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if before:
             self._id = before[0].info.run_id
@@ -103,8 +105,3 @@ class _Run(Tracker):
 
 def _lock(file: Path | None) -> Any:
     return nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
-
-
-def _artifacts(file: Path | None) -> str | None:
-    """The folder for MLflow's files of a run: beside its own file, not in the working folder."""
-    return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()
