@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import fcl_bench
-from fcl_bench.cli.knobs import choices_of, groups, keys_ending
-from fcl_bench.renamed import KEYS, VALUES, current
+from fcl_bench.cli.knobs import keys_ending
+from fcl_bench.composition import KEYS, VALUES, choices_of, current, groups
 
 SMALL = ("data=digits", "backbone=tiny", "backbone.width=2", "tasks=1", "clients=2", "partition=iid")
 SHORT = (*SMALL, "method.training.rounds=1", "method.training.epochs=1")

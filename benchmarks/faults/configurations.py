@@ -20,7 +20,7 @@ from benchmarks.faults.part import Part, evenly
 from fcl_bench.composition import composed, config_dir
 from fcl_bench.config import GROUPS, Settings, load_settings
 from fcl_bench.errors import UserError
-from fcl_bench.tracking.base import load_tracking
+from fcl_bench.tracking import load_tracking
 from tests.small_methods import short_run
 
 #: As typed after the key.

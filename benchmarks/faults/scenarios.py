@@ -136,13 +136,12 @@ def _run(composed: object, out: Path, path: Path) -> int:
 
     from fcl_bench.cli.command import run_command
     from fcl_bench.cli.job import carry_out
-    from fcl_bench.sweeps.jobs import JobReport
 
     config = composed.copy()  # type: ignore[attr-defined]
     for key, value in (("out", f"{out}/out"), ("data.path", str(path))):
         OmegaConf.update(config, key, value)
     OmegaConf.update(config, "cache.dir", f"{out}/cache")
-    return run_command("fcl-bench", lambda: carry_out(config, JobReport(0, [])))
+    return run_command("fcl-bench", lambda: carry_out(config, []).code)
 
 
 def _typed(arguments: list[str]) -> int:

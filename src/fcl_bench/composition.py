@@ -1,9 +1,11 @@
-"""Composing a command line with Hydra: configurations, presets, and the runs of a sweep."""
+"""Composing a command line with Hydra: what can be chosen, presets, the runs of a sweep, and old names of keys."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
+import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -15,6 +17,15 @@ from fcl_bench.config import GROUPS, YAML_LOADER
 
 #: The arguments of this process's command that named folders with choices of one's own, which are in `FOLDERS`.
 NAMED_BY: list[str] = []
+log = logging.getLogger(__name__)
+
+#: Old names stay as aliases. Old group or top-level key -> today's; and old knob of a method -> today's.
+KEYS = {"track": "logger"}
+KNOBS = {"loss_over": "loss_classes", "on": "trains", "replay_head": "ccvr"}
+#: Today's key -> its old values and today's.
+VALUES: dict[str, dict[str, str]] = {
+    "method": {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"},
+}
 
 
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
@@ -86,3 +97,43 @@ def config_dir() -> Path:
 
 #: The folders of YAML files in the order in which Hydra looks for a choice.
 FOLDERS = [config_dir()]
+
+
+def groups() -> list[str]:
+    """The names of all groups except Hydra's own, ascending."""
+    return sorted(entry.name for entry in config_dir().iterdir() if entry.is_dir() and entry.name != "hydra")
+
+
+def choices_of(group: str) -> list[str]:
+    """The choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups.
+
+    A file whose name begins with "_" is what several choices share, and none itself.
+    """
+    if group == "experiment/preset":
+        return register_presets()
+    return sorted({file.stem for folder in FOLDERS for file in (folder / group).glob("[!_]*.yaml")})
+
+
+def current(arguments: Iterable[str]) -> list[str]:
+    """The arguments of a command with today's names; each that changes is logged in one line.
+
+    An argument is `key=value`, also with several values (`method=finetune,stsa`), a bare key, or an option, which
+    stays as it is.
+    """
+    made = []
+    for argument in arguments:
+        new = _current(argument)
+        if new != argument:
+            log.warning("%s is now %s", argument, new)
+        made.append(new)
+    return made
+
+
+def _current(argument: str) -> str:
+    typed, equals, value = argument.partition("=")
+    group, dot, below = typed.lstrip("+~").partition(".")
+    prefix = typed.removesuffix(group + dot + below)
+    below = KNOBS.get(below, below) if group == "method" else below
+    key = KEYS.get(group, group) + dot + below
+    names = VALUES.get(key, {})
+    return prefix + key + equals + re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value)

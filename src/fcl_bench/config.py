@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from fcl_bench.data.sources.base import Source
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.engine.transport import TransportChoice
-    from fcl_bench.execution.adapt import FirstStage, NoAdaptation
+    from fcl_bench.execution.adapt import FirstStage
     from fcl_bench.options.faults.base import Faults
     from fcl_bench.options.noise.gaussian import Gaussian
-    from fcl_bench.options.none import NoFaults, NoNoise, NoSecurity
+    from fcl_bench.options.none import NoAdaptation, NoFaults, NoNoise, NoSecurity
     from fcl_bench.options.secure.base import SecureSums
     from fcl_bench.protocol.method import Method
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 #: The largest value that glibc accepts for the second; the first is twice that.
 _REUSED_BLOCK = 2**25
+#: GNU OpenMP's limit on spinning that `spin_briefly` sets.
+SPIN = "1000"
 
 
 class Environment(TypedDict):
@@ -59,6 +61,20 @@ _version = functools.cache(version)
 def available_cores() -> int:
     """Cores that this process may use (a cluster's job has fewer than its machine)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def spin_briefly() -> None:
+    """Have this process's threads wait almost without spinning, unless the user has set how they wait.
+
+    Threads that wait by spinning take the cores from each other: two default runs at once on two cores took 110 s each,
+    and 9 s each with this short spin, while a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which never
+    spins). Call this before torch is imported, since GNU OpenMP, which torch uses on Linux, reads it then.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+        # The threads of SciPy's OpenBLAS also sleep sooner: after 2^20 cycles instead of 2^26. With it, a FedRAN run
+        # alone took 6 % less time, and 15 % less processor time.
+        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 
 def choose_device(name: str) -> torch.device:

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, groups, keys_ending, owners, read_choice, top_level
+from fcl_bench.cli.knobs import WHOLE_RUNS, keys_ending, owners, read_choice, top_level
 from fcl_bench.cli.suggestions import meant
-from fcl_bench.composition import composed, config_dir
+from fcl_bench.composition import choices_of, composed, config_dir, groups
 from fcl_bench.config import GROUPS, load_settings
 from fcl_bench.execution.plan import make_plan
 from tests.conftest import write_features

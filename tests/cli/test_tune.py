@@ -158,7 +158,7 @@ def test_trials_that_fall_behind_are_pruned_after_a_task():
     """Optuna's own rule would look at the best accuracy so far, that after the first task, and end none of these."""
     optuna = pytest.importorskip("optuna")
     from fcl_bench.sweeps.search import Pruning
-    from fcl_bench.tracking.base import NoTracking, TrackedRun
+    from fcl_bench.tracking import NoTracking, TrackedRun
 
     study = optuna.create_study(direction="maximize")
     started = TrackedRun("id", "label", {}, None, 0, False)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from fcl_bench.engine.checkpoint import read_json, write_json
 from fcl_bench.errors import UserError
-from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.execution.plan import make_plan
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, run_in, settings_for
@@ -45,6 +46,27 @@ def test_the_checkpoint_of_another_run_is_not_taken_over(tmp_path, monkeypatch, 
     assert "is of another run; starting from the first task" in caplog.text
     assert copied["metrics"] == run_in(tmp_path / "alone", *SMALL, "seed=2").record["metrics"]
     assert run_in(tmp_path, *SMALL, "seed=1").record["seed"] == 1  # its own goes on
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "1", "null"])
+def test_a_record_that_is_no_record_is_damaged_in_plain_words(first, tmp_path, content, caplog):
+    """Of a list it said that list indices must be integers."""
+    copied = shutil.copytree(first.folder, tmp_path / "copied")
+    (copied / "run.json").write_text(content)
+    assert RunFolder(copied).complete_record() is None
+    assert caplog.messages == [
+        f"run folder {copied} is damaged: it has a damaged run.json (it does not match its own checksum); running again"
+    ]
+
+
+def test_a_folder_of_another_version_is_not_called_damaged(first, tmp_path, caplog):
+    copied = shutil.copytree(first.folder, tmp_path / "copied")
+    write_json(copied / "run.json", {**read_json(copied / "run.json"), "schema": 4})
+    said = f"run folder {copied} is of another version: 4, not {SCHEMA}"
+    assert RunFolder(copied).complete_record() is None
+    assert caplog.messages == [f"{said}; running again"]
+    with pytest.raises(UserError, match=re.escape(said)):
+        RunFolder(copied).verified(["config.yaml"])
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "..", "", "a/b"])

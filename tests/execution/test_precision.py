@@ -10,9 +10,9 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.engine.remote.replies import deserialise, serialise
-from fcl_bench.execution import precision
+from fcl_bench.execution import inputs
 from fcl_bench.execution.adapt import adapted_extractor
-from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
+from fcl_bench.execution.inputs import tell_of_extraction, tell_of_training
 from fcl_bench.execution.serve import Site
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -28,7 +28,7 @@ ROUNDS = ("method.training.rounds=3", "method.training.epochs=2", "method.traini
 def amx(monkeypatch):
     """A CPU that multiplies bfloat16, on which any work is long."""
     monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(precision, "_LONG", 1)
+    monkeypatch.setattr(inputs, "_LONG", 1)
 
 
 def test_a_cpu_tells_whether_it_multiplies_bfloat16(tmp_path):
@@ -100,7 +100,7 @@ def test_runs_without_a_network_have_no_precision(tmp_path):
 
 def test_long_work_in_float32_is_told_and_no_other(amx, monkeypatch, caplog):
     network = torch.nn.Linear(10, 9)  # 99 parameters
-    monkeypatch.setattr(precision, "_LONG", 99 * 3 * 2 * 5 * 0.5 * 20)
+    monkeypatch.setattr(inputs, "_LONG", 99 * 3 * 2 * 5 * 0.5 * 20)
 
     class Choice:
         training = Training(rounds=2, epochs=5, fraction=0.5)

@@ -79,8 +79,8 @@ def test_runs_by_another_version_are_left_out_with_a_warning_each(runs, caplog):
         record = {**json.loads((folder / "run.json").read_text()), "schema": 3}
         rewrite(folder, record, "method: {_target_: fcl_bench.gone.Gone}\n")
     assert collect(runs).empty
-    assert [message.partition("has a ")[2] for message in caplog.messages] == [
-        f"damaged run.json (schema 3, not {SCHEMA}); leaving it out"
+    assert [message.partition("is of ")[2] for message in caplog.messages] == [
+        f"another version: 3, not {SCHEMA}; leaving it out"
     ] * 2
 
 

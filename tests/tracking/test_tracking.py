@@ -21,7 +21,7 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import target_class
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import Outcome, run
-from fcl_bench.tracking.base import NoTracking, TrackedRun, flat, load_tracking, numbers
+from fcl_bench.tracking import NoTracking, TrackedRun, flat, load_tracking, numbers
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, settings_for
 
@@ -274,6 +274,15 @@ def test_a_tracker_that_is_not_installed_is_told(tmp_path, monkeypatch, choice, 
         f"logger={choice}: {choice} is not installed "
         "(logger=none, or in the checkout of fcl-bench: pip install '.[logger]')"
     )
+
+
+def test_a_logger_that_is_refused_leaves_no_file_of_the_run(tmp_path, monkeypatch):
+    """It left the run's lock in runs/.locks."""
+    monkeypatch.setattr(sys, "meta_path", [Missing("wandb"), *sys.meta_path])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        tracked("wandb", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
 
 
 class Missing:

@@ -16,7 +16,7 @@ from hydra.version import VersionBase
 from fcl_bench.cli.overrides import composed_as_typed, ordered
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
-from fcl_bench.tracking.base import Tracking, load_tracking
+from fcl_bench.tracking import Tracking, load_tracking
 
 Overrides = Iterable[str] | Mapping[str, Any]
 

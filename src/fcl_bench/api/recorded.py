@@ -155,7 +155,7 @@ class Run:
         Raises:
             UserError: the data do not exist any more, or have changed.
         """
-        from fcl_bench.execution.tested import tested_samples
+        from fcl_bench.execution.predicting import tested_samples
 
         return Tested(*tested_samples(self.path, self.record, self.config))
 

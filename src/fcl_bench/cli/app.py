@@ -13,9 +13,9 @@ from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
+from fcl_bench.composition import config_dir, current, groups, register_presets
+from fcl_bench.environment import spin_briefly
 from fcl_bench.errors import UserError
-from fcl_bench.renamed import current
-from fcl_bench.sweeps.workers import spin_briefly
 from fcl_bench.tracking.console import say
 
 
@@ -44,7 +44,6 @@ def _work() -> int:
 def _help(arguments: list[str]) -> int:
     """Print the keys of the choices that were typed (`method=stsa_e --help`), or the general help if none was."""
     from fcl_bench.cli.help import usage
-    from fcl_bench.cli.knobs import groups
     from fcl_bench.cli.show import about
 
     typed = [argument.partition("=") for argument in current(arguments)]
@@ -66,8 +65,6 @@ def _hydra(arguments: list[str]) -> int:
         import yaml
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
-
-        from fcl_bench.composition import config_dir, register_presets
 
     # Only experiments have presets, and registering them takes as long as composing a run.
     if any("experiment" in argument for argument in arguments):

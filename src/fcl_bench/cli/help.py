@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fcl_bench.cli.knobs import choices_of, default_choices, groups, read_choice, settings_text
+from fcl_bench.cli.knobs import default_choices, read_choice, settings_text
+from fcl_bench.composition import choices_of, groups
 
 HEAD = """fcl-bench: federated continual learning methods under one split, one ledger and one set of tables
 

@@ -6,20 +6,30 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, USER_ERROR, interrupted, report_failure, storage_error
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.sweeps.jobs import FAILED, JobReport, output_path, reported
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
+    from fcl_bench.execution.run import Outcome
     from fcl_bench.sweeps.watch import Sweep
 
 #: The remedy that is suggested when nothing can be written.
 _ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
+
+
+@dataclass
+class Ended:
+    """How a run ended: the exit code, the reason of a failure in one line, and the outcome of a complete run."""
+
+    code: int = DONE
+    reason: str = ""
+    outcome: Outcome | None = None
 
 
 def job(config: Any) -> int:
@@ -29,7 +39,8 @@ def job(config: Any) -> int:
 
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        return carry_out(config, JobReport(0, []))
+        return carry_out(config, []).code
+    from fcl_bench.sweeps.jobs import FAILED, JobReport
     from fcl_bench.sweeps.watch import current_sweep
 
     sweep = current_sweep()
@@ -47,6 +58,7 @@ def job(config: Any) -> int:
 def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     """Carry out one job with a report for the parent process, and with its share of the machine if it shares one."""
     from fcl_bench.data.shared import start_sharing
+    from fcl_bench.sweeps.jobs import JobReport, output_path, reported
     from fcl_bench.sweeps.workers import take_gpu
 
     folder = Path(str(hydra_job.sweep.dir)).absolute()
@@ -57,45 +69,48 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
         if sweep is None:
             take_gpu(folder, str(config.device))
         with printed_to(output) if sweep is None or sweep.folds else nullcontext():
-            return carry_out(config, report)
+            ended = carry_out(config, report.warnings)
+        report.code, report.reason = ended.code, ended.reason
+        if (outcome := ended.outcome) is not None:
+            report.run, report.was_complete = str(outcome.folder), outcome.was_complete
+            metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
+            report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
+            report.method = outcome.record["method"]
+    return ended.code
 
 
-def carry_out(config: Any, report: JobReport) -> int:
-    """Check and run what was composed, and print the result; `report` records how it ended."""
+def carry_out(config: Any, warned: list[str]) -> Ended:
+    """Check and run what was composed, and print the result; the text of each warning is added to `warned`."""
     from fcl_bench.config import load_settings
-    from fcl_bench.tracking.base import load_tracking
+    from fcl_bench.tracking import load_tracking
 
-    complete = False  # whether all that is left is to print the result
+    ended, complete = Ended(), False  # whether all that is left is to print the result
     try:
         tracking = load_tracking(config)
         with no_collection():
             settings = load_settings(config)
             from fcl_bench.execution.run import run
-            from fcl_bench.execution.screen import print_record
         if settings.transport.follows:
-            return _follow(settings)
-        log_to_terminal("fcl-bench", report.warnings)
+            return Ended(_follow(settings))
+        log_to_terminal("fcl-bench", warned)
         if settings.scalars.preview:
             from fcl_bench.execution.preview import preview
 
             complete = True  # it prints last
             preview(settings)
         else:
-            outcome = run(settings, tracking)
+            ended.outcome = outcome = run(settings, tracking)
             complete = True
-            report.run, report.was_complete = str(outcome.folder), outcome.was_complete
-            metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
-            report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
-            report.method = outcome.record["method"]
+            from fcl_bench.execution.screen import print_record
+
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
-            print_record(outcome.record, report.run)
+            print_record(outcome.record, str(outcome.folder))
         sys.stdout.flush()
-        report.code = DONE
     except Exception as error:
         explained = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
-        report.code, report.reason = report_failure("fcl-bench", explained or error, complete)
-    return report.code
+        ended.code, ended.reason = report_failure("fcl-bench", explained or error, complete)
+    return ended
 
 
 def _follow(settings: Settings) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.composition import FOLDERS, NAMED_BY, config_dir, register_presets
+from fcl_bench.composition import FOLDERS, NAMED_BY, choices_of, config_dir, groups
 from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError
 
@@ -57,21 +57,6 @@ class Choice:
     def keys(self) -> list[str]:
         """The keys as they are typed; nested parts are replaced by their keys."""
         return [f"{self.group}.{name}" for name in self.knobs if name not in _parts(self.knobs)]
-
-
-def groups() -> list[str]:
-    """The names of all groups except Hydra's own, ascending."""
-    return sorted(entry.name for entry in config_dir().iterdir() if entry.is_dir() and entry.name != "hydra")
-
-
-def choices_of(group: str) -> list[str]:
-    """The choices of a group, ascending; it also works for `experiment/preset` and Hydra's own groups.
-
-    A file whose name begins with "_" is what several choices share, and none itself.
-    """
-    if group == "experiment/preset":
-        return register_presets()
-    return sorted({file.stem for folder in FOLDERS for file in (folder / group).glob("[!_]*.yaml")})
 
 
 def _file_of(group: str, name: str) -> Path:

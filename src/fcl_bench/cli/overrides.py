@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.knobs import choices_of, groups, search_also, unreadable
-from fcl_bench.cli.suggestions import no_override, unknown_key, unknown_option
-from fcl_bench.composition import composed
+from fcl_bench.cli.knobs import search_also, unreadable
+from fcl_bench.composition import choices_of, composed, current, groups
 from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
-from fcl_bench.renamed import current
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -84,7 +82,7 @@ def _sources(override: str) -> list[Path]:
     from hydra.errors import HydraException
 
     try:
-        sources = OverridesParser.create().parse_overrides([override])[0].value()
+        sources: Any = OverridesParser.create().parse_overrides([override])[0].value()
     except HydraException as error:
         raise composition_error(error, [override]) from error
     found = []
@@ -108,6 +106,8 @@ def ordered(arguments: list[str]) -> list[str]:
         if argument.startswith("-"):
             name, has_value, given = argument.partition("=")
             if name not in _OPTIONS:
+                from fcl_bench.cli.suggestions import unknown_option
+
                 raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
             if _OPTIONS[name] and not has_value:
@@ -121,6 +121,8 @@ def ordered(arguments: list[str]) -> list[str]:
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
+            from fcl_bench.cli.suggestions import no_override
+
             raise no_override(argument, value, COMMANDS, f"such as method=fedran; {SEE_HELP}")
     for override in overrides:
         _require_plain_choice(override)
@@ -240,6 +242,8 @@ def _unknown_keys(first: str, typed: list[str]) -> UserError:
     Each with the choice that lacks it, the choices that have it, and the existing keys.
     """
     from omegaconf import OmegaConf
+
+    from fcl_bench.cli.suggestions import unknown_key
 
     top: Any = OmegaConf.to_container(composed(_choosing(typed), with_hydra=True))
     chosen = top.pop("hydra")["runtime"]["choices"]

@@ -121,7 +121,7 @@ def _samples(data: str | None, keys: list[str], model: Model, folder: Path | Non
 
 def _own(folder: Path | None) -> _Samples:
     from fcl_bench.execution.folder import RunFolder
-    from fcl_bench.execution.tested import tested_samples
+    from fcl_bench.execution.predicting import tested_samples
 
     if folder is None:
         raise UserError("a model that is in no run's folder has no test samples", "DATA, such as data=digits")

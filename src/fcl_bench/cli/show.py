@@ -8,11 +8,10 @@ import textwrap
 from collections.abc import Iterable, Mapping
 
 from fcl_bench.cli.command import DONE
-from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, choices_of, groups, owners, read_choice, top_level
+from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, owners, read_choice, top_level
 from fcl_bench.cli.suggestions import meant
-from fcl_bench.composition import NAMED_BY
+from fcl_bench.composition import NAMED_BY, choices_of, current, groups
 from fcl_bench.errors import UserError, choices, require_choice
-from fcl_bench.renamed import current
 
 USAGE = """usage: fcl-bench show                 the groups
        fcl-bench show GROUP           its choices, one line each

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from fcl_bench.cli.knobs import WHOLE_RUNS, choices_of, groups, keys_ending, owners, top_level
+from fcl_bench.cli.knobs import WHOLE_RUNS, keys_ending, owners, top_level
+from fcl_bench.composition import choices_of, groups
 from fcl_bench.errors import UserError, choices
 
 #: Words of papers and other tools -> our keys for them; a key with the same name as the word is suggested after these.

@@ -20,7 +20,7 @@ from fcl_bench.files import json_hash, locked, slug, user_path, writable
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
 from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_range, require_optuna
-from fcl_bench.tracking.base import Tracking, load_tracking
+from fcl_bench.tracking import Tracking, load_tracking
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say
 
 #: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.

@@ -218,7 +218,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """What `write_json` wrote. Raises ValueError if it does not match its checksum, OSError if it is not a file."""
     content = json.loads(regular(path).read_text())
-    if content["checksum"] != _checksum(content):
+    if not isinstance(content, dict) or content.get("checksum") != _checksum(content):
         raise ValueError("it does not match its own checksum")
     return content
 

@@ -28,6 +28,7 @@ from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
+from fcl_bench.options.none import NoAdaptation
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
 
@@ -73,17 +74,6 @@ class FirstStage(Protocol):
 
     def sends_columns(self) -> bool:
         """Whether uploads have a matrix with a column per class, whose bytes depend on `wire.columns`."""
-
-
-@dataclass
-class NoAdaptation:
-    """The backbone as it comes."""
-
-    name: ClassVar[str] = "none"
-    trains_network: ClassVar[bool] = False
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        """There is nothing to rule out."""
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import csv
 import logging
 import math
 import shutil
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from fcl_bench.config import YAML_LOADER
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
-from fcl_bench.errors import UserError, first_line
-from fcl_bench.execution.model_file import write_model
-from fcl_bench.execution.run_json import Result, RunRecord
+from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ def run_id(identity: Mapping[str, object]) -> str:
 def identity_hash(schema: int, identity: Mapping[str, object]) -> str:
     """The hash of everything that determines a result, and of the version of its files."""
     return json_hash({"schema": schema, **identity})
+
+
+class _OtherVersion(ValueError):
+    """Another version of fcl-bench wrote the run folder."""
 
 
 class RunFolder:
@@ -75,25 +80,45 @@ class RunFolder:
         """
         if not (self.path / "run.json").exists():
             return None
+        record, trouble = self._checked(None, read)
+        if trouble:
+            log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
+        return record
+
+    def verified(self, names: Collection[str]) -> RunRecord:
+        """The record of a complete run, for whoever reads these files of it and no others.
+
+        Raises:
+            UserError: the record is damaged, or one of the files is damaged or not there.
+        """
+        record, trouble = self._checked(names, names)
+        if record is None:
+            raise UserError(f"run folder {self.path}{trouble}", "the run's command again redoes it")
+        return record
+
+    def _checked(self, names: Collection[str] | None, read: Container[str] | None) -> tuple[RunRecord | None, str]:
+        """The record if it and its files `names` (None: all) are as they were written; otherwise None and what is not.
+
+        Of files that are not in `read` (None: all) only the presence is checked.
+        """
         try:
             record = self._record()
-            damaged = [name for name, checksum in record["files"].items() if not self._holds(name, checksum, read)]
-            trouble = f": {', '.join(damaged)} does not match its checksum"
+            files = record["files"]
+            if damaged := [name for name in names or files if not self._holds(name, files[name], read)]:
+                return None, f" is damaged: {', '.join(damaged)} does not match its checksum"
         except FileNotFoundError as error:
-            trouble = f" lacks {error.filename}"
+            return None, f" lacks {error.filename}"
+        except _OtherVersion as error:
+            return None, f" is of another version: {error}"
         except _DAMAGE as error:
-            trouble = f" has a damaged run.json ({error})"
-        else:
-            if not damaged:
-                return record
-        log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
-        return None
+            return None, f" is damaged: it has a damaged run.json ({error})"
+        return record, ""
 
     def _record(self) -> RunRecord:
         """The record alone. Raises one of `_DAMAGE` unless this version wrote it, for this run."""
-        record = cast(RunRecord, read_json(self.path / "run.json"))
+        record = cast("RunRecord", read_json(self.path / "run.json"))
         if record["schema"] != SCHEMA:
-            raise ValueError(f"schema {record['schema']}, not {SCHEMA}")
+            raise _OtherVersion(f"{record['schema']}, not {SCHEMA}")
         if self.run not in ("", record["run_id"]) or not isinstance(record["run_id"], str):
             raise ValueError(f"of another run, {record['run_id']}")
         for name in record["files"]:
@@ -106,22 +131,6 @@ class RunFolder:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
         found: dict[str, Any] = yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER)
         return found
-
-    def verified(self, names: Iterable[str]) -> RunRecord:
-        """The record of a complete run, for whoever reads these files of it and no others.
-
-        Raises:
-            UserError: the record is damaged, or one of the files is damaged or not there.
-        """
-        try:
-            record = self._record()
-            damaged = [name for name in names if not self._holds(name, record["files"][name])]
-            trouble = f"{damaged[0]} does not match its checksum" if damaged else ""
-        except _DAMAGE as error:
-            trouble = first_line(error)
-        if trouble:
-            raise UserError(f"run folder {self.path} is damaged: {trouble}", "the run's command again redoes it")
-        return record
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
@@ -160,6 +169,8 @@ class RunFolder:
             model: its tensors by name, and what it says of itself.
             others: file name -> content.
         """
+        from fcl_bench.execution.model_file import write_model
+
         with replacing(self.path / "config.yaml") as temporary:
             temporary.write_text(OmegaConf.to_yaml(OmegaConf.create(config)))
         for name, (header, rows) in tables.items():
@@ -178,7 +189,7 @@ class RunFolder:
         checksums = {name: file_checksum(self.path / name) for name in names}
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
-        return cast(RunRecord, written)
+        return cast("RunRecord", written)
 
 
 def _cell(value: object) -> object:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fcl_bench import environment
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.backbones.cache import FeatureCache
 from fcl_bench.backbones.extract import Features, extract_features
@@ -18,15 +20,21 @@ from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import Adapted, adapt, adapted_extractor
 from fcl_bench.execution.plan import Plan
-from fcl_bench.execution.precision import tell_of_extraction, tell_of_training
 from fcl_bench.files import user_path, writable
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.adapt import Adapted
 
 log = logging.getLogger(__name__)
 
 #: Relative rounding of float32, and so of 16-bit types with their scales, at best.
 _FLOAT32 = torch.finfo(torch.float32).eps
+#: Parameters of the network times images that pass through it, from which on a run counts as long: ResNet-18 with 9,000
+#: images, which is minutes on one core.
+_LONG = 1e11
+#: The cost of a training step relative to a pass through a frozen network: forward and backward.
+_TRAINED = 3
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     cache_folder = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
+        from fcl_bench.execution.adapt import adapt, adapted_extractor
+
         assert network is not None
 
         def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,4 +195,42 @@ def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
             row,
             float(sizes[row]),
             usual,
+        )
+
+
+def tell_of_training(
+    choice: Any, key: str, device: torch.device, network: Callable[[], torch.nn.Module], n: int
+) -> None:
+    """Print a hint if a network is trained for long in float32 on a CPU that has bfloat16.
+
+    Args:
+        choice: the method or the first stage, with its `training`.
+        key: where the user sets it, such as method.training.
+        device: where it trains.
+        network: makes it.
+        n: training samples of all tasks that it trains on.
+    """
+    training = getattr(choice, "training", None)
+    if training is None or training.forward_precision(device.type) != "float32" or not _would_gain(device):
+        return
+    passages = _TRAINED * n * training.rounds * training.epochs * training.fraction
+    _hint(f"{key}.precision=bfloat16", network(), passages)
+
+
+def tell_of_extraction(network: torch.nn.Module, precision: str, device: torch.device, n: int) -> None:
+    """Print a hint if features of n images are extracted in float32 on a CPU that has bfloat16."""
+    if precision == "float32" and _would_gain(device):
+        _hint("backbone.precision=bfloat16", network, n)
+
+
+def _would_gain(device: torch.device) -> bool:
+    return device.type == "cpu" and environment.multiplies_bfloat16()
+
+
+def _hint(override: str, network: torch.nn.Module, passages: float) -> None:
+    if passages * sum(weight.numel() for weight in network.parameters()) >= _LONG:
+        log.info(
+            "this CPU multiplies bfloat16 in hardware (AMX), and float32 is slower (a third of the speed for ResNet-18"
+            " in training): %s is another run, with numbers rounded otherwise",
+            override,
         )

@@ -1,4 +1,4 @@
-"""Where a run's options come in: what stands between the clients and the loop, composed in one place.
+"""The clients of a run, and what stands between them and the loop: a run's options, composed in one place.
 
 An option is imported where it is chosen.
 """
@@ -6,19 +6,41 @@ An option is imported where it is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fcl_bench.config import Settings
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.transport import Asking, Transport
+from fcl_bench.engine.transport import Asking, Clients, Transport
 from fcl_bench.engine.validation import OptionStep
 from fcl_bench.options.none import NoFaults, NoSecurity
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
 
+if TYPE_CHECKING:
+    from fcl_bench.execution.plan import Plan
 
-def client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:
+
+def clients_of(plan: Plan) -> Clients:
+    """The clients of the run, as both ends derive them from the same settings."""
+    settings, dealt = plan.settings, plan.dealt
+    classes = [task.columns for task in dealt.stream.tasks] if dealt.dataset.elsewhere else []
+    return Clients(
+        method=settings.method,
+        context=plan.context,
+        holdings=dealt.shards,
+        columns=dealt.stream.train_columns,
+        labelled=dealt.labelled,
+        middleware=_client_middleware(settings.method, plan.context, settings),
+        run=plan.id,
+        config=settings.resolved,
+        classes=classes,
+        parallel=settings.scalars.parallel_clients,
+        prepared=plan.prepares,
+    )
+
+
+def _client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:
     """What uploads pass through at the clients before the wire codec: noise, and then masks over what is noisy."""
     steps = [*settings.noise.middleware(method, context, settings.scalars.tasks)]
     if not isinstance(settings.secure, NoSecurity):

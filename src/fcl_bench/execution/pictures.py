@@ -16,7 +16,6 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
 from fcl_bench.engine.reports import BestRounds
 from fcl_bench.execution.drift import drift_matrix
-from fcl_bench.execution.record import test_sizes
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline
 from fcl_bench.protocol.method import Picture
@@ -41,14 +40,14 @@ _NUMBERED = 10
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
     """File name -> PNG: accuracy.png, and where measured rounds.png (AFL Fig. 3), drift.png (FedRAN Fig. 2), theory.png
     (FedProTIP Fig. 2); and what the server made or reconstructed of images."""
-    title, tasks, bounds = headline(record), federation.stream.tasks, record["bounds"]
-    matrix = accuracy_matrix(federation.state.answers["correct"], test_sizes(federation))
-    seen = [task.columns_seen for task in tasks]
+    title, stream, bounds = headline(record), federation.stream, record["bounds"]
+    matrix = accuracy_matrix(federation.state.answers["correct"], stream.test_sizes)
+    seen = [task.columns_seen for task in stream.tasks]
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
     if record["rounds"]:
         figures["rounds.png"] = rounds_figure(title, federation.rounds.values(), record["rounds"])
-    if "drift" in federation.audits and len(tasks) > 1:
-        drift = drift_matrix(federation.audits["drift"].rows, len(tasks))
+    if "drift" in federation.audits and len(stream.tasks) > 1:
+        drift = drift_matrix(federation.audits["drift"].rows, len(stream.tasks))
         figures["drift.png"] = drift_figure(title, drift, matrix)
     if bounds and "rho" in bounds[0]:
         figures["theory.png"] = theory_figure(title, bounds)

@@ -19,7 +19,6 @@ from fcl_bench.composition import config_dir
 from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.partitions.label_rate import draw_labelled
-from fcl_bench.data.shared import described, shared
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.loading import loaded
 from fcl_bench.data.splits.stream import Stream
@@ -300,31 +299,14 @@ def _check_share(settings: Settings, context: Context) -> None:
 
 def deal(settings: Settings) -> Dealt:
     """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
-    scalars = settings.scalars
-    dataset = loaded(settings.data)
-    # Messages name the data set, and `split.order` its domains.
-    key: list[object] = [dataset.name, dataset.class_names, dataset.domain_names, dataset.fingerprint]
-    key += [*described(settings.split), *described(settings.partition)]
-    key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate]
-    return Dealt(dataset, *shared("shards", key, lambda: _dealt(settings, dataset), _bytes_dealt))
-
-
-def _dealt(settings: Settings, dataset: Dataset) -> tuple[Stream, list[Holdings], np.ndarray]:
-    """The tasks, per task who holds what, and which labels are known."""
-    scalars = settings.scalars
+    scalars, dataset = settings.scalars, loaded(settings.data)
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
     shards = []
     for t, indices in enumerate(stream.train):
         rng = generator(scalars.seed, "partition", t)
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
-    return stream, shards, _labelled(settings, stream, shards)
-
-
-def _bytes_dealt(dealt: tuple[Stream, list[Holdings], np.ndarray]) -> int:
-    stream, shards, labelled = dealt
-    arrays = (stream.train_columns, stream.test_columns, *stream.train, *stream.test, labelled)
-    return sum(array.nbytes for array in arrays) + sum(task.indices.nbytes + task.ends.nbytes for task in shards)
+    return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
 
 
 def _labelled(settings: Settings, stream: Stream, shards: list[Holdings]) -> np.ndarray:

@@ -1,14 +1,15 @@
-"""Prediction with a saved model: its method's server half, restored from the run's file."""
+"""Prediction with a saved model, its method's server half restored from its file; and the samples it was tested on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
@@ -16,15 +17,17 @@ from fcl_bench.backbones.compiled import require_compiler
 from fcl_bench.config import target_class
 from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.pixels import load_pixels
-from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.data.sources.samples import samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
-from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor
+from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
+from fcl_bench.files import json_hash
+from fcl_bench.options.none import NoAdaptation
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, Prediction, TestBatch, WireFormat
 from fcl_bench.typed import typed_instance
 
@@ -216,3 +219,59 @@ class Model:
         # Of weights that the model brings itself, counters of batches that no prediction uses may differ.
         brings = any(name.startswith(ADAPTED) for name in self._tensors)
         return not brings and found.identity.get("weights") != self.about["weights"]
+
+
+class Chosen:
+    """Some of a sequence of images, decoded on access."""
+
+    fingerprint = ""  # nothing that is made of them is kept
+
+    def __init__(self, images: Images, indices: np.ndarray) -> None:
+        self._images, self._indices = images, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self._images[int(self._indices[index])]
+
+    def describe(self, index: int) -> str:
+        return self._images.describe(int(self._indices[index]))
+
+
+def tested_samples(
+    folder: Path, record: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, labels, tasks and indices of the n test samples that a run was tested on, by ascending index.
+
+    Args:
+        folder, record, config: of the run.
+
+    Raises:
+        UserError: the data are not there, or others than the run had.
+    """
+    node = dict(config["data"])
+    dataset = typed_instance(target_class("data", node.pop("_target_", None)), node, "data").load()
+    if _fingerprint(dataset, record) != record["data_fingerprint"]:
+        raise UserError(f"data={record['data']} is not what run {record['run_id']} was made on", "the same files")
+    with np.load(folder / "partition.npz") as partition:
+        tests = [partition[f"test_t{task}"] for task in range(record["tasks"])]
+    indices = np.concatenate(tests)
+    tasks = np.repeat(np.arange(len(tests)), [len(own) for own in tests])
+    order = np.argsort(indices, kind="stable")
+    indices, tasks = indices[order], tasks[order]
+    return _chosen(dataset.test.inputs, indices), dataset.test.labels[indices], tasks, indices
+
+
+def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
+    """Return it as the run has it, with the hashes that the nodes told of samples that stay at their sites."""
+    if not dataset.elsewhere:
+        return dataset.fingerprint
+    hashes = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}
+    return json_hash([dataset.fingerprint, json_hash([hashes[client] for client in sorted(hashes)])])
+
+
+def _chosen(inputs: Images | np.ndarray, indices: np.ndarray) -> Any:
+    if isinstance(inputs, np.ndarray):
+        return inputs[indices]
+    return inputs.pixels[indices] if isinstance(inputs, ArrayImages) else Chosen(inputs, indices)

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from fcl_bench import environment
+from fcl_bench.config import Settings
+from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
 from fcl_bench.engine.reports import Dropped
 from fcl_bench.errors import UserError
-from fcl_bench.execution.breakdown import clients_summary
 from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
-from fcl_bench.execution.precision import precisions
-from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
+from fcl_bench.execution.run_json import (
+    TASK_AGNOSTIC,
+    ClientAccuracy,
+    Drift,
+    Precision,
+    Privacy,
+    Result,
+    Routing,
+    Runtime,
+    Transport,
+)
+from fcl_bench.execution.tables import accuracy_by_client
 from fcl_bench.protocol.method import Server
 
 
@@ -38,7 +50,7 @@ def run_record(
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
     dataset, device = plan.dealt.dataset, plan.context.device
-    tests = test_sizes(federation)
+    tests = federation.stream.test_sizes
     pure = federation.server.pure_batches
     return {
         "schema": SCHEMA,
@@ -65,14 +77,14 @@ def run_record(
         "class_samples": plan.dealt.stream.class_samples.tolist(),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
-        "precision": precisions(settings, device, inputs.precision),
+        "precision": _precisions(settings, device, inputs.precision),
         "draws_weights": settings.backbone.draws_weights,
         "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "client_accuracy": clients_summary(federation, plan.dealt.shards),
+        "client_accuracy": _clients_summary(federation, plan.dealt.shards),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),
@@ -97,9 +109,39 @@ def run_record(
     }
 
 
-def test_sizes(federation: Federation) -> np.ndarray:
-    """Return (T,): how many test samples each task has."""
-    return np.array([len(indices) for indices in federation.stream.test])
+def _precisions(settings: Settings, device: torch.device, features: str | None) -> Precision:
+    """What run.json says: which forward passes were made in which precision.
+
+    Args:
+        settings: of the run.
+        device: where it ran.
+        features: of the frozen network; None where there was none.
+    """
+    return {
+        "method": _of_training(settings.method, device),
+        "adapt": _of_training(settings.adapt, device) if settings.adapt.trains_network else None,
+        "features": features,
+    }
+
+
+def _of_training(choice: Any, device: torch.device) -> str | None:
+    training = getattr(choice, "training", None)
+    return None if training is None else training.forward_precision(device.type)
+
+
+def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
+    """run.json's `client_accuracy`; None if no client has an accuracy."""
+    matrix = accuracy_by_client(federation, shards)
+    known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
+    if not len(known):
+        return None
+    return {
+        "clients": len(known),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        "least": float(known.min()),
+        "most": float(known.max()),
+    }
 
 
 def _dropped(federation: Federation, inputs: Inputs) -> Dropped:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,19 +21,15 @@ from fcl_bench.engine.evaluation import pooled_after
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError
-from fcl_bench.execution.breakdown import confusion_arrays, sample_files
-from fcl_bench.execution.clients import clients_of
-from fcl_bench.execution.drift import FeatureDrift
 from fcl_bench.execution.folder import RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
-from fcl_bench.execution.model_file import about, model_tensors
-from fcl_bench.execution.options import exchange_steps, wrapped
+from fcl_bench.execution.options import clients_of, exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
-from fcl_bench.execution.record import run_record, test_sizes
-from fcl_bench.execution.run_json import Result, RunRecord
-from fcl_bench.execution.tables import run_tables
 from fcl_bench.files import locked, special, user_path, writable
-from fcl_bench.tracking.base import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers
+from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers, require_packages
+
+if TYPE_CHECKING:
+    from fcl_bench.execution.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +58,14 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     Raises:
         UserError: the input can't work; the run's folder is then as it was, but for the log.
     """
+    tracking = tracking or NoTracking()
+    require_packages(tracking)
     environment.reuse_freed_memory()
     with settings.transport.connect() as link:
         return _run(settings, tracking, link)
 
 
-def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Outcome:
+def _run(settings: Settings, tracking: Tracking, link: Connection) -> Outcome:
     begin = time.perf_counter()
     plan = _planned(settings, link)
     environment.reset_peak_memory(plan.context.device)
@@ -82,7 +81,7 @@ def _run(settings: Settings, tracking: Tracking | None, link: Connection) -> Out
         folder.clear(keep_checkpoint=True)
         try:
             with _logged_to(writable(f"out={out}", folder.path) / "run.log"):
-                record = _carry_out(plan, folder, begin, tracking or NoTracking(), link)
+                record = _carry_out(plan, folder, begin, tracking, link)
                 return Outcome(record, folder.path, was_complete=False)
         except UserError:
             folder.remove_if_empty()
@@ -124,6 +123,8 @@ def _learn(
     transport = wrapped(transport, method, context, settings)
     audits = {**method.audits(context)}
     if settings.scalars.drift:
+        from fcl_bench.execution.drift import FeatureDrift
+
         audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
     every = settings.scalars.evaluate_rounds
     drops = settings.scalars.drops
@@ -166,14 +167,27 @@ def _learn(
                 log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
 
         federation.run(checkpoint, settings.scalars.checkpoint_rounds)
+        from fcl_bench.execution.record import run_record
+
         seconds = seconds_before + time.perf_counter() - begin
         record = run_record(plan, federation, inputs, link.about(), seconds)
         # This comes before the record is written: a run that is killed in between reports it again.
         summary = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(summary))
-    written = folder.write(
+    written = _write(plan, folder, federation, inputs, record)
+    link.complete()
+    return written
+
+
+def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs, record: Result) -> RunRecord:
+    """Write the run's files. What makes them is imported only here: a run that was complete makes none."""
+    from fcl_bench.execution.model_file import about, model_tensors
+    from fcl_bench.execution.tables import confusion_arrays, run_tables, sample_files
+
+    dealt = plan.dealt
+    return folder.write(
         record,
-        settings.resolved,
+        plan.settings.resolved,
         run_tables(federation, record["metrics"], inputs.adapted, dealt.shards),
         {
             "partition.npz": partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
@@ -185,12 +199,10 @@ def _learn(
         ),
         {**sample_files(federation), **drawn(record, federation)},
     )
-    link.complete()
-    return written
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
-    """`pictures.drawn`, imported only here: a run that was complete draws nothing, and Matplotlib takes 0.4 s."""
+    """`pictures.drawn`, which imports Matplotlib (0.4 s)."""
     from fcl_bench.execution import pictures
 
     return pictures.drawn(record, federation)
@@ -200,7 +212,7 @@ def _tell(tracker: Tracker, federation: Federation) -> None:
     """What a tracker hears after a task: accuracy on all classes so far in percent, bytes, seconds."""
     state = federation.state
     task = federation.stream.tasks[state.tasks_done - 1]
-    accuracy = pooled_after(task.index, state.answers["correct"], test_sizes(federation))
+    accuracy = pooled_after(task.index, state.answers["correct"], federation.stream.test_sizes)
     known = {"classes_seen": task.columns_seen, **state.ledger.task_totals(task.index)}
     tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
 

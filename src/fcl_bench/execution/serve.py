@@ -17,10 +17,11 @@ from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, serialise
 from fcl_bench.engine.transport import Clients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
-from fcl_bench.execution.adapt import NoAdaptation, adapted_extractor, first_stage_clients
-from fcl_bench.execution.clients import clients_of
+from fcl_bench.execution.adapt import adapted_extractor, first_stage_clients
 from fcl_bench.execution.inputs import images_of
+from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, make_plan
+from fcl_bench.options.none import NoAdaptation
 from fcl_bench.protocol.message import Message
 
 

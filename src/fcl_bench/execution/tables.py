@@ -1,20 +1,21 @@
-"""The CSV files of a run as headers and rows. Tasks, rounds and clients count from 0."""
+"""The results of a run in detail, as files' rows and arrays. Tasks, rounds and clients count from 0."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
 
+import numpy as np
+
 from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.metrics import accuracy_matrix
+from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, client_accuracy
 from fcl_bench.engine.reports import Metrics
 from fcl_bench.execution.adapt import Adapted
-from fcl_bench.execution.breakdown import accuracy_by_class, accuracy_by_client
 from fcl_bench.execution.folder import Table
-from fcl_bench.execution.record import test_sizes
 
 _TASKS = (
     "task",
@@ -46,7 +47,7 @@ def run_tables(
         adapted: the first stage, whose exchanges come before the method's.
         shards: per task, who holds which training samples, as far as the server knows.
     """
-    state, stream, tests = federation.state, federation.stream, test_sizes(federation)
+    state, stream, tests = federation.state, federation.stream, federation.stream.test_sizes
     names = [f"task_{task.index}" for task in stream.tasks]
     classes = [f"class_{label}" for label in stream.class_order]
     uploads = chain(adapted.ledger.values("") if adapted else (), state.ledger.values(""))
@@ -83,3 +84,56 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         seconds = totals["client_seconds"] / ledger.clients + totals["server_seconds"]
         rows.append([*known, *series[task.index], *totals.values(), seconds])
     return [*_TASKS, *totals, "seconds"], rows
+
+
+def accuracy_by_class(federation: Federation) -> np.ndarray:
+    """(T, C) in percent, after each task; NaN before a class is seen, or without a test sample."""
+    stream = federation.stream
+    return class_accuracy(federation.state.answers.confusion.array, len(stream.tasks), len(stream.class_order))
+
+
+def accuracy_by_client(federation: Federation, shards: Sequence[Holdings]) -> np.ndarray | None:
+    """(T, K) in percent, after each task; None if the clients' holdings are unknown.
+
+    `shards` are empty of samples that stay at their clients' sites.
+    """
+    if not any(len(own.indices) for own in shards):
+        return None
+    return client_accuracy(accuracy_by_class(federation), shards, federation.stream.train_columns)
+
+
+def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
+    """confusion.npz: `after`, `label`, `answer`, `samples` (n,) of the counts that are not 0, and `class_order` (C,).
+
+    After task `after`, `samples` test samples of class `label` were classified as `answer`, both as columns.
+    """
+    rows = federation.state.answers.confusion.array
+    named = {name: rows[name] for name in rows.dtype.names or ()}
+    return {**named, "class_order": federation.stream.class_order}
+
+
+def sample_files(federation: Federation) -> dict[str, bytes]:
+    """predictions.parquet if `predictions` asks for it: one row per task and test sample so far.
+
+    `after`, the `sample`'s index in the test set, its `label`, the `prediction` (both as the data set has them), and
+    the `score` of that.
+    """
+    samples = federation.state.answers.samples
+    if samples is None:
+        return {}
+    # Imported only now, since few runs keep them.
+    import pyarrow
+    import pyarrow.parquet
+
+    rows, labels = samples.array, federation.stream.class_order
+    columns = {
+        "after": rows["after"],
+        "sample": rows["sample"],
+        "label": labels[rows["label"]],
+        "prediction": labels[rows["answer"]],
+        "score": rows["score"],
+    }
+    content = io.BytesIO()
+    arrays = {name: np.ascontiguousarray(values) for name, values in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(arrays), content)
+    return {"predictions.parquet": content.getvalue()}

@@ -25,8 +25,8 @@ from fcl_bench.data.sources.rows import rows_of
 from fcl_bench.data.sources.site_file import SiteFile
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
-from fcl_bench.execution.clients import clients_of
 from fcl_bench.execution.inputs import require_range
+from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.flower.worker import Site

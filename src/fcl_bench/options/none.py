@@ -58,3 +58,14 @@ class NoSecurity:
 
     def check(self, method: Method, context: Context, clients: int, drops: bool) -> None:
         """There is nothing to rule out."""
+
+
+@dataclass
+class NoAdaptation:
+    """The backbone as it comes."""
+
+    name: ClassVar[str] = "none"
+    trains_network: ClassVar[bool] = False
+
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        """There is nothing to rule out."""

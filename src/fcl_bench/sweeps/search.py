@@ -12,7 +12,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError, installing
 from fcl_bench.files import json_hash
-from fcl_bench.tracking.base import TrackedRun, Tracker, Tracking
+from fcl_bench.tracking import TrackedRun, Tracker, Tracking
 
 _FORMS = "log(1e-4,1), uniform(0,1), int(1,8), int_log(8,512), choice(a,b) or a,b"
 #: The number of complete trials before any trial is pruned.

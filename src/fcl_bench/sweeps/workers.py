@@ -10,8 +10,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-#: GNU OpenMP's limit on spinning that `spin_briefly` sets.
-SPIN = "1000"
+from fcl_bench.environment import SPIN
+
 #: The variable in which the parent lists the machine's GPUs for the workers, in the form of CUDA_VISIBLE_DEVICES.
 _GPUS = "FCL_BENCH_GPUS"
 
@@ -43,20 +43,6 @@ def runs_here(launcher: Any) -> bool:
 
 def _kind(launcher: Any) -> str:
     return str(launcher._target_).rpartition(".")[2]
-
-
-def spin_briefly() -> None:
-    """Have this process's threads wait almost without spinning, unless the user has set how they wait.
-
-    Threads that wait by spinning take the cores from each other: two default runs at once on two cores took 110 s each,
-    and 9 s each with this short spin, while a run alone is no slower (it is with OMP_WAIT_POLICY=PASSIVE, which never
-    spins). Call this before torch is imported, since GNU OpenMP, which torch uses on Linux, reads it then.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
-        # The threads of SciPy's OpenBLAS also sleep sooner: after 2^20 cycles instead of 2^26. With it, a FedRAN run
-        # alone took 6 % less time, and 15 % less processor time.
-        os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
 
 
 def share_cores(workers: int, cores: int) -> None:

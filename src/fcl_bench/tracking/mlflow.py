@@ -12,7 +12,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
-from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_packages
 
 #: The MLflow experiment of all runs, which is made if it does not exist.
 _EXPERIMENT = "fcl-bench"
@@ -31,21 +31,26 @@ class MLflow:
         uri: the tracking store: `sqlite:///FILE`, or a server's `http://...`. MLflow 3 refuses its own file store.
     """
 
+    name = "mlflow"
     uri: str
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What has to be installed."""
+        return ("mlflow", "sqlalchemy", "alembic") if self.uri.startswith(_SQLITE) else ("mlflow",)
 
     def __post_init__(self) -> None:
         if "://" not in self.uri:
             raise UserError(f"logger.uri={self.uri} is not a store", "sqlite:///FILE or http://SERVER")
 
     def start(self, run: TrackedRun) -> Tracker:
-        tracking = require_package("mlflow", "mlflow.tracking")
-        entities = require_package("mlflow", "mlflow.entities")
+        require_packages(self)
+        from mlflow import entities, tracking
+
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         if not self.uri.startswith(_SQLITE):
             return _Run(tracking.MlflowClient(self.uri), entities, run, None)
-        for package in ("sqlalchemy", "alembic"):
-            require_package("mlflow", package)
         file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
         writable(f"logger.uri={self.uri}", file.parent)
         with _lock(file):  # the first process makes the tables
@@ -60,7 +65,9 @@ class _Run(Tracker):
         self._client, self._entities, self._file = client, entities, file
         self._ended = False
         found = client.get_experiment_by_name(_EXPERIMENT)
-        at = client.create_experiment(_EXPERIMENT, _artifacts(file)) if found is None else found.experiment_id
+        # MLflow's files of a run lie beside its own file, not in the working folder.
+        folder = None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()
+        at = client.create_experiment(_EXPERIMENT, folder) if found is None else found.experiment_id
         before = [] if run.fresh else client.search_runs([at], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if before:
             self._id = before[0].info.run_id
@@ -98,8 +105,3 @@ class _Run(Tracker):
 
 def _lock(file: Path | None) -> Any:
     return nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
-
-
-def _artifacts(file: Path | None) -> str | None:
-    """The folder for MLflow's files of a run: beside its own file, not in the working folder."""
-    return None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()

@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from fcl_bench.files import writable
-from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_packages
 
 
 @dataclass
 class TensorBoard:
     """Event files in `<out>/tensorboard/<run>/`: one point per task, and the record's numbers at the end."""
 
+    name = "tensorboard"
+    packages = ("tensorboard",)
+
     def start(self, run: TrackedRun) -> Tracker:
-        # Without tensorboard, torch's module fails later and with another message.
-        require_package("tensorboard", "tensorboard")
-        writer = require_package("tensorboard", "torch.utils.tensorboard").SummaryWriter
+        require_packages(self)
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = writable(f"out={run.out}", run.out / "tensorboard") / run.label
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
         # Points that a killed process wrote before it saved its checkpoint are written again, so purge them: at 0, all.
-        return _Events(writer(str(folder), purge_step=run.tasks_done), run)
+        return _Events(SummaryWriter(str(folder), purge_step=run.tasks_done), run)
 
 
 class _Events(Tracker):

@@ -7,7 +7,7 @@ from typing import Any
 
 from fcl_bench.config import knob
 from fcl_bench.files import writable
-from fcl_bench.tracking.base import TrackedRun, Tracker, require_package
+from fcl_bench.tracking import TrackedRun, Tracker, require_packages
 
 
 @dataclass
@@ -19,11 +19,15 @@ class WandB:
         mode: offline (files in `<out>/wandb/` that `wandb sync` sends later), online.
     """
 
+    name = "wandb"
+    packages = ("wandb",)
     project: str = knob(filled=True, words="logger.project=NAME")
     mode: str = knob(choices=("offline", "online"))
 
     def start(self, run: TrackedRun) -> Tracker:
-        wandb = require_package("wandb", "wandb")
+        require_packages(self)
+        import wandb
+
         # Each process of an interrupted run leaves its own files; W&B joins them by the id.
         opened = wandb.init(
             project=self.project,

@@ -41,6 +41,11 @@ class Stream:
         return np.bincount(self.train_columns[np.concatenate(self.train)], minlength=len(self.class_order))
 
     @property
+    def test_sizes(self) -> np.ndarray:
+        """(T,) how many test samples each task has."""
+        return np.array([len(indices) for indices in self.test])
+
+    @property
     def recurring(self) -> bool:
         """Whether a task has classes of an earlier one."""
         return any(len(task.columns) > len(task.new_columns) for task in self.tasks)
