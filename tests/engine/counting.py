@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import InProcess, Transport

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context

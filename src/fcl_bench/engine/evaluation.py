@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.exchanges import Rows
 from fcl_bench.engine.metrics import pooled_after

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.reports import Metrics
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
 from fcl_bench.execution.run_json import ClientAccuracy

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import chain
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.exchanges import Upload
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix

@@ -13,7 +13,7 @@ from fcl_bench.protocol.dp_mechanism import DPMechanism
 from fcl_bench.protocol.wire import WireFormat
 
 if TYPE_CHECKING:
-    from fcl_bench.backbones.trainable import Trainable
+    from fcl_bench.backbones.backbone import Trainable
 
 #: The tensors that one client keeps between its turns, by name. The part of a name before its first dot is its kind
 #: ("images.3", "model.body.weight"): run.json reports the bytes of each kind (`client_storage_bytes`).
