@@ -35,9 +35,8 @@ from fcl_bench.backbones.network_extractor import TimmExtractor
 from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import EncodedImages
-from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.image_source import image_split
 
 #: Width and height in pixels, format and quality of the images made here; this many different ones are repeated.
 MADE = {"webp32": ((32, 32), "WEBP", {"lossless": True}), "jpeg500": ((500, 375), "JPEG", {"quality": 90})}

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.nn.functional import avg_pool2d, interpolate
 
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures

@@ -29,7 +29,7 @@ from torch.nn.modules import module as every_module
 from training_throughput import images_of, network_of, synchronise
 
 from fcl_bench import environment
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings, target_class
 from fcl_bench.data.splits.class_incremental import ClassIncremental

@@ -29,7 +29,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Samples, epoch_batches
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.averaging.fedavg import FedAvg

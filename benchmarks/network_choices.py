@@ -24,9 +24,8 @@ from suite.sides import Side, peer, processor_seconds, synchronise, time_in_turn
 from training_throughput import CLASSES, images_of
 
 from fcl_bench import environment
-from fcl_bench.backbones.compiled import require_compiler
-from fcl_bench.backbones.network_extractor import NetworkExtractor
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
+from fcl_bench.backbones.network_extractor import NetworkExtractor, require_compiler
 from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.batches import Samples, Standardise

@@ -23,7 +23,7 @@ from hydra import compose, initialize_config_dir
 from fcl_bench.composition import config_dir
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 

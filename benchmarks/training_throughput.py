@@ -20,12 +20,11 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.composition import config_dir
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation

@@ -164,7 +164,7 @@ def _without_pictures() -> None:
     import fcl_bench.execution.preview
     import fcl_bench.execution.run
     import fcl_bench.results.figures.style
-    from fcl_bench.backbones import cache
+    from fcl_bench.backbones import extract
 
     class Drawn:
         def savefig(self, path: Path, **_: object) -> None:
@@ -175,7 +175,7 @@ def _without_pictures() -> None:
     fcl_bench.execution.preview.preview_figure = lambda *_: Drawn()  # type: ignore[assignment,return-value]
     # A process of git's, and every batch a chunk on disk.
     fcl_bench.environment.git_commit = lambda: None
-    cache.SECONDS_PER_CHUNK = 0.0
+    extract.SECONDS_PER_CHUNK = 0.0
 
 
 def write_features(path: Path, samples: int = 60, **changes: np.ndarray) -> Path:

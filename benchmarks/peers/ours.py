@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.peers.settings import Averaging, Row, Statistics
 from benchmarks.peers.work import Work, flat
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.environment import reuse_freed_memory

@@ -10,12 +10,11 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.backbones.tiny import Tiny
-from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.data.images.batches import Standardise, epoch_batches
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
 from fcl_bench.methods.gradient.model_holder import head_seed

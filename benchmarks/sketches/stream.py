@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.partitions.dirichlet import Dirichlet
-from fcl_bench.data.partitions.holdings import Holdings
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.randomness import generator

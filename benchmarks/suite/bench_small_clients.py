@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.closed_form.stsa import STSA

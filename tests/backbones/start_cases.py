@@ -11,8 +11,7 @@ from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 
 CPU = torch.device("cpu")
 RESNET = "test_resnet"  # timm's own networks for tests

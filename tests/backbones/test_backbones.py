@@ -12,14 +12,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from fcl_bench.backbones.backbone import Extractor, Identity, Pixels
-from fcl_bench.backbones.cache import FeatureCache
-from fcl_bench.backbones.extract import extract_features
+from fcl_bench.backbones.extract import FeatureCache, extract_features
 from fcl_bench.backbones.timm_backbone import Timm, Transform, weights_hash
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.image_source import image_split
 from fcl_bench.errors import UserError
 from tests.conftest import shared
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fcl_bench.backbones import cache as cache_module
-from fcl_bench.backbones.cache import FeatureCache
+from fcl_bench.backbones import extract
+from fcl_bench.backbones.extract import FeatureCache
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_noticed_and_redone(tmp_path, damage, caplog):
 
 
 def test_an_interrupted_extraction_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "SECONDS_PER_CHUNK", 0.0)
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 0.0)
     with pytest.raises(KeyboardInterrupt):
         get(tmp_path, Backbone(fail_at=12))
     assert not list(tmp_path.glob("*.safetensors"))
@@ -96,7 +96,7 @@ def test_a_file_of_another_make_is_redone(tmp_path, metadata):
 
 
 def test_a_damaged_chunk_costs_only_what_follows_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "SECONDS_PER_CHUNK", 0.0)
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 0.0)
     with pytest.raises(KeyboardInterrupt):
         get(tmp_path, Backbone(fail_at=16))
     chunks = sorted(tmp_path.glob("*.partial/*.safetensors"))
@@ -122,7 +122,7 @@ def test_features_of_another_key_are_not_taken_for_these(tmp_path, caplog):
 
 @pytest.mark.parametrize("moved", ["from another place", "from another key"])
 def test_a_chunk_of_something_else_is_not_taken_over(tmp_path, monkeypatch, moved):
-    monkeypatch.setattr(cache_module, "SECONDS_PER_CHUNK", 0.0)
+    monkeypatch.setattr(extract, "SECONDS_PER_CHUNK", 0.0)
     for key in (KEY, {**KEY, "data": "other"}):
         with pytest.raises(KeyboardInterrupt):
             get(tmp_path, Backbone(fail_at=12), key)

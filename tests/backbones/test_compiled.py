@@ -16,9 +16,8 @@ from collections import Counter
 import pytest
 import torch
 
-from fcl_bench.backbones import compiled
-from fcl_bench.backbones.compiled import compile_body, require_compiler
-from fcl_bench.backbones.network_extractor import NetworkExtractor
+from fcl_bench.backbones import network_extractor
+from fcl_bench.backbones.network_extractor import NetworkExtractor, compile_body, require_compiler
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.errors import UserError
@@ -62,7 +61,7 @@ def as_captured(graph, _):
 @pytest.fixture
 def ran(monkeypatch):
     """Nothing so far; graphs of earlier tests, which took seconds to capture, serve again."""
-    monkeypatch.setattr(compiled, "BACKEND", as_captured)
+    monkeypatch.setattr(network_extractor, "BACKEND", as_captured)
     COUNT.clear()
     return COUNT
 

@@ -21,8 +21,7 @@ from timm.data import create_transform, resolve_model_data_config
 from fcl_bench.backbones.network_extractor import BATCHES_AHEAD
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.data.images.stored import EncodedImages
-from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.errors import UserError
 from tests.backbones.test_backbones import CPU, NAME
 from tests.conftest import REPOSITORY

@@ -9,10 +9,9 @@ import timm
 import torch
 
 from fcl_bench.backbones.adapters import Adapters
-from fcl_bench.backbones.backbone import Identity, Pixels
+from fcl_bench.backbones.backbone import Identity, Pixels, frozen_names, weights_hash
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
-from fcl_bench.backbones.trainable import frozen_names, weights_hash
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance
 from tests.backbones.start_cases import BACKBONES, CPU, FEATURES, RESNET, SMALL, VIT, checkpoint, images, scratch, vit

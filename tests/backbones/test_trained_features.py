@@ -11,15 +11,13 @@ import torch
 from PIL import Image
 
 from fcl_bench.backbones.adapters import Adapters
-from fcl_bench.backbones.cache import FeatureCache
-from fcl_bench.backbones.extract import extract_features
+from fcl_bench.backbones.backbone import Trainable, weights_hash
+from fcl_bench.backbones.extract import FeatureCache, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.timm_backbone import Timm
 from fcl_bench.backbones.tiny import Tiny
-from fcl_bench.backbones.trainable import Trainable, weights_hash
-from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits
-from fcl_bench.data.sources.image_source import image_split
 from tests.backbones.start_cases import CPU, VIT, checkpoint, images, scratch
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from fcl_bench.backbones.backbone import weights_hash
 from fcl_bench.backbones.timm_backbone import Timm
 from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
-from fcl_bench.backbones.trainable import weights_hash
 from fcl_bench.errors import UserError
 from tests.backbones.test_backbones import CPU, NAME, images
 from tests.small_runs import run_in

@@ -21,7 +21,7 @@ from suite import children, lines, results, table
 from suite.bench_methods import METHODS
 from suite.sides import case_name
 
-from fcl_bench.backbones import compiled
+from fcl_bench.backbones import network_extractor
 from tests.conftest import REPOSITORY, write_features
 from tests.small_runs import run_in
 
@@ -111,7 +111,7 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
 
 
 def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(network_extractor, "BACKEND", "eager")
     small = ["--device", "cpu", "--backbone", "tiny", "--batch", "4", "--batches", "1", "--rounds", "1"]
     assert network_choices.main([*small, "--out", str(tmp_path)]) == 0
     told = json.loads((tmp_path / "network-choices-tiny-cpu.json").read_text())

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 
 
 def dataset_of(train, test, domains=None, names: tuple[str, ...] = ()) -> Dataset:

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits import base
-from fcl_bench.data.splits.base import Division, SampleSplit
+from fcl_bench.data.splits.base import Division, SampleSplit, Stream
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
-from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import deal
 from fcl_bench.randomness import generator

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.label_rate import draw_labelled
+from fcl_bench.data.partitions.base import draw_labelled
 
 
 @given(

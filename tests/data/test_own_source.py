@@ -11,8 +11,7 @@ import torch
 from fcl_bench.backbones.backbone import Identity
 from fcl_bench.backbones.extract import extract_features
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Source, Split
-from fcl_bench.data.sources.loading import loaded
+from fcl_bench.data.sources.base import Dataset, Source, Split, loaded
 from fcl_bench.errors import UserError
 
 X = np.arange(12.0).reshape(6, 2)

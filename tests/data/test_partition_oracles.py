@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.partitions.base import Iid, Partition, Shards
+from fcl_bench.data.partitions.base import Iid, Partition, Shards, draw_labelled
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
-from fcl_bench.data.partitions.label_rate import draw_labelled
 from fcl_bench.randomness import generator
 from tests.data import partition_oracle as oracle
 from tests.data.partition_cases import counts, same_mean, uneven_labels

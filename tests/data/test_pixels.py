@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import functional
 
-from fcl_bench.data.images import pixels
-from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.images import batches
+from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.stored import ArrayImages, EncodedImages, FileImages
-from fcl_bench.data.sources.base import Split
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Split, image_split
 from fcl_bench.errors import UserError
 
 
@@ -117,8 +116,8 @@ def test_threads_do_not_change_the_pixels(monkeypatch):
     rng = np.random.default_rng(4)
     images = encoded_images([content_of(random_image("RGB", (6, 6), rng), "PNG") for _ in range(300)])
     one = load_pixels(split_of(images), 8)
-    monkeypatch.setattr(pixels, "_TINY", 0)
-    monkeypatch.setattr(pixels, "available_cores", lambda: 7)
+    monkeypatch.setattr(batches, "_TINY", 0)
+    monkeypatch.setattr(batches, "available_cores", lambda: 7)
     assert torch.equal(load_pixels(split_of(images), 8), one)
 
 

@@ -12,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.data import shared as module
-from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.shared import Shared, is_sharing, shared, sharing, state_of
-from fcl_bench.data.sources.base import Source
+from fcl_bench.data.sources.base import Source, loaded
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.data.sources.image_folder import ImageFolder
-from fcl_bench.data.sources.loading import loaded
 from tests.conftest import write_features
 from tests.data.sources_harness import write_folder
 
@@ -182,7 +181,7 @@ def test_a_source_that_does_not_say_what_it_reads_is_loaded_each_time():
 
 
 def test_paths_of_images_count_in_the_bytes_of_a_data_set(tmp_path):
-    from fcl_bench.data.sources.loading import _bytes
+    from fcl_bench.data.sources.base import _bytes
 
     source = ImageFolder("folder", path=str(write_folder(tmp_path)))
     data = source.load()
@@ -190,7 +189,7 @@ def test_paths_of_images_count_in_the_bytes_of_a_data_set(tmp_path):
 
 
 def test_the_bytes_of_a_data_set_are_those_of_its_arrays():
-    from fcl_bench.data.sources.loading import _bytes
+    from fcl_bench.data.sources.base import _bytes
 
     digits = Digits().load()
     assert _bytes(digits) == 1797 * (8 * 8 + np.dtype(np.int64).itemsize)

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.splits.base import class_order
+from fcl_bench.data.splits.base import Stream, class_order
 from fcl_bench.data.splits.si_blurry import SiBlurry
-from fcl_bench.data.splits.stream import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance
 from tests.data.split_cases import class_table, dataset_of, even_dataset, same

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.splits.base import stream_of_samples
 from fcl_bench.data.splits.class_incremental import ClassIncremental
-from fcl_bench.data.splits.stream import stream_of_samples
 from fcl_bench.errors import UserError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation

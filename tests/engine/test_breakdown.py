@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.evaluation import CONFUSION, Predictions
 from fcl_bench.engine.metrics import class_accuracy, client_accuracy
 from fcl_bench.protocol.context import Prediction

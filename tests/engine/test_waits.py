@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
-from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedntd import FedNTD

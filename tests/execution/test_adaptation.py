@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.backbones.backbone import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import loop as engine
 from fcl_bench.engine.checkpoint import as_state, new_tag

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.backbones.backbone import weights_hash
 from fcl_bench.engine.in_process import Here
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import adaptation_identity

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.trainable import weights_hash
+from fcl_bench.backbones.backbone import weights_hash
 from fcl_bench.config import counting
 from fcl_bench.engine import loop as engine
 from fcl_bench.engine.in_process import Here

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.faults import mutations
 from benchmarks.faults.scenarios import write_features
-from fcl_bench.backbones import cache
+from fcl_bench.backbones import extract
 from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.engine.checkpoint import GROWING, Checkpoint
 from fcl_bench.errors import UserError
@@ -47,9 +47,9 @@ def test_features_are_refused_or_are_numbers(tmp_path, mutation, seed):
 @given(mutation=of(mutations.SAFETENSORS), seed=SEEDS)
 def test_cached_features_are_what_was_written_or_none(tmp_path, mutation, seed):
     path, features, key = tmp_path / "x.safetensors", torch.arange(24.0).reshape(6, 4), {"of": "this test"}
-    cache._save(path, features, 1.5, key)
+    extract._save(path, features, 1.5, key)
     path.write_bytes(mutation(path.read_bytes(), random.Random(seed)))
-    found = cache._load(path, key)
+    found = extract._load(path, key)
     assert found is None or torch.equal(found[0], features)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fcl_bench.backbones.trainable import copies
+from fcl_bench.backbones.backbone import copies
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.backbones.trainable import Trainable, copies
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.projected import basis_name
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat

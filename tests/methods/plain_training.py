@@ -10,8 +10,7 @@ import torch
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.data.images.batches import Augment, Standardise, epoch_batches
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed

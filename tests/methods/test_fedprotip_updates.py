@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from fcl_bench.backbones.backbone import frozen_names
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.backbones.trainable import frozen_names
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.projection import fedprotip
 from fcl_bench.methods.projection.fedprotip import FedProTIP

@@ -9,8 +9,7 @@ import torch
 from fcl_bench.composition import composed
 from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generators.anchored import Synthesis
 from fcl_bench.methods.data_free.generators.anchors import random_anchors

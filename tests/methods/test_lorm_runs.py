@@ -10,7 +10,7 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.engine.codec import decoded
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.lorm import LoRM

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.backbones.trainable import Trainable, copies
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics, divergence
 from fcl_bench.methods.data_free.mfcl import Generation
 from fcl_bench.protocol.context import Context

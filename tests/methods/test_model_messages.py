@@ -13,8 +13,7 @@ import torch
 from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.protocol.context import Context, TestBatch
 from fcl_bench.protocol.message import Message

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import timm
 
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.backbones.timm_backbone import Timm
-from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.papers.nominal import ACTIVATIONS, MODEL, SKETCHES, nominal
 from fcl_bench.training.layer_inputs import HEADS, projectable

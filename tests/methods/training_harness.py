@@ -10,9 +10,8 @@ import torch
 
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.sources.base import Dataset, image_split
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation

@@ -38,13 +38,25 @@ def test_the_table_has_mean_deviation_and_best_of_each_setting():
 def test_a_ceiling_is_not_the_best(command, feature_file, tmp_path):
     small = ("data=features", f"data.path={feature_file}", f"out={tmp_path}", "tasks=2", "clients=2", "device=cpu")
     out = command("-m", "method=centralised_ridge,afl,fedncm", *small)[1]
-    assert re.search(r"^highest mean A_T \(centralised_ridge aside\): method=(afl|fedncm)$", out, flags=re.MULTILINE)
+    assert re.search(
+        r"^highest mean A_T \(centralised_ridge aside\): tied, method=afl and method=fedncm$", out, flags=re.MULTILINE
+    )
     methods = ("stsa", "afl", "centralised_ridge")
     reports = [report_of(n, f"method={method}", method=method) for n, method in enumerate(methods)]
     assert results_table(reports, {"method"})[1] == "highest mean A_T (centralised_ridge aside): method=afl"
     assert results_table(reports[1:], {"method"})[1] == ""
     ceilings = [report_of(n, f"beta={n}", method="centralised_ridge") for n in range(2)]
     assert results_table(ceilings, {"beta"})[1] == "highest mean A_T: beta=1"
+
+
+def test_settings_that_share_the_highest_mean_are_all_named():
+    reports = [report_of(n, f"method={method}") for n, method in enumerate("abc")]
+    reports[1].result["A_T"] = reports[2].result["A_T"]
+    assert results_table(reports, {"method"})[1] == "highest mean A_T: tied, method=b and method=c"
+    reports[1].result["A_T"] += 0.004  # the table prints the same number
+    assert results_table(reports, {"method"})[1] == "highest mean A_T: tied, method=b and method=c"
+    reports[1].result["A_T"] += 0.02
+    assert results_table(reports, {"method"})[1] == "highest mean A_T: method=b"
 
 
 def test_a_list_in_brackets_is_shown_as_it_was_typed(capsys):

@@ -10,12 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fcl_bench.backbones.adapters import Adapters
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Network

@@ -11,12 +11,11 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.backbones.trainable import Trainable, copies
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging import fisher
 from fcl_bench.methods.averaging.fisher import summed_squares
 from fcl_bench.training.network import Network, feature_start

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.backbones.trainable import Trainable, copies
+from fcl_bench.backbones.backbone import Trainable, copies
 from fcl_bench.data.images.batches import Augment, Samples, Standardise, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import average

@@ -1,21 +1,191 @@
-"""Extract a data set's features with a frozen backbone, using the cache where that saves time."""
+"""A data set's features by a frozen backbone, and their cache on the disk where that saves time.
+
+The cache is keyed by all inputs that determine features, atomic, and shared by parallel runs.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.cache import Extraction, FeatureCache
 from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
-from fcl_bench.files import slug
+from fcl_bench.files import content_hash, json_hash, locked, regular, remove_leftovers, replacing, slug
 from fcl_bench.tracking.console import progress
+
+log = logging.getLogger(__name__)
+
+#: An interrupted extraction loses at most this many seconds of work (plus one batch).
+SECONDS_PER_CHUNK = 20.0
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """Features (n, d) of one split, and the seconds that they cost.
+
+    Attributes:
+        features: (n, d) on the CPU.
+        seconds: spent on the forward pass in this run; 0 for a cache hit.
+        cost: seconds that the whole forward pass took, in this run or an earlier one.
+        hit: whether the cache held them.
+    """
+
+    features: torch.Tensor
+    seconds: float
+    cost: float
+    hit: bool
+
+
+def tensor_checksum(tensor: torch.Tensor) -> str:
+    """Hash of a tensor's type, shape and bytes."""
+    digest = content_hash(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
+    checksum = tensor_checksum(features)
+    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": _written(key)}
+    with replacing(path) as temporary:
+        save_file({"features": features.contiguous()}, temporary, metadata=metadata)
+
+
+def _written(key: dict[str, str]) -> str:
+    return json.dumps(key, sort_keys=True)
+
+
+def _load(path: Path, key: dict[str, str]) -> tuple[torch.Tensor, float] | None:
+    """The features of `key` and their cost in seconds; None if the file is absent, damaged or for another key."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(regular(path), framework="pt") as file:
+            features, metadata = file.get_tensor("features"), file.metadata() or {}
+        checksum, seconds = metadata["checksum"], float(metadata["seconds"])
+        if metadata["key"] != _written(key):
+            log.warning("cached features %s are of other data or another backbone; extracting again", path)
+            return None
+    except (SafetensorError, OSError, LookupError, ValueError) as error:
+        log.warning("cached features %s are damaged (%s); extracting again", path, error)
+        return None
+    if checksum != tensor_checksum(features):
+        log.warning("cached features %s do not match their checksum; extracting again", path)
+        return None
+    return features, seconds
+
+
+def _hit(path: Path, key: dict[str, str], count: int) -> Extraction | None:
+    found = _load(path, key)
+    if found is None or len(found[0]) != count:
+        return None
+    return Extraction(found[0], seconds=0.0, cost=found[1], hit=True)
+
+
+class FeatureCache:
+    """A folder of features, one .safetensors file per (weights, transform, precision, data split).
+
+    While a split is extracted, finished chunks are in a `.partial` folder, from which an interrupted pass resumes. A
+    lock lets parallel runs share the work: one extracts, the others wait and read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(
+        self,
+        label: str,
+        key: dict[str, str],
+        count: int,
+        batches: Callable[[int], Iterator[torch.Tensor]],
+    ) -> Extraction:
+        """The features for `key`, from the cache or, once, from `batches`.
+
+        Args:
+            label: readable start of the file name; not part of the identity.
+            key: everything that determines the features.
+            count: number of samples n.
+            batches: yields features (b, d) in order from a given sample on.
+        """
+        path = self.folder / f"{label}-{json_hash(key)}.safetensors"
+        if (found := _hit(path, key, count)) is not None:
+            return found
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(path.with_suffix(".lock"), f"extracting {label}"):
+            remove_leftovers(path)
+            # Another run may have finished while this one waited for the lock.
+            if (found := _hit(path, key, count)) is not None:
+                return found
+            partial = _Partial(path.with_suffix(".partial"), key)
+            before = partial.seconds
+            if partial.rows:
+                log.info("extraction of %s goes on after %d of %d samples", label, partial.rows, count)
+            with progress(count, f"extracting {label}", "image", done=partial.rows) as bar:
+                for features in batches(partial.rows):
+                    partial.add(features)
+                    bar.update(len(features))
+            features = partial.concatenated()
+            if len(features) != count:
+                raise UserError(
+                    f"the backbone gave {len(features)} rows for the {count} samples of {label}", "one for each"
+                )
+            _save(path, features, partial.seconds, key)
+            shutil.rmtree(partial.folder, ignore_errors=True)
+        return Extraction(features, seconds=partial.seconds - before, cost=partial.seconds, hit=False)
+
+
+class _Partial:
+    """The chunks of a running extraction, on disk in order, and the batches since the last chunk."""
+
+    def __init__(self, folder: Path, key: dict[str, str]) -> None:
+        self.folder = folder
+        self.rows = 0
+        self.seconds = 0.0
+        self._key = key
+        self._chunks: list[torch.Tensor] = []
+        self._pending: list[torch.Tensor] = []
+        while (found := _load(self._next(), self._part())) is not None:
+            self._chunks.append(found[0])
+            self.rows += len(found[0])
+            self.seconds += found[1]
+        self._since = time.perf_counter()
+
+    def _next(self) -> Path:
+        return self.folder / f"{self.rows:010d}.safetensors"
+
+    def _part(self) -> dict[str, str]:
+        """The key of the next chunk: whose features it holds, and its first row."""
+        return {**self._key, "first row": str(self.rows)}
+
+    def add(self, features: torch.Tensor) -> None:
+        self._pending.append(features)
+        seconds = time.perf_counter() - self._since
+        if seconds < SECONDS_PER_CHUNK:
+            return
+        chunk = torch.cat(self._pending)
+        _save(self._next(), chunk, seconds, self._part())
+        self._chunks.append(chunk)
+        self._pending = []
+        self.rows += len(chunk)
+        self.seconds += seconds
+        self._since = time.perf_counter()
+
+    def concatenated(self) -> torch.Tensor:
+        """All features (n, d) at the end, the pending ones and their seconds included."""
+        if self._pending:
+            self.seconds += time.perf_counter() - self._since
+        return torch.cat([*self._chunks, *self._pending])
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fcl_bench.backbones.adapters import Adapters, add_adapters
-from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
+from fcl_bench.backbones.backbone import Backbone, Extractor, Trainable, copies, require_images, weights_hash
 from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
 from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
-from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError, first_line

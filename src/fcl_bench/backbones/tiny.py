@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.backbones.backbone import Backbone, Extractor, require_images
+from fcl_bench.backbones.backbone import Backbone, Extractor, Trainable, copies, require_images, weights_hash
 from fcl_bench.backbones.network_extractor import PRECISIONS, NetworkExtractor
-from fcl_bench.backbones.trainable import Trainable, copies, weights_hash
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError

@@ -230,8 +230,8 @@ def _pictures(
     Args:
         every_kind: whether the figures have files; else only the page shows them, in svg.
     """
+    from fcl_bench.results.figures.canvas import captions, pictures
     from fcl_bench.results.figures.costs import accuracy_against_cost, compared
-    from fcl_bench.results.figures.figure_files import captions, pictures
     from fcl_bench.results.figures.style import KINDS
 
     drawn = {name: pictures(figure, KINDS if every_kind else ("svg",)) for name, figure in figures.items()}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.ledger import Rows
 from fcl_bench.engine.node import on_device

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.codec import Middleware, RawSamples
 from fcl_bench.engine.exchange import Reply, Stopwatch
 from fcl_bench.errors import UserError, kind_of

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fcl_bench.config import counting, knob
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.node import UNKNOWN, Node, NodeData
 from fcl_bench.protocol.context import Context

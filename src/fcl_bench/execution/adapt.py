@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from fcl_bench import environment
-from fcl_bench.backbones.backbone import Backbone
+from fcl_bench.backbones.backbone import Backbone, Trainable
 from fcl_bench.backbones.network_extractor import NetworkExtractor
-from fcl_bench.backbones.trainable import Trainable
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.engine.in_process import Here
 from fcl_bench.engine.ledger import Ledger

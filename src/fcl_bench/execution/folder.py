@@ -16,8 +16,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from fcl_bench.config import YAML_LOADER
-from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.partitions.base import Holdings
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing

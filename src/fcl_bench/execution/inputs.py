@@ -12,10 +12,9 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.cache import FeatureCache
-from fcl_bench.backbones.extract import Features, extract_features
+from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.backbones.network_extractor import FrozenNetwork
-from fcl_bench.data.images.pixels import load_pixels
+from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.transport import Connection

@@ -12,16 +12,13 @@ import torch
 import yaml
 
 from fcl_bench import environment
-from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.compiled import require_compiler
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Extractor, Trainable
+from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.composition import config_dir
 from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
-from fcl_bench.data.partitions.holdings import Holdings
-from fcl_bench.data.partitions.label_rate import draw_labelled
-from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.loading import loaded
-from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.partitions.base import Holdings, draw_labelled
+from fcl_bench.data.sources.base import Dataset, loaded
+from fcl_bench.data.splits.base import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path

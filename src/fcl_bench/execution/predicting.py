@@ -13,13 +13,12 @@ from PIL import Image
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
-from fcl_bench.backbones.compiled import require_compiler
+from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.config import target_class
+from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.finite import rows_not_finite
-from fcl_bench.data.images.pixels import load_pixels
 from fcl_bench.data.images.stored import ArrayImages, Images
-from fcl_bench.data.sources.base import Dataset, Split
-from fcl_bench.data.sources.image_source import image_split
+from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.samples import samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device

@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy

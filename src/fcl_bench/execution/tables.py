@@ -9,7 +9,7 @@ from itertools import chain
 
 import numpy as np
 
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, client_accuracy

@@ -16,11 +16,10 @@ import torch
 from omegaconf import OmegaConf
 
 from fcl_bench import environment
-from fcl_bench.backbones.cache import FeatureCache
-from fcl_bench.backbones.extract import Features, extract_features
+from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.config import Settings, load_settings
-from fcl_bench.data.images.pixels import load_pixels
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.images.batches import load_pixels
+from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.sources.rows import rows_of
 from fcl_bench.data.sources.site_file import SiteFile
 from fcl_bench.engine.transport import Clients

@@ -12,7 +12,7 @@ import torch
 from fcl_bench import config
 
 if TYPE_CHECKING:
-    from fcl_bench.backbones.trainable import Trainable
+    from fcl_bench.backbones.backbone import Trainable
     from fcl_bench.options.noise.mechanism import DPMechanism
 
 #: The tensors that one client keeps between its turns, by name. The part of a name before its first dot is its kind

@@ -94,7 +94,10 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def _highest(settings: Mapping[str, list[JobReport]]) -> str:
-    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other."""
+    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other.
+
+    Settings with the same printed mean are tied, and all of them are named.
+    """
     # Imported only now: it brings pandas, which the rest of a sweep does without.
     from fcl_bench.results.summarise import CEILINGS
 
@@ -102,11 +105,13 @@ def _highest(settings: Mapping[str, list[JobReport]]) -> str:
     rivals = [name for name, found in settings.items() if found[0].method not in aside]
     if not rivals:
         rivals, aside = list(settings), set()
-    highest = max(rivals, key=lambda name: _value(settings[name], "A_T"))
-    if len(rivals) < 2 or _value(settings[highest], "A_T") < 0:
+    means = {name: round(_value(settings[name], "A_T"), 2) for name in rivals}
+    highest = [name for name, mean in means.items() if mean == max(means.values())]
+    if len(rivals) < 2 or means[highest[0]] < 0:
         return ""
     left_out = f" ({' and '.join(sorted(aside))} aside)" if aside else ""
-    return f"highest mean A_T{left_out}: {highest}"
+    tied = "tied, " if len(highest) > 1 else ""
+    return f"highest mean A_T{left_out}: {tied}{' and '.join(highest)}"
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:

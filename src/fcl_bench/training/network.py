@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from fcl_bench.backbones.compiled import compile_body
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
+from fcl_bench.backbones.network_extractor import compile_body
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import seeded
 

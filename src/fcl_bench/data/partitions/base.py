@@ -1,15 +1,16 @@
-"""Space: which client holds which samples of a task; and the rules that need no Dirichlet law."""
+"""Space: which client holds which samples of a task, which are labelled, and the rules without a Dirichlet law."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, overload
 
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.partitions.holdings import Holdings
+from fcl_bench.data.groups import rank_in_group
 
 
 class Partition(ABC):
@@ -63,3 +64,76 @@ class Shards(Partition):
         owner = np.empty(len(labels), dtype=np.int64)
         owner[order] = owner_of_piece[np.arange(len(labels)) * pieces // max(len(labels), 1)]
         return owner
+
+
+class Holdings(Sequence[np.ndarray]):
+    """The clients' samples of one task: a sequence of K index arrays, each a view of one array.
+
+    One array per client and task would be ten million objects with 10,000 clients and 1,000 tasks, most of them empty;
+    this class stores n numbers and K + 1 ends.
+
+    Attributes:
+        indices: (n,) int64, the samples of client 0, then those of client 1, and so on.
+        ends: (K + 1,) int64; client k holds `indices[ends[k]:ends[k + 1]]`.
+    """
+
+    def __init__(self, indices: np.ndarray, ends: np.ndarray) -> None:
+        self.indices = indices
+        self.ends = ends
+
+    @classmethod
+    def of(cls, clients: Iterable[np.ndarray]) -> Holdings:
+        """Holdings from one index array per client; an argument that is already a `Holdings` is returned unchanged."""
+        if isinstance(clients, Holdings):
+            return clients
+        parts = [np.asarray(indices, dtype=np.int64) for indices in clients]
+        ends = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
+
+    @overload
+    def __getitem__(self, client: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
+
+    def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
+        chosen = range(len(self.ends) - 1)[client]
+        if isinstance(chosen, range):
+            return [self[k] for k in chosen]
+        return self.indices[self.ends[chosen] : self.ends[chosen + 1]]
+
+    def sizes(self) -> np.ndarray:
+        """(K,) samples of each client."""
+        return np.diff(self.ends)
+
+    def chosen(self, among: np.ndarray) -> np.ndarray:
+        """(K,) how many of each client's samples are chosen, given (N,) bool over the data set."""
+        before = np.concatenate([[0], np.cumsum(among[self.indices], dtype=np.int64)])
+        return before[self.ends[1:]] - before[self.ends[:-1]]
+
+
+def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Which samples (n,) are labelled: the share `rate`, rounded to the nearest number and stratified by class.
+
+    Every class retains floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
+    largest remainders. A client with very few samples may retain none.
+
+    Args:
+        labels: (n,) one client's labels of one task.
+        rate: `label_rate`, above 0 to 1.
+        rng: the generator of this client and task.
+    """
+    order = rng.permutation(len(labels))
+    _, members, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
+    quota = np.floor(rate * sizes + 1e-9).astype(np.int64)
+    missing = int(np.floor(rate * len(labels) + 0.5)) - int(quota.sum())
+    # Ties between remainders go to the class that comes first in the random order, not to the lowest label.
+    first = np.unique(members, return_index=True)[1]
+    by_remainder = np.lexsort((first, -(rate * sizes - quota)))
+    quota[by_remainder[: max(missing, 0)]] += 1
+    labelled = np.zeros(len(labels), dtype=bool)
+    labelled[order] = rank_in_group(members) < quota[members]
+    return labelled

@@ -13,17 +13,13 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import EncodedImages, FileImages, Images
-from fcl_bench.data.sources.base import Dataset, Source, Split
+from fcl_bench.data.sources.base import Dataset, Source, Split, image_split
 from fcl_bench.data.sources.hub import locate
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
-    return Split(np.asarray(labels, dtype=np.int64), images, images.fingerprint, domains)
 
 
 @dataclass(frozen=True)

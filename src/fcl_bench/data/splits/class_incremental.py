@@ -15,10 +15,10 @@ from fcl_bench.data.splits.base import (
     SampleSplit,
     checked_classes,
     class_order,
+    columns_of,
     even_sizes,
     require_classes,
 )
-from fcl_bench.data.splits.stream import columns_of
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 

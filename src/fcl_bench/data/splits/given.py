@@ -9,8 +9,7 @@ import numpy as np
 
 from fcl_bench.data.groups import parts
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.splits.base import TaskSplit
-from fcl_bench.data.splits.stream import Stream, stream_of_samples
+from fcl_bench.data.splits.base import Stream, TaskSplit, stream_of_samples
 from fcl_bench.errors import UserError
 
 

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.config import knob
 from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.base import GradientMethod

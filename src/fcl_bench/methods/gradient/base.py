@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fcl_bench.backbones.trainable import Trainable, frozen_names
+from fcl_bench.backbones.backbone import Trainable, frozen_names
 from fcl_bench.config import knob, text
 from fcl_bench.errors import UserError, choices, require_memory
 from fcl_bench.methods.gradient.client import GradientClient

@@ -1,9 +1,9 @@
-"""The layout of figures: a grid of panels, one legend below, and a caption that is kept apart from the picture."""
+"""The layout of figures: a grid of panels, one legend below, a caption apart from the picture; and their files."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -14,7 +14,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from fcl_bench.config import text
-from fcl_bench.results.figures.style import CHARACTERS, SMALL_SIZE, TEXT_SIZE, TITLE_SIZE, WIDTH_INCHES, Look
+from fcl_bench.results.figures.style import (
+    CHARACTERS,
+    KINDS,
+    SMALL_SIZE,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    WIDTH_INCHES,
+    Look,
+    drawn,
+)
+from fcl_bench.results.tables.markup import latex_text
 
 #: Accuracies closer than this many points look alike at any size.
 ALIKE = 0.05
@@ -30,6 +40,21 @@ class Drawing(Figure):
     """
 
     caption: str = ""
+
+
+def pictures(figure: Drawing, kinds: Iterable[str] = KINDS) -> dict[str, bytes]:
+    """Return suffix -> content: pdf, png and svg, with the same layout."""
+    found = {}
+    for kind in kinds:
+        found[kind] = drawn(figure, kind)
+        # The first drawing has found the places of panels and legend, which takes nearly as long as drawing them.
+        figure.set_layout_engine("none")
+    return found
+
+
+def captions(figure: Drawing) -> dict[str, str]:
+    r"""Return suffix -> content: the caption as text, and for LaTeX (\caption{\input{...}})."""
+    return {"caption.txt": f"{figure.caption}\n", "caption.tex": f"{latex_text(figure.caption)}\n"}
 
 
 def caption(*sentences: str) -> str:

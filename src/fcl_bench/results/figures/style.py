@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import itertools
 import zlib
 from collections.abc import Iterable
+from importlib.resources import files
 from typing import Any
 
 import matplotlib
@@ -18,58 +20,28 @@ Marker = str | tuple[int, int, int]
 
 #: Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that is faint on white, and
 #: three dark ones.
-_COLOURS = (
-    *("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"),
-    *("#332288", "#882255", "#7F4F24"),
-)
-BLUE, VERMILLION, GREEN, PURPLE, SKY, ORANGE, BLACK, INDIGO, WINE, BROWN = _COLOURS
+_COLOURS = {
+    **{"blue": "#0072B2", "vermillion": "#D55E00", "green": "#009E73", "purple": "#CC79A7", "sky": "#56B4E9"},
+    **{"orange": "#E69F00", "black": "#000000", "indigo": "#332288", "wine": "#882255", "brown": "#7F4F24"},
+}
+
+
+def _marker(written: str) -> Marker:
+    """Return a marker of Matplotlib's; three numbers are a polygon, a star or an asterisk (points, 0 to 2, angle)."""
+    points, *others = written.split()
+    return (int(points), int(others[0]), int(others[1])) if others else written
+
+
+_ROWS = list(csv.DictReader(files(__package__).joinpath("methods.csv").read_text(encoding="utf-8").splitlines()))
 #: Methods that are usually compared have different colours: the well-known closed forms, the methods that train a
 #: network, those inside a transformer, and what a page of docs/ compares. No two methods share a marker, so all differ
-#: in a grey copy, too; a marker of numbers is a polygon, a star or an asterisk (points, 0 to 2, angle).
+#: in a grey copy, too.
 METHODS: dict[str, tuple[str, Marker]] = {
-    "fedran": (BLUE, "o"),
-    "stsa": (VERMILLION, "s"),
-    "stsa_e": (ORANGE, "D"),
-    "afl": (GREEN, "^"),
-    "afcl": (PURPLE, "v"),
-    "centred_sketch": (BLACK, "P"),
-    "fedprotip": (SKY, "X"),
-    "fedavg": (BROWN, "<"),
-    "fot": (GREEN, ">"),
-    "fedlwf": (BLUE, "p"),
-    "fedewc": (VERMILLION, "h"),
-    "fedicarl": (ORANGE, "*"),
-    "target": (BLACK, "d"),
-    "fedprox": (SKY, "8"),
-    "feddyn": (GREEN, "H"),
-    "scaffold": (INDIGO, (3, 1, 0)),
-    "moon": (PURPLE, (4, 1, 0)),
-    "fedntd": (ORANGE, (4, 1, 45)),
-    "feddisco": (BLACK, (6, 1, 0)),
-    "fedgen": (WINE, (8, 1, 0)),
-    "ranpac": (BROWN, (5, 1, 36)),
-    "air": (SKY, (3, 1, 60)),
-    "ds_al": (ORANGE, (4, 2, 0)),
-    "fedncm": (WINE, (3, 2, 0)),
-    "fedlda": (INDIGO, (6, 2, 0)),
-    "fedklda": (PURPLE, (5, 2, 0)),
-    "fedfecam": (GREEN, (8, 2, 0)),
-    "acil": (WINE, "1"),
-    "fed3r": (ORANGE, "2"),
-    "gacl": (INDIGO, "3"),
-    "lander": (INDIGO, "4"),
-    "coda_prompt": (BLUE, (5, 0, 180)),
-    "cprompt": (ORANGE, (7, 1, 0)),
-    "dualprompt": (GREEN, (12, 1, 0)),
-    "l2p": (VERMILLION, (7, 0, 0)),
-    "lga": (PURPLE, (6, 1, 30)),
-    "glfc": (BLUE, (4, 2, 45)),
-    "lorm": (INDIGO, (7, 2, 0)),
-    "mfcl": (WINE, (3, 1, 90)),
-    "pilora": (PURPLE, (4, 0, 22)),
-    "regmean": (BLACK, (3, 0, 45)),
-    "fedcbc": (SKY, (3, 1, 30)),
+    row["method"]: (_COLOURS[row["colour"]], _marker(row["marker"])) for row in _ROWS
 }
+#: Plotly's name of each marker; each is of one marker only. Those that have no inside are drawn open. Plotly's arrows
+#: are left out, since they lie beside their point.
+SYMBOLS: dict[Marker, str] = {_marker(row["marker"]): row["symbol"] for row in _ROWS}
 _MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
 #: Dashes of methods; the dotted line is reserved for ceilings.
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))
@@ -102,7 +74,7 @@ KINDS = tuple(_SAVING)
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, Marker]]:
     """Return colour and marker of each method: from `METHODS`, or a free pair that is chosen by the method's name."""
     taken = {*METHODS.values()}
-    free = [pair for pair in itertools.product(_COLOURS, _MORE_MARKERS) if pair not in taken]
+    free = [pair for pair in itertools.product(_COLOURS.values(), _MORE_MARKERS) if pair not in taken]
     # The choice depends on the name only, not on the other methods, unless two of them pick the same pair.
     return {
         method: METHODS.get(method) or free.pop(zlib.crc32(method.encode()) % len(free))

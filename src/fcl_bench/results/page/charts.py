@@ -13,24 +13,10 @@ import pandas as pd
 from fcl_bench.config import text
 from fcl_bench.results.figures.curves import accuracies, mean_matrix
 from fcl_bench.results.figures.selection import styles
-from fcl_bench.results.figures.style import Marker
+from fcl_bench.results.figures.style import SYMBOLS, Marker
 from fcl_bench.results.reference import is_own
 from fcl_bench.results.summarise import varying_setting
 
-#: Plotly's name of each marker of Matplotlib's; each is of one marker only. Those that have no inside are drawn open.
-#: Plotly's arrows are left out, since they lie beside their point.
-_SYMBOLS: dict[Marker, str] = {
-    **{"o": "circle", "s": "square", "^": "triangle-up", "v": "triangle-down", "<": "triangle-left"},
-    **{">": "triangle-right", "D": "diamond", "d": "diamond-tall", "P": "cross", "X": "x", "p": "pentagon"},
-    **{"h": "hexagon", "H": "hexagon2", "8": "octagon", "*": "star"},
-    **{"1": "y-down-open", "2": "y-up-open", "3": "y-left-open", "4": "y-right-open"},
-    **{(3, 1, 0): "star-triangle-up", (4, 1, 0): "star-diamond", (4, 1, 45): "star-square", (6, 1, 0): "hexagram"},
-    **{(8, 1, 0): "circle-cross", (5, 1, 36): "triangle-nw", (3, 1, 60): "star-triangle-down"},
-    **{(4, 2, 0): "cross-thin-open", (3, 2, 0): "circle-x", (6, 2, 0): "hash-open", (5, 2, 0): "diamond-cross"},
-    **{(8, 2, 0): "asterisk-open", (5, 0, 180): "bowtie", (7, 1, 0): "square-cross", (12, 1, 0): "triangle-se"},
-    **{(7, 0, 0): "diamond-wide", (6, 1, 30): "diamond-x", (4, 2, 45): "x-thin-open", (7, 2, 0): "square-x"},
-    **{(3, 1, 90): "triangle-sw", (4, 0, 22): "hourglass", (3, 0, 45): "triangle-ne", (3, 1, 30): "line-ns-open"},
-}
 #: What Plotly adds to the name of a symbol that has an inside, for each way of filling it.
 _FILLINGS = {"none": "-open", "full": "", "left": "-open-dot", "bottom": "-dot"}
 #: Symbols that Plotly draws without a dot inside; variants of their methods differ in dashes alone.
@@ -95,7 +81,7 @@ def _look(look: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _symbol(marker: Marker, filling: str) -> str:
-    name = _SYMBOLS[marker]
+    name = SYMBOLS[marker]
     if name.endswith("-open"):
         return name
     added = _FILLINGS[filling]

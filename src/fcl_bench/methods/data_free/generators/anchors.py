@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy, mse_loss
 
-from fcl_bench.backbones.trainable import Trainable
+from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import special, user_path
 from fcl_bench.methods.data_free.generators.images import ImagePool
