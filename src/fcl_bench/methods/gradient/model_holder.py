@@ -59,6 +59,13 @@ class ModelHolder:
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
         self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
 
+    @property
+    def scale(self) -> Standardise:
+        """Turns images into what the network sees; only of a method that trains on images."""
+        standardise = self.trainer.standardise
+        assert isinstance(standardise, Standardise)
+        return standardise
+
     def prepare(self, heads: Heads, resting: Collection[str] = ()) -> None:
         """Give the network its heads so far. Freeze `resting` and whatever the last head's task does not train."""
         if len(self.network.heads) < len(heads.columns):
