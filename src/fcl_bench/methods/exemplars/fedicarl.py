@@ -259,10 +259,6 @@ class FediCaRL(ExemplarMethod):
             self.require_published(choose="herding", loss="ce_kd", classify="softmax", weighting="uniform")
 
     @property
-    def published(self) -> bool:
-        return self.variant == "published"
-
-    @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]
         return self.strength > 0
 

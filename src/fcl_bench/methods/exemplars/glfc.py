@@ -286,10 +286,6 @@ class GLFC(ExemplarMethod):
             self.require_published(signal="entropy", proxy="reconstruct", weighting="uniform")
 
     @property
-    def published(self) -> bool:
-        return self.variant == "published"
-
-    @property
     def reconstructs(self) -> bool:
         return self.proxy == "reconstruct"
 

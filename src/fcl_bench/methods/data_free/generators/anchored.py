@@ -170,7 +170,7 @@ class AnchoredInversion(Inversion[MappedNetwork]):
             if knobs.keeps(number):
                 made.append(images)
                 wanted.append(labels)
-                self.teach(torch.cat(made)[: knobs.images], torch.cat(wanted)[: knobs.images])
+                self.teach(torch.cat(made)[: knobs.images])
         return torch.cat(made), torch.cat(wanted)
 
     def batch(self, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
@@ -216,7 +216,7 @@ class AnchoredInversion(Inversion[MappedNetwork]):
             self._learning, lr=_STUDENT_RATE, momentum=_STUDENT_MOMENTUM, weight_decay=_STUDENT_DECAY
         )
 
-    def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def teach(self, images: torch.Tensor) -> None:
         """Do as in `Inversion`; a student that plays no part learns nothing."""
         if self._knobs.kd_steps and self._knobs.adv:
-            super().teach(images, labels)
+            super().teach(images)
