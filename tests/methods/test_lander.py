@@ -11,7 +11,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, random_anchors
+from fcl_bench.methods.data_free.generators.anchored import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER, Bounded, factors
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import seeded

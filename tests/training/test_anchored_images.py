@@ -14,11 +14,12 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generators.anchored import (
     AnchoredGenerator,
     AnchoredInversion,
+    MappedNetwork,
     NoisyLayers,
     Synthesis,
     balanced,
+    random_anchors,
 )
-from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, random_anchors
 from fcl_bench.methods.data_free.generators.images import opposition
 from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Network

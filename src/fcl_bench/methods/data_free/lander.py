@@ -29,8 +29,14 @@ from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
-from fcl_bench.methods.data_free.generators.anchored import AnchoredInversion, Synthesis
-from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, outside, random_anchors, read_anchors
+from fcl_bench.methods.data_free.generators.anchored import (
+    AnchoredInversion,
+    MappedNetwork,
+    Synthesis,
+    outside,
+    random_anchors,
+    read_anchors,
+)
 from fcl_bench.methods.data_free.generators.images import ImagePool
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State
@@ -42,7 +48,7 @@ from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective, distillation
 
-#: Prefixes of the names of anchors (by task), and of the model of the lowest loss in a state.
+#: Prefix of the names of anchors, by task.
 _ANCHORS = "anchors."
 #: What clients upload beside the model.
 _LOSS = "loss"

@@ -171,8 +171,6 @@ class MetaInversion(Inversion[Network]):
             own.grad = _PULL * (own.detach() - theirs.detach())
 
 
-#: The name of `right` in a state.
-_RIGHT = "synthesis_right"
 #: Images of a task, and synthetic images of a client's step, by variant; None: as many as its own samples.
 _IMAGES = {"paper": 8000, "published": 2560}
 _SYNTHETIC = {"paper": None, "published": 500}

@@ -117,10 +117,7 @@ class FediCaRLClient(ExemplarClient):
         """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
         lists = {column: stored for column, stored in lists_in(state).items() if len(stored)}
         sums = [self.directions(stored).sum(dim=0) for stored in lists.values()]
-        width, sizes = (
-            self.network.dimension,
-            torch.tensor([len(stored) for stored in lists.values()], dtype=torch.int32),
-        )
+        sizes = torch.tensor([len(stored) for stored in lists.values()], dtype=torch.int32)
         now, before = torch.full((len(client_data.labels),), -1), []
         for number, (column, stored) in enumerate(lists.items()):
             own = torch.nonzero(client_data.labels == column).squeeze(1)
@@ -133,7 +130,7 @@ class FediCaRLClient(ExemplarClient):
             {
                 "classes": torch.tensor(list(lists), dtype=torch.int32),
                 "counts": sizes,
-                "sums": torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.float64),
+                "sums": torch.stack(sums) if sums else torch.zeros(0, self.network.dimension, dtype=torch.float64),
             },
             groups={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
         )

@@ -317,49 +317,30 @@ def reconstruct(
     history = min(100, iterations * inner)
     at_once = max(1, _ROOM // (2 * history * start.shape[1]))
     wanted = encoder.factorised(gradients)
+
+    def evaluate(chosen: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad(), exact_kernels():
+            x = x.detach().requires_grad_()
+            found = encoder.factors(x.unflatten(1, (3, height, width)), labels[chosen])
+            distances = found.distances(wanted[chosen])
+            (slopes,) = torch.autograd.grad(distances.sum(), x)
+        return distances.detach(), slopes
+
     groups = torch.arange(len(gradients), device=gradients.device).split(at_once)
     images, losses = [], []
     with progress(len(groups) * iterations, f"reconstructing {len(gradients)} images", "step") as bar:
         for chosen in groups:
-            found, left = _descend(
-                encoder, wanted[chosen], labels[chosen], start[chosen], rate, iterations, last, inner, bar.update
-            )
-            images.append(found)
-            losses.append(left)
+            solver, iterates = BatchedLBFGS(start[chosen], partial(evaluate, chosen), rate), []
+            for iteration in range(iterations):
+                solver.iterate(inner)
+                bar.update()
+                if iteration >= iterations - last:
+                    iterates.append(solver.x)
+            losses.append(solver.iterate(0))
+            # The final point may be one that was never looked at.
+            iterates[-1] = solver.x
+            images.append(torch.stack(iterates, dim=1).unflatten(2, (3, height, width)))
     return Reconstruction(torch.cat(images), labels, torch.cat(losses))
-
-
-def _descend(
-    encoder: GradientEncoder,
-    wanted: Factors,
-    labels: torch.Tensor,
-    start: torch.Tensor,
-    rate: float,
-    iterations: int,
-    last: int,
-    inner: int,
-    on_start: Callable[[], object],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (3, *encoder.shape)
-
-    def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.enable_grad(), exact_kernels():
-            x = x.detach().requires_grad_()
-            losses = encoder.factors(x.unflatten(1, shape), labels).distances(wanted)
-            (slopes,) = torch.autograd.grad(losses.sum(), x)
-        return losses.detach(), slopes
-
-    solver = BatchedLBFGS(start, evaluate, rate)
-    images = []
-    for iteration in range(iterations):
-        solver.iterate(inner)
-        on_start()
-        if iteration >= iterations - last:
-            images.append(solver.x.unflatten(1, shape))
-    losses = solver.iterate(0)
-    # The final point may be one that was never looked at.
-    images[-1] = solver.x.unflatten(1, shape)
-    return torch.stack(images, dim=1), losses
 
 
 def pixel_bytes(pixels: torch.Tensor, wrap: bool = False) -> torch.Tensor:

@@ -34,13 +34,11 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.tensors import add_weighted
 from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magnitudes
-from fcl_bench.methods.exemplars.memory import ExemplarServer
 from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
 from fcl_bench.methods.gradient.ccvr import Gaussian, moments_message, moments_schema
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Server
 from fcl_bench.protocol.query_tasks import QueryTasks
 from fcl_bench.protocol.task import Task
 from fcl_bench.randomness import derived_seed
@@ -299,6 +297,7 @@ class LGA(GLFC):
 
     name: ClassVar[str] = "lga"
     client_half = LGAClient
+    proxy_half = LGAServer
 
     groups: str = knob("separate", choices=GROUPS)
     lam: float = knob(1.0, above=0)
@@ -319,6 +318,3 @@ class LGA(GLFC):
         stages, sent = super().uploads(context), dict(moments_schema(SENT, dense=True))
         sent |= {name: replace(sent[name], zero_without="counts") for name in ("sums", "squares")}
         return {**stages, RADIUS: sent} if self.reconstructs else stages
-
-    def server(self, context: Context) -> Server:
-        return LGAServer(self, context) if self.reconstructs else ExemplarServer(self, context)
