@@ -98,8 +98,7 @@ class Objective:
 
 
 class Distilled(Objective):
-    """Distillation (Li and Hoiem, 2016): cross-entropy + strength KD,
-    KD = -mean_x sum_c softmax(q'_c / T) log softmax(q_c / T), q' the teacher's logits.
+    """Distillation (Li and Hoiem, 2016): cross-entropy + strength KD (see `distillation`).
 
     Args:
         heads, over, rest: see `Objective`.
@@ -122,7 +121,7 @@ class Distilled(Objective):
 
 
 def distillation(scores: torch.Tensor, known: torch.Tensor, temperature: float) -> torch.Tensor:
-    """KD of the logits `scores` (b, L) from a teacher's `known` (b, c), which are of the first c of these."""
+    """KD = -mean_x sum_c softmax(q'_c / T) log softmax(q_c / T), q (b, L) the scores, q' (b, C) the known first C."""
     wanted = (known / temperature).softmax(dim=1)
     return torch.nn.functional.cross_entropy(scores[:, : known.shape[1]] / temperature, wanted)
 
