@@ -36,15 +36,15 @@ def tasks():
 
 
 class Echoed(Objective):
-    """Cross-entropy, and that of synthetic images over all classes."""
+    """Cross-entropy, and that of synthetic images over all classes, each as often as the others."""
 
     def __init__(self, heads, over, rest, pool):
         super().__init__(heads, over, rest)
         self._pool = pool
 
     def loss(self, network, inputs, labels):
-        images, theirs = self._pool.next(3)
-        return super().loss(network, inputs, labels) + torch.nn.functional.cross_entropy(network(images), theirs)
+        scores = network(self._pool.next(3))
+        return super().loss(network, inputs, labels) - scores.log_softmax(dim=1).mean()
 
 
 class EchoingClient(DataFreeClient):
@@ -53,7 +53,7 @@ class EchoingClient(DataFreeClient):
         if not made:
             return super().objective(client_data, broadcast, state)
         seed = self.synthetic_seed(client_data, broadcast)
-        pool = ImagePool(made["images"], made["labels"], seed, lambda images, _: images, self.scale)
+        pool = ImagePool(made["images"], seed, lambda images, _: images, self.scale)
         return Echoed(Heads.from_message(broadcast), self.method.loss_classes, False, pool)
 
 

@@ -119,7 +119,8 @@ def test_one_server_step_is_adams_on_the_oracles_loss():
 
 def objective_at(generator, available, alpha=3.0, beta=2.0, steps=10, count=6) -> Generated:
     heads = Heads(((0, 1, 2),), (0, 1, 2))
-    return Generated(heads, "seen", False, generator, available, alpha * count / 4, beta, count, steps, seed=11)
+    method = fedgen(knobs={"batch_size": 4}, alpha=alpha, beta=beta, generated=count)
+    return Generated(heads, method, generator, available, 0, steps, seed=11)
 
 
 def one_head(rng) -> Network:

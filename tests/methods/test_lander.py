@@ -11,8 +11,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.data_free.generators.anchors import Bounded, MappedNetwork, Replaying, factors, random_anchors
-from fcl_bench.methods.data_free.lander import LANDER
+from fcl_bench.methods.data_free.generators.anchored import MappedNetwork, random_anchors
+from fcl_bench.methods.data_free.lander import LANDER, Bounded, factors
 from fcl_bench.protocol.context import Task
 from fcl_bench.randomness import seeded
 from fcl_bench.training.network import Heads
@@ -56,8 +56,8 @@ class Given:
     def __init__(self, images: torch.Tensor) -> None:
         self.images = images
 
-    def next(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.images[:count], torch.zeros(count)
+    def next(self, count: int) -> torch.Tensor:
+        return self.images[:count]
 
 
 def linear(layer: torch.nn.Linear, features: np.ndarray) -> np.ndarray:
@@ -92,9 +92,8 @@ def test_the_loss_of_a_later_task_is_what_the_equations_say(ltc, r):
     labels = torch.tensor([3, 4, 4, 3, 3, 4, 3])
     anchors = random_anchors(range(5), 6, 4).double()
     heads = Heads(((0, 1, 2), (3, 4)), (3, 4))
-    objective = Replaying(
-        heads, "task", False, ltc, r, anchors, 0.3, teacher=teacher, pool=Given(synthetic), count=9, previous=1.7
-    )
+    method = lander({"batch_size": 9}, ltc=ltc, radius=r)
+    objective = Bounded(heads, method, anchors, 0.3, 1.7, teacher, Given(synthetic))
     loss = objective.loss(network, images, labels)
     loss.backward()
     with torch.no_grad():
@@ -119,7 +118,7 @@ def test_the_loss_of_a_later_task_is_what_the_equations_say(ltc, r):
 
 
 def test_the_first_pass_is_what_adds_up():
-    objective = Bounded(Heads(((0, 1),), (0, 1)), "task", False, 0.0, 0.0, None, 1.0)
+    objective = Bounded(Heads(((0, 1),), (0, 1)), lander(), None)
     objective._losses = [torch.tensor(float(2**step)) for step in range(6)]
     assert objective.first_pass(2).tolist() == [1 + 2 + 4]
     objective._losses = []

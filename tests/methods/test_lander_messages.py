@@ -11,8 +11,7 @@ from fcl_bench.config import load_settings
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.data_free.generators.anchored import Synthesis
-from fcl_bench.methods.data_free.generators.anchors import random_anchors
+from fcl_bench.methods.data_free.generators.anchored import Synthesis, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.papers.nominal import MIB

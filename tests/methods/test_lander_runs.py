@@ -10,7 +10,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash
-from fcl_bench.methods.data_free.generators.anchors import random_anchors
+from fcl_bench.methods.data_free.generators.anchored import random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message

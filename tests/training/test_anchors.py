@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.data_free.generators.anchors import MappedNetwork, outside, random_anchors, read_anchors
+from fcl_bench.methods.data_free.generators.anchored import MappedNetwork, outside, random_anchors, read_anchors
 from tests.methods.training_harness import tiny_context
 
 

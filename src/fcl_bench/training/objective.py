@@ -96,8 +96,7 @@ class Objective:
 
 
 class Distilled(Objective):
-    """Distillation (Li and Hoiem, 2016): cross-entropy + strength KD,
-    KD = -mean_x sum_c softmax(q'_c / T) log softmax(q_c / T), q' the teacher's logits.
+    """Distillation (Li and Hoiem, 2016): cross-entropy + strength KD (see `distillation`).
 
     Args:
         heads, over, rest: see `Objective`.
@@ -113,11 +112,16 @@ class Distilled(Objective):
         self._teacher, self._strength, self._temperature = teacher, strength, temperature
 
     def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        loss, T = super().score_loss(scores, labels, inputs), self._temperature
         with torch.no_grad():
-            wanted = (self._teacher(inputs) / T).softmax(dim=1)
-        distillation = torch.nn.functional.cross_entropy(scores[:, : wanted.shape[1]] / T, wanted)
-        return loss + self._strength * distillation
+            known = self._teacher(inputs)
+        distilled = distillation(scores, known, self._temperature)
+        return super().score_loss(scores, labels, inputs) + self._strength * distilled
+
+
+def distillation(scores: torch.Tensor, known: torch.Tensor, temperature: float) -> torch.Tensor:
+    """KD = -mean_x sum_c softmax(q'_c / T) log softmax(q_c / T), q (b, L) the scores, q' (b, C) the known first C."""
+    wanted = (known / temperature).softmax(dim=1)
+    return torch.nn.functional.cross_entropy(scores[:, : known.shape[1]] / temperature, wanted)
 
 
 def _cross_entropy_gradient(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

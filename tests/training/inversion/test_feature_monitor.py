@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.lga import augmented_features, class_statistics, radius_of
+from fcl_bench.methods.exemplars.lga import SENT, augmented_features, radius_of
+from fcl_bench.methods.gradient.ccvr import moments_message
 
 COLUMNS = (2, 3, 7)
 
@@ -17,6 +18,12 @@ def features_of(n: int = 60, d: int = 5, seed: int = 0) -> tuple[torch.Tensor, t
     return torch.from_numpy(rng.standard_normal((n, d)) * (1 + labels[:, None]) + labels[:, None]), torch.from_numpy(
         labels
     )
+
+
+def class_statistics(features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...]) -> list[torch.Tensor]:
+    """What a client sends."""
+    sent = moments_message(features.double(), labels, columns, SENT)
+    return [sent[name] for name in ("counts", "sums", "squares")]
 
 
 def central_radius(features: np.ndarray, labels: np.ndarray) -> float:

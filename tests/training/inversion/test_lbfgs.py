@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.lbfgs import BatchedLBFGS
+from fcl_bench.methods.exemplars.inversion import BatchedLBFGS
 
 STARTS = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 6)))
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.exemplars.inversion import nearest_to_means, perturbed
+from fcl_bench.methods.exemplars.proxy import nearest_to_means, perturbed
 
 # Prototypes -----------------------------------------------------------------------------------------------------------
 

@@ -60,31 +60,30 @@ class Generated(Objective):
     """The clients' loss.
 
     Args:
-        heads, over, rest: see `Objective`.
+        heads: the network's.
+        method: the knobs.
         generator: G as broadcast, in evaluation mode.
         available: (q,) the columns that y' is drawn from.
-        alpha, beta: alpha_r b_g / b, and beta_r; 0: without that term.
-        count: b_g.
-        steps: how many steps have these terms; later ones have the batch's own loss only.
+        round_: r, of the task.
+        steps: how many steps have the terms of G; later ones have the batch's own loss only.
         seed: of the noise and of y', a stream of its own.
     """
 
     def __init__(
         self,
         heads: Heads,
-        over: str,
-        rest: bool,
+        method: FedGen,
         generator: FeatureGenerator,
         available: torch.Tensor,
-        alpha: float,
-        beta: float,
-        count: int,
+        round_: int,
         steps: int,
         seed: int,
     ) -> None:
-        super().__init__(heads, over, rest)
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._generator, self._available = generator, available
-        self._alpha, self._beta, self._count, self._steps = alpha, beta, count, steps
+        self._count, self._steps = method.generated, steps
+        self._alpha = method.decayed(method.alpha, round_) * method.generated / method.training.batch_size
+        self._beta = method.decayed(method.beta, round_)
         self._draws = torch.Generator().manual_seed(seed)
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -95,9 +94,10 @@ class Generated(Objective):
         self._steps -= 1
         if self._beta:
             with torch.no_grad():
-                wanted = self._competing(network.logits(self._made(labels))).float().softmax(dim=1)
-            predicted = self._competing(scores).float().log_softmax(dim=1)
-            loss = loss + self._beta * kl_div(predicted, wanted, reduction="batchmean")
+                known, _ = self.competing(network.logits(self._made(labels)), labels)
+            own, _ = self.competing(scores, labels)
+            agreement = kl_div(own.float().log_softmax(dim=1), known.float().softmax(dim=1), reduction="batchmean")
+            loss = loss + self._beta * agreement
         if self._alpha:
             chosen = torch.randint(len(self._available), (self._count,), generator=self._draws)
             drawn = self._available[chosen.to(self._available.device)]
@@ -108,10 +108,6 @@ class Generated(Objective):
     @torch.no_grad()
     def _made(self, labels: torch.Tensor) -> torch.Tensor:
         return self._generator.draw(labels, self._draws)[0]
-
-    def _competing(self, scores: torch.Tensor) -> torch.Tensor:
-        """The logits (b, c) that compete in the loss."""
-        return scores if self._logits is None else scores[:, self._logits.to(scores.device)]
 
 
 class FedGenClient(CountingClient):
@@ -129,17 +125,14 @@ class FedGenClient(CountingClient):
             return super().objective(client_data, broadcast, state)
         self._generator.load(values)
         method, round_ = self.method, int(broadcast["round"])
-        size = method.training.batch_size
+        batches = epoch_batches(len(client_data.labels), method.training.batch_size, torch.Generator())
         return Generated(
             Heads.from_message(broadcast),
-            method.loss_classes,
-            method.frozen_heads,
+            method,
             self._generator,
             broadcast[f"labels.{client_data.task}"].long(),
-            method.decayed(method.alpha, round_) * method.generated / size,
-            method.decayed(method.beta, round_),
-            method.generated,
-            method.generated_epochs * sum(1 for _ in epoch_batches(len(client_data.labels), size, torch.Generator())),
+            round_,
+            method.generated_epochs * sum(1 for _ in batches),
             derived_seed(self.context.seed, "generated", client_data.task, round_, client_data.client),
         )
 

@@ -15,13 +15,11 @@ from typing import ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Standardise
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import ModelHolder
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.message import Message
@@ -39,18 +37,7 @@ def made_prefix(task: int) -> str:
     return f"{_MADE}{task}."
 
 
-class DataFreeHalf(ModelHolder):
-    """A half that works with images."""
-
-    @property
-    def scale(self) -> Standardise:
-        """Turns images into what the network sees."""
-        standardise = self.trainer.standardise
-        assert isinstance(standardise, Standardise)  # `DataFreeMethod.__post_init__`
-        return standardise
-
-
-class DataFreeClient(DataFreeHalf, GradientClient):
+class DataFreeClient(GradientClient):
     """Receives what the server made; `objective` is each method's own."""
 
     method: DataFreeMethod
@@ -66,7 +53,7 @@ class DataFreeClient(DataFreeHalf, GradientClient):
         )
 
 
-class DataFreeServer(DataFreeHalf, GradientServer):
+class DataFreeServer(GradientServer):
     """Makes images, or a generator, at the start of every task but the first.
 
     Attributes:
@@ -100,8 +87,7 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         super().start_task(task)
 
     def _make(self, task: Task) -> None:
-        training = {name: value.requires_grad for name, value in self.network.named_parameters()}
-        self.network.eval().requires_grad_(False)
+        self.network.eval().requires_grad_(False)  # until `start_task` prepares it for the new task
         if InputStatistics(self.network).absent:
             self._notices.tell(
                 "batch norm",
@@ -111,8 +97,6 @@ class DataFreeServer(DataFreeHalf, GradientServer):
         with self.trainer.reproducible(derived_seed(self.context.seed, "generator", task.index)):
             self.synthesise(task)
             images, labels = self.samples_to_show(_PICTURED)
-        for name, value in self.network.named_parameters():
-            value.requires_grad_(training[name])
         shown = {"images": images, "labels": labels, "tasks": torch.full_like(labels, task.index - 1)}
         before = self._shown or {name: value[:0] for name, value in shown.items()}
         self._shown = {name: torch.cat([before[name], value]) for name, value in shown.items()}

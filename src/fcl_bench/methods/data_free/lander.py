@@ -22,18 +22,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.functional import mse_loss
 
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
-from fcl_bench.methods.data_free.generators.anchored import AnchoredInversion, Synthesis
-from fcl_bench.methods.data_free.generators.anchors import (
-    Bounded,
+from fcl_bench.methods.data_free.generators.anchored import (
+    AnchoredInversion,
     MappedNetwork,
-    Replaying,
-    factors,
+    Synthesis,
+    outside,
     random_anchors,
     read_anchors,
 )
@@ -45,12 +45,80 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.objective import Objective
+from fcl_bench.training.objective import Objective, distillation
 
-#: Prefixes of the names of anchors (by task), and of the model of the lowest loss in a state.
+#: Prefix of the names of anchors, by task.
 _ANCHORS = "anchors."
 #: What clients upload beside the model.
 _LOSS = "loss"
+
+
+#: The temperature of KD_2.
+_TEMPERATURE = 2.0
+
+
+def factors(seen: int, known: int) -> tuple[float, float]:
+    """(1 + 1/a) / b and a b, the factors of `cur` and `pre` if `known` of `seen` classes are old."""
+    a, b = math.log2(seen / 2 + 1), math.sqrt(known / seen)
+    return (1 + 1 / a) / b, a * b
+
+
+class Bounded(Objective):
+    """The client's loss; it also adds up its values.
+
+    Args:
+        heads: the network's.
+        method: the knobs.
+        anchors: (C, d_e) of all columns; None: ltc is 0.
+        current, previous: the factors of the task's own loss and of the terms of synthetic images.
+        teacher: frozen; None: there are no synthetic images.
+        pool: of these, as many in each step as of the client's own.
+    """
+
+    def __init__(
+        self,
+        heads: Heads,
+        method: LANDER,
+        anchors: torch.Tensor | None,
+        current: float = 1.0,
+        previous: float = 0.0,
+        teacher: Network | None = None,
+        pool: ImagePool | None = None,
+    ) -> None:
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
+        self._method, self._anchors, self._teacher, self._pool = method, anchors, teacher, pool
+        self._current, self._previous = current, previous
+        self._losses: list[torch.Tensor] = []
+
+    def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        features = network.body(inputs)
+        loss = self.score_loss(network.logits(features), labels, inputs)
+        if self._anchors is not None:
+            assert isinstance(network, MappedNetwork)
+            pulled = outside(network.mapping(features), self._anchors[labels], self._method.radius)
+            loss = loss + self._method.ltc * pulled
+        loss = self._current * loss
+        if self._pool is not None:
+            loss = loss + self._previous * self.replayed(network, self._pool.next(self._method.training.batch_size))
+        self._losses.append(loss.detach())
+        return loss
+
+    def replayed(self, network: Network, images: torch.Tensor) -> torch.Tensor:
+        """The terms of synthetic images (b, 3, size, size)."""
+        teacher = self._teacher
+        assert isinstance(network, MappedNetwork)
+        assert isinstance(teacher, MappedNetwork)
+        features = network.body(images)
+        with torch.no_grad():
+            known = teacher.body(images)
+            wanted, mapped = teacher.logits(known), teacher.mapping(known)
+        distilled = distillation(network.logits(features), wanted, _TEMPERATURE)
+        return distilled + mse_loss(network.mapping(features), mapped)
+
+    def first_pass(self, passes: int) -> torch.Tensor:
+        """(1,) the sum of the losses of the first pass; all `passes` have the same number of batches."""
+        losses = self._losses[: len(self._losses) // passes]
+        return torch.stack(losses).float().sum(dim=0, keepdim=True) if losses else torch.zeros(1)
 
 
 class LANDERClient(DataFreeClient):
@@ -72,29 +140,18 @@ class LANDERClient(DataFreeClient):
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         method, heads = self.method, Heads.from_message(broadcast)
-        seen = sum(heads.sizes)
-        current, previous = 1.0, 0.0
-        if client_data.task:
-            of_current, of_previous = factors(seen, seen - heads.sizes[-1])
-            current, previous = method.cur * of_current, method.pre * of_previous
         anchors = self.anchors(broadcast) if method.ltc else None
-        base = (heads, method.loss_classes, method.frozen_heads, method.ltc, method.radius, anchors, current)
-        teacher = self.teacher(client_data, broadcast)
-        if teacher is None:
-            self._objective = Bounded(*base)
-        else:
-            assert isinstance(teacher, MappedNetwork)
+        if not client_data.task:
+            self._objective = Bounded(heads, method, anchors)
+            return self._objective
+        seen, pool, teacher = sum(heads.sizes), None, self.teacher(client_data, broadcast)
+        of_current, of_previous = factors(seen, seen - heads.sizes[-1])
+        if teacher is not None:
             images = self.made(client_data, broadcast)["images"][: method.synthesis.images]
-            pool = ImagePool(
-                images,
-                images.new_zeros(len(images)),  # nobody asks for their classes
-                self.synthetic_seed(client_data, broadcast),
-                Augment(method.training.augment),
-                self.scale,
-            )
-            self._objective = Replaying(
-                *base, teacher=teacher, pool=pool, count=method.training.batch_size, previous=previous
-            )
+            seed = self.synthetic_seed(client_data, broadcast)
+            pool = ImagePool(images, seed, Augment(method.training.augment), self.scale)
+        current, previous = method.cur * of_current, method.pre * of_previous
+        self._objective = Bounded(heads, method, anchors, current, previous, teacher, pool)
         return self._objective
 
     def anchors(self, broadcast: Message) -> torch.Tensor:
@@ -228,10 +285,6 @@ class LANDER(DataFreeMethod):
         super().__post_init__()
         if self.published:
             self.require_published(final="best", weighting="uniform")
-
-    @property
-    def published(self) -> bool:
-        return self.variant == "published"
 
     @property
     def replays(self) -> bool:

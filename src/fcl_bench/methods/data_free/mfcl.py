@@ -26,6 +26,7 @@ from torch.nn.functional import cross_entropy, linear, mse_loss
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
 from fcl_bench.methods.data_free.generators.images import WIDTH, ImageGenerator, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics, LayerStatistics, divergence
@@ -107,27 +108,18 @@ class Replaying(Objective):
     """The clients' loss.
 
     Args:
-        heads, over, rest: see `Objective`.
+        heads: the network's.
+        method: the knobs.
         teacher: q'.
         generator: G as broadcast, in evaluation mode.
-        knobs: weights, and how many images are made at each step.
         seed: of z, a stream of its own.
     """
 
-    def __init__(
-        self,
-        heads: Heads,
-        over: str,
-        rest: bool,
-        teacher: Network,
-        generator: ImageGenerator,
-        knobs: MFCL,
-        seed: int,
-    ) -> None:
-        super().__init__(heads, over, rest)
+    def __init__(self, heads: Heads, method: MFCL, teacher: Network, generator: ImageGenerator, seed: int) -> None:
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
         self._all = Objective(heads, "seen")
         self._columns = torch.tensor(heads.logits)
-        self._teacher, self._made_by, self._knobs = teacher, generator, knobs
+        self._teacher, self._made_by, self._knobs = teacher, generator, method
         self._old = torch.cat(
             [value for name, value in teacher.heads.named_parameters() if name.endswith("weight")]
         )  # V
@@ -176,16 +168,8 @@ class MFCLClient(DataFreeClient):
         if self._generator is None:
             self._generator = self.method.new_generator(self.context).eval().requires_grad_(False)
         self._generator.load(values)
-        method = self.method
-        return Replaying(
-            Heads.from_message(broadcast),
-            method.loss_classes,
-            method.frozen_heads,
-            teacher,
-            self._generator,
-            method,
-            self.synthetic_seed(client_data, broadcast),
-        )
+        seed = self.synthetic_seed(client_data, broadcast)
+        return Replaying(Heads.from_message(broadcast), self.method, teacher, self._generator, seed)
 
 
 class MFCLServer(DataFreeServer):
@@ -206,7 +190,7 @@ class MFCLServer(DataFreeServer):
                 optimiser.zero_grad(set_to_none=True)
                 loss.backward()
                 optimiser.step()
-        if not all(bool(torch.isfinite(value).all()) for value in generator.state().values()):
+        if not all_finite(*generator.state().values()):
             raise UserError(
                 f"method.generator.lr={knobs.lr:g}: the generator diverged", "a smaller method.generator.lr"
             )
@@ -298,10 +282,6 @@ class MFCL(DataFreeMethod):
                 f"method.generator.w_smooth={self.generator.w_smooth:g}: images of {size} pixels are too small to blur",
                 "method.generator.w_smooth=0",
             )
-
-    @property
-    def published(self) -> bool:
-        return self.variant == "published"
 
     @property
     def replays(self) -> bool:

@@ -23,7 +23,6 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Augmentation, Samples, Standardise
@@ -36,7 +35,7 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed, seeded
 from fcl_bench.training.network import Heads, Network
-from fcl_bench.training.objective import Objective
+from fcl_bench.training.objective import Objective, distillation
 
 #: How hard Reptile pulls G towards the copy.
 _PULL = 67.0
@@ -115,7 +114,7 @@ class MetaInversion(Inversion[Network]):
                 made.append(images)
                 wanted.append(labels)
             if knobs.adv and warm:
-                self.teach(torch.cat(made), torch.cat(wanted))
+                self.teach(torch.cat(made))
         return torch.cat(made)[:count], torch.cat(wanted)[:count]
 
     def batch(self, labels: torch.Tensor, adversarial: bool) -> torch.Tensor:
@@ -148,13 +147,13 @@ class MetaInversion(Inversion[Network]):
         self._lessons += 1
         return self._optimiser
 
-    def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def teach(self, images: torch.Tensor) -> None:
         """As in `Inversion`.
 
         Raises:
             UserError: the student's weights are no longer finite.
         """
-        super().teach(images, labels)
+        super().teach(images)
         if not all_finite(*self.student.state().values()):
             raise UserError(
                 f"method.synthesis.lr_student={self._knobs.lr_student:g}: the student diverged",
@@ -171,8 +170,6 @@ class MetaInversion(Inversion[Network]):
             own.grad = _PULL * (own.detach() - theirs.detach())
 
 
-#: The name of `right` in a state.
-_RIGHT = "synthesis_right"
 #: Images of a task, and synthetic images of a client's step, by variant; None: as many as its own samples.
 _IMAGES = {"paper": 8000, "published": 2560}
 _SYNTHETIC = {"paper": None, "published": 500}
@@ -182,36 +179,25 @@ class Rehearsed(Objective):
     """The loss on a client's own samples, and the distillation of synthetic ones.
 
     Args:
-        heads, over, rest: see `Objective`.
+        heads: the network's.
+        method: the knobs.
         teacher: scores the old classes; its logits are the first ones of the model that learns.
         synthetic: so many images, as the network sees them.
-        count: of them in each step.
-        strength: kd.
-        temperature: T.
     """
 
     def __init__(
-        self,
-        heads: Heads,
-        over: str,
-        rest: bool,
-        teacher: Network,
-        synthetic: Callable[[int], torch.Tensor],
-        count: int,
-        strength: float,
-        temperature: float,
+        self, heads: Heads, method: TARGET, teacher: Network, synthetic: Callable[[int], torch.Tensor]
     ) -> None:
-        super().__init__(heads, over, rest)
-        self._teacher, self._synthetic, self._count = teacher, synthetic, count
-        self._strength, self._temperature = strength, temperature
+        super().__init__(heads, method.loss_classes, method.frozen_heads)
+        self._method, self._teacher, self._synthetic = method, teacher, synthetic
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        loss, T = super().loss(network, inputs, labels), self._temperature
-        images = self._synthetic(self._count)
+        loss = super().loss(network, inputs, labels)
+        images = self._synthetic(self._method.per_step)
         with torch.no_grad():
-            wanted = (self._teacher(images) / T).softmax(dim=1)
+            known = self._teacher(images)
         # Two forward passes, as in the public code: batch norm never mixes real and synthetic images.
-        return loss + self._strength * cross_entropy(network(images)[:, : wanted.shape[1]] / T, wanted)
+        return loss + self._method.kd * distillation(network(images), known, self._method.temperature)
 
 
 class Shortened(Samples):
@@ -235,24 +221,16 @@ class TARGETClient(DataFreeClient):
     def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
         own = super().samples(client_data, broadcast, state)
         made = self.made(client_data, broadcast)
-        if not made or self.method.variant == "paper":
+        if not made or not self.method.published:
             return own
         return Shortened(own, -(-len(made["images"]) // self.method.per_step))
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
-        teacher, method = self.teacher(client_data, broadcast), self.method
+        teacher = self.teacher(client_data, broadcast)
         if teacher is None:
             return super().objective(client_data, broadcast, state)
-        return Rehearsed(
-            Heads.from_message(broadcast),
-            method.loss_classes,
-            method.frozen_heads,
-            teacher,
-            self.synthetic(client_data, broadcast),
-            method.per_step,
-            method.kd,
-            method.temperature,
-        )
+        synthetic = self.synthetic(client_data, broadcast)
+        return Rehearsed(Heads.from_message(broadcast), self.method, teacher, synthetic)
 
     def synthetic(self, client_data: ClientData, broadcast: Message) -> Callable[[int], torch.Tensor]:
         """A source of synthetic images, as the network sees them, with a random stream of its own."""
@@ -261,10 +239,7 @@ class TARGETClient(DataFreeClient):
         if self.method.send == "generator":
             generator = self.method.received(made, self.context)
             return GeneratedImages(generator, seed, augment, self.scale).next
-        # Distillation looks at no label, so none is sent.
-        labels = torch.zeros(len(made["images"]), dtype=torch.int64, device=self.context.device)
-        pool = ImagePool(made["images"], labels, seed, augment, self.scale)
-        return lambda count: pool.next(count)[0]
+        return ImagePool(made["images"], seed, augment, self.scale).next
 
 
 class TARGETServer(DataFreeServer):
@@ -291,7 +266,7 @@ class TARGETServer(DataFreeServer):
             Augment(method.training.augment),
             self.trainer.autocast,
         )
-        images, labels = inversion.run(method.images, task.new_columns.start, method.variant == "published")
+        images, labels = inversion.run(method.images, task.new_columns.start, method.published)
         self.right.append(float((self._named(images) == labels).double().mean()))
         if method.send == "images":
             self.made = {"images": images}
@@ -348,7 +323,7 @@ class TARGET(DataFreeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.variant == "published":
+        if self.published:
             self.require_published(send="images")
 
     @property

@@ -8,7 +8,6 @@ own last model, r_j. With s(a, b) = cos(a, b) / tau it minimises CE + mu l_con, 
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -23,11 +22,8 @@ from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
-from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network, linear_to_fill
 from fcl_bench.training.objective import Objective
-
-log = logging.getLogger(__name__)
 
 #: Prefix of the names of a client's last model in its state.
 _MODEL = "model."
@@ -98,10 +94,6 @@ class MOONClient(GradientClient):
     """Keeps the model that it last trained."""
 
     method: MOON
-
-    def __init__(self, method: MOON, context: Context) -> None:
-        super().__init__(method, context)
-        self._notices = Notices(log)
 
     def contrasts(self) -> bool:
         """Whether training moves the representation. If not, the term has no gradient and is left out."""

@@ -116,10 +116,7 @@ class FediCaRLClient(ExemplarClient):
         """Return, for each class with exemplars, its column, their number, and the sum (d,) of their directions."""
         lists = {column: stored for column, stored in lists_in(state).items() if len(stored)}
         sums = [self.directions(stored).sum(dim=0) for stored in lists.values()]
-        width, sizes = (
-            self.network.dimension,
-            torch.tensor([len(stored) for stored in lists.values()], dtype=torch.int32),
-        )
+        sizes = torch.tensor([len(stored) for stored in lists.values()], dtype=torch.int32)
         now, before = torch.full((len(client_data.labels),), -1), []
         for number, (column, stored) in enumerate(lists.items()):
             own = torch.nonzero(client_data.labels == column).squeeze(1)
@@ -132,7 +129,7 @@ class FediCaRLClient(ExemplarClient):
             {
                 "classes": torch.tensor(list(lists), dtype=torch.int32),
                 "counts": sizes,
-                "sums": torch.stack(sums) if sums else torch.zeros(0, width, dtype=torch.float64),
+                "sums": torch.stack(sums) if sums else torch.zeros(0, self.network.dimension, dtype=torch.float64),
             },
             groups={"sums": torch.cat([now, torch.tensor(before, dtype=torch.int64)])},
         )
@@ -256,10 +253,6 @@ class FediCaRL(ExemplarMethod):
             raise UserError(f"method.ccvr={self.ccvr}: method.classify=nme uses no heads", "method.ccvr=none")
         if self.published:
             self.require_published(choose="herding", loss="ce_kd", classify="softmax", weighting="uniform")
-
-    @property
-    def published(self) -> bool:
-        return self.variant == "published"
 
     @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]

@@ -243,7 +243,7 @@ class GLFCClient(PrototypeClient):
 
     def old_model(self, client_data: ClientData, broadcast: Message, state: State) -> Network | None:
         """The model that gives the targets of the old columns; None: there is none yet."""
-        if not self.method.chooses_by_signal:
+        if not self.method.published:
             return self.teacher(client_data, broadcast)
         last, best = broadcast[VERSIONS].tolist()
         known = self._best or {}
@@ -270,6 +270,7 @@ class GLFC(ExemplarMethod):
 
     name: ClassVar[str] = "glfc"
     client_half = GLFCClient
+    proxy_half: ClassVar[type[ProxyServer]] = ProxyServer
 
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0)
@@ -285,24 +286,15 @@ class GLFC(ExemplarMethod):
             self.require_published(signal="entropy", proxy="reconstruct", weighting="uniform")
 
     @property
-    def published(self) -> bool:
-        return self.variant == "published"
-
-    @property
     def reconstructs(self) -> bool:
         return self.proxy == "reconstruct"
 
     @property
-    def chooses_by_signal(self) -> bool:
-        """Whether a client's signal says which of two old models it takes."""
-        return self.published
-
-    @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]
-        return not self.chooses_by_signal
+        return not self.published  # whose clients take one of two models that the server sends, by their signal
 
     def server(self, context: Context) -> Server:
-        return ProxyServer(self, context) if self.reconstructs else ExemplarServer(self, context)
+        return self.proxy_half(self, context) if self.reconstructs else ExemplarServer(self, context)
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         stages = {**super().uploads(context), EXEMPLARS: {}}

@@ -1,5 +1,7 @@
 """Gradients of single samples, and the images that they reveal (GLFC, LGA).
 
+Who takes it that a gradient reveals its image can skip this file: nothing in it is GLFC's or LGA's own.
+
 A client differentiates one perturbed sample per class over a small network of known weights (`GradientEncoder`). The
 server finds the image that has a given gradient, min_x ||gradient(x) - gradient||^2, as in deep leakage from gradients
 (Zhu, Liu, Han, NeurIPS 2019), with the label read off first.
@@ -14,11 +16,10 @@ from functools import partial
 
 import torch
 from torch.func import grad, vmap
-from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, cross_entropy, linear, normalize, one_hot
+from torch.linalg import vecdot
+from torch.nn.functional import conv2d, cross_entropy, linear, one_hot
 
 from fcl_bench.environment import exact_kernels
-from fcl_bench.linalg.gram import class_sums
-from fcl_bench.methods.exemplars.lbfgs import BatchedLBFGS
 from fcl_bench.tracking.console import progress
 
 #: Filters of every convolution, and their side.
@@ -176,60 +177,94 @@ class GradientEncoder:
         return cross_entropy(scores, label[None]), (features[0], scores[0])
 
 
-def nearest_to_means(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sample of each class whose direction phi / |phi| is nearest to the mean direction of the class.
+#: x (P, n) -> losses (P,) and their gradients (P, n), each row by itself.
+Evaluation = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-    The mean is not normalised again, as in GLFC's code. Ties go to the lower index.
-
-    Args:
-        features: (n, d) phi.
-        labels: (n,) columns.
-
-    Returns:
-        (c,) the classes that have samples, ascending, and (c,) the index of each one's sample.
-    """
-    phi = normalize(features.double(), dim=1)
-    columns, which = labels.unique(return_inverse=True)
-    counts = torch.bincount(which, minlength=len(columns))
-    means = (class_sums(phi, which, len(columns)) / counts).T
-    distances = torch.linalg.vector_norm(phi - means[which], dim=1)
-    least = distances.new_full((len(columns),), torch.inf).scatter_reduce(0, which, distances, "amin")
-    order = torch.arange(len(labels), device=labels.device)
-    candidates = torch.where(distances == least[which], order, len(labels))
-    first = torch.full_like(columns, len(labels)).scatter_reduce(0, which, candidates, "amin")
-    return columns, first
+#: Torch's limits: slopes, steps and gains so small end the iterations, and so little curvature is not remembered.
+_FLAT, _STILL, _CURVATURE = 1e-7, 1e-9, 1e-10
 
 
-def perturbed(
-    images: torch.Tensor,
-    targets: torch.Tensor,
-    scores: Callable[[torch.Tensor], torch.Tensor],
-    steps: int,
-    rate: float,
-    weight_decay: float,
-) -> torch.Tensor:
-    """Each image after `steps` of gradient descent on its mean BCE(scores(x), target): towards confidence.
+class BatchedLBFGS:
+    """What torch.optim.LBFGS without line search does, for P problems in n unknowns at a time.
 
-    x <- x - rate (d BCE / d x + weight_decay x), every image for itself. Pixels may leave 0..1.
+    A problem whose loss stops being finite goes back to its last finite point and stays there.
 
     Args:
-        images: (n, 3, h, w) with pixels from 0 to 1; stay as they are.
-        targets: (n, C) one-hot.
-        scores: images to logits (n, C), each by itself: a network in evaluation mode.
-        steps, rate, weight_decay: GLFC's are 50, a tenth of the learning rate, 1e-5.
+        x: (P, n) where to begin.
+        evaluate: the losses and gradients of all problems.
+        rate: of every step; the first one is divided by |gradient|_1 where that is above 1.
+        history: how many steps are remembered.
 
-    Returns:
-        (n, 3, h, w).
+    Attributes:
+        x: (P, n) where the problems are.
+        lost: (P,) which of them met a loss that is not finite.
     """
-    found = images.detach().clone()
-    for _ in range(steps):
-        found.requires_grad_()
-        logits = scores(found)
-        # The loss is a mean over classes and a sum over images, so no image depends on how many others there are.
-        loss = binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
-        (slope,) = torch.autograd.grad(loss, found)
-        found = (found.detach() * (1 - rate * weight_decay)).sub_(slope, alpha=rate)
-    return found.detach()
+
+    def __init__(self, x: torch.Tensor, evaluate: Evaluation, rate: float, history: int = 100) -> None:
+        self.x = x.clone()
+        self.lost = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        self._evaluate, self._rate, self._history = evaluate, rate, history
+        #: Newest last: each problem's step s, the change y of its slope, and 1/(y's), 0 where it did not remember one.
+        self._pairs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        #: y's / y'y of the last pair.
+        self._scale = x.new_ones(len(x))
+        self._begun = torch.zeros_like(self.lost)
+        self._step, self._slope = torch.zeros_like(x), torch.zeros_like(x)
+        self._safe, self._safe_loss = self.x, x.new_full((len(x),), torch.inf)
+
+    def iterate(self, iterations: int) -> torch.Tensor:
+        """Iterate every problem, fewer times if it gains nothing more. Returns the losses (P,) before that."""
+        first, slope = self._look(self.x)
+        losses = first
+        going = ~self.lost & (slope.abs().amax(dim=1) > _FLAT)
+        for left in range(iterations - 1, -1, -1):
+            if not bool(going.any()):
+                break
+            direction = self._direction(slope, going)
+            # The very first step follows the slope itself, whose length means nothing.
+            size = torch.where(self._begun, 1.0, (1 / slope.abs().sum(dim=1)).clamp(max=1.0)) * self._rate
+            step = size[:, None] * direction
+            self._step = torch.where(going[:, None], step, self._step)
+            self._slope = torch.where(going[:, None], slope, self._slope)
+            self._begun = self._begun | going
+            going = going & (vecdot(slope, direction) <= -_STILL)
+            self.x = torch.where(going[:, None], self.x + step, self.x)
+            if left and bool(going.any()):
+                before = losses
+                losses, slope = self._look(self.x)
+                gained = (losses - before).abs() >= _STILL
+                moved = step.abs().amax(dim=1) > _STILL
+                going = going & ~self.lost & gained & moved & (slope.abs().amax(dim=1) > _FLAT)
+        return first
+
+    def _look(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses and slopes; lost problems stay at their last safe point."""
+        losses, slopes = self._evaluate(x)
+        self.lost = self.lost | ~(losses.isfinite() & slopes.isfinite().all(dim=1) & x.isfinite().all(dim=1))
+        self.x = self._safe = torch.where(self.lost[:, None], self._safe, x)
+        self._safe_loss = torch.where(self.lost, self._safe_loss, losses)
+        return self._safe_loss, slopes.masked_fill(self.lost[:, None], 0.0)
+
+    def _direction(self, slope: torch.Tensor, going: torch.Tensor) -> torch.Tensor:
+        """(P, n) minus the slope times the inverse Hessian that the history tells of."""
+        change = slope - self._slope
+        curvature = vecdot(change, self._step)
+        new = going & self._begun & (curvature > _CURVATURE)
+        if bool(new.any()):
+            # Pairs that are not remembered are all zeros, since a rho of 0 would not remove an infinity.
+            weight = torch.where(new, 1 / curvature, 0.0)
+            pair = (self._step * new[:, None], change * new[:, None], weight)
+            self._pairs = [*self._pairs[len(self._pairs) == self._history :], pair]
+            self._scale = torch.where(new, curvature / vecdot(change, change), self._scale)
+        found, shares = -slope, []
+        for step, change, weight in reversed(self._pairs):
+            share = weight * vecdot(step, found)
+            found = found - share[:, None] * change
+            shares.append(share)
+        found = found * self._scale[:, None]
+        for (step, change, weight), share in zip(self._pairs, reversed(shares), strict=True):
+            found = found + (share - weight * vecdot(change, found))[:, None] * step
+        return found
 
 
 #: The most numbers in the history of the problems that run at a time.
@@ -282,49 +317,30 @@ def reconstruct(
     history = min(100, iterations * inner)
     at_once = max(1, _ROOM // (2 * history * start.shape[1]))
     wanted = encoder.factorised(gradients)
+
+    def evaluate(chosen: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad(), exact_kernels():
+            x = x.detach().requires_grad_()
+            found = encoder.factors(x.unflatten(1, (3, height, width)), labels[chosen])
+            distances = found.distances(wanted[chosen])
+            (slopes,) = torch.autograd.grad(distances.sum(), x)
+        return distances.detach(), slopes
+
     groups = torch.arange(len(gradients), device=gradients.device).split(at_once)
     images, losses = [], []
     with progress(len(groups) * iterations, f"reconstructing {len(gradients)} images", "step") as bar:
         for chosen in groups:
-            found, left = _descend(
-                encoder, wanted[chosen], labels[chosen], start[chosen], rate, iterations, last, inner, bar.update
-            )
-            images.append(found)
-            losses.append(left)
+            solver, iterates = BatchedLBFGS(start[chosen], partial(evaluate, chosen), rate), []
+            for iteration in range(iterations):
+                solver.iterate(inner)
+                bar.update()
+                if iteration >= iterations - last:
+                    iterates.append(solver.x)
+            losses.append(solver.iterate(0))
+            # The final point may be one that was never looked at.
+            iterates[-1] = solver.x
+            images.append(torch.stack(iterates, dim=1).unflatten(2, (3, height, width)))
     return Reconstruction(torch.cat(images), labels, torch.cat(losses))
-
-
-def _descend(
-    encoder: GradientEncoder,
-    wanted: Factors,
-    labels: torch.Tensor,
-    start: torch.Tensor,
-    rate: float,
-    iterations: int,
-    last: int,
-    inner: int,
-    on_start: Callable[[], object],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (3, *encoder.shape)
-
-    def evaluate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        with torch.enable_grad(), exact_kernels():
-            x = x.detach().requires_grad_()
-            losses = encoder.factors(x.unflatten(1, shape), labels).distances(wanted)
-            (slopes,) = torch.autograd.grad(losses.sum(), x)
-        return losses.detach(), slopes
-
-    solver = BatchedLBFGS(start, evaluate, rate)
-    images = []
-    for iteration in range(iterations):
-        solver.iterate(inner)
-        on_start()
-        if iteration >= iterations - last:
-            images.append(solver.x.unflatten(1, shape))
-    losses = solver.iterate(0)
-    # The final point may be one that was never looked at.
-    images[-1] = solver.x.unflatten(1, shape)
-    return torch.stack(images, dim=1), losses
 
 
 def pixel_bytes(pixels: torch.Tensor, wrap: bool = False) -> torch.Tensor:

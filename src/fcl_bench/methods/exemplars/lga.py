@@ -23,6 +23,7 @@ and both are cut to [0.5, 5]. If the client has learnt no class yet, every weigh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -31,14 +32,15 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
+from fcl_bench.linalg.tensors import add_weighted
 from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magnitudes
-from fcl_bench.methods.exemplars.memory import ExemplarServer
 from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
+from fcl_bench.methods.gradient.ccvr import moments_message, moments_schema
 from fcl_bench.protocol.context import ClientData, Context, State, Task
-from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, real
+from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Server
 from fcl_bench.randomness import derived_seed
+from fcl_bench.training.knobs import Gaussian
 from fcl_bench.training.network import Heads, Network
 
 #: How the groups of earlier tasks are made.
@@ -85,30 +87,16 @@ _COUNT, _SHARE = 5, 0.1
 _ATTEMPTS = 10
 
 
-def class_statistics(
-    features: torch.Tensor, labels: torch.Tensor, columns: tuple[int, ...]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a client says of each class: n, sum phi and sum phi * phi, which add up over clients.
-
-    Args:
-        features: (n, d) phi.
-        labels: (n,) columns, all in `columns`.
-        columns: (c,) ascending.
-
-    Returns:
-        (c,) int64, (c, d) and (c, d) in float64: 4 (2 d + 1) bytes of each class as int32 and float32.
-    """
-    phi = features.double()
-    which = torch.searchsorted(torch.tensor(columns, device=labels.device), labels)
-    counts = torch.bincount(which, minlength=len(columns))
-    return counts, class_sums(phi, which, len(columns)).T, class_sums(phi.square(), which, len(columns)).T
+#: What clients send of each class: n, sum phi, sum phi * phi, which add up over clients.
+SENT = Gaussian(covariance="diagonal", least=1)
 
 
 def radius_of(counts: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -> float:
     """sqrt of the mean over classes of trace(cov) / d, cov with n - 1; of the classes with two samples or more.
 
     Args:
-        counts, sums, squares: as `class_statistics` returns them, added up over clients.
+        counts: (c,) n, added up over clients.
+        sums, squares: (d, c) sum phi and sum phi * phi, added up over clients.
 
     Returns:
         0 if no class has two samples.
@@ -116,7 +104,7 @@ def radius_of(counts: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -
     known = counts > 1
     if not bool(known.any()):
         return 0.0
-    n, total, second = counts[known].double()[:, None], sums[known].double(), squares[known].double()
+    n, total, second = counts[known].double()[:, None], sums.T[known].double(), squares.T[known].double()
     # Rounding on the wire may make it negative.
     variances = ((second - total.square() / n) / (n - 1)).mean(dim=1).clamp(min=0)
     return float(variances.mean().sqrt())
@@ -167,8 +155,6 @@ def augmented_features(
 
 #: The stage after the first task's rounds in which clients send their classes' sums.
 RADIUS = "radius"
-#: What they send of each class: n, sum phi, sum phi * phi.
-_SUMS = ("counts", "sums", "squares")
 
 
 class Balanced(Compensated):
@@ -216,9 +202,8 @@ class LGAClient(GLFCClient):
         if broadcast.stage != RADIUS:
             return super().answer(client_data, broadcast, state)
         features = self.trainer.features(self.network, client_data.inputs)
-        n, total, second = class_statistics(features, client_data.labels, Heads.from_message(broadcast).task)
-        fields = dict(zip(_SUMS, (n.to(torch.int32), total.T, second.T), strict=True))
-        return Message(fields), state
+        columns = Heads.from_message(broadcast).task
+        return moments_message(features.double(), client_data.labels, columns, SENT), state
 
 
 class LGAServer(ProxyServer):
@@ -238,7 +223,7 @@ class LGAServer(ProxyServer):
         self.radius = method.radius
         self.query_tasks, self._measured = {0}, False
         #: Of the stage `radius`: what clients sent so far, added up.
-        self._totals: dict[str, torch.Tensor] = {}
+        self._totals: Mapping[str, torch.Tensor] = {}
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
@@ -256,17 +241,14 @@ class LGAServer(ProxyServer):
     def absorb_answer(self, client: int, upload: Message) -> None:
         if self.stage != RADIUS:
             super().absorb_answer(client, upload)
-            return
-        for name in _SUMS:
-            value = upload[name].double()
-            self._totals[name] = self._totals[name] + value if name in self._totals else value
+        else:
+            self._totals = add_weighted(self._totals, upload.tensors, 1.0)
 
     def finish_stage(self) -> None:
         if self.stage != RADIUS:
             super().finish_stage()
         elif self._totals:
-            n, total, second = (self._totals[name] for name in _SUMS)
-            self.radius, self._measured = radius_of(n, total.T, second.T), True
+            self.radius, self._measured = radius_of(**self._totals), True
 
     def accuracy(self) -> float:
         """0 in a task's first rounds."""
@@ -314,6 +296,7 @@ class LGA(GLFC):
 
     name: ClassVar[str] = "lga"
     client_half = LGAClient
+    proxy_half = LGAServer
 
     groups: str = knob("separate", choices=GROUPS)
     lam: float = knob(1.0, above=0)
@@ -331,11 +314,6 @@ class LGA(GLFC):
         super().__post_init__()
 
     def uploads(self, context: Context) -> dict[str, Schema]:
-        n = counts("c", combine=SUM)
-        total = real("d", "c", combine=SUM, columns=CLASSES, zero_without="counts", leaks=SUMS)
-        squares = replace(total, least=0, leaks=MOMENTS)
-        stages = super().uploads(context)
-        return {**stages, RADIUS: dict(zip(_SUMS, (n, total, squares), strict=True))} if self.reconstructs else stages
-
-    def server(self, context: Context) -> Server:
-        return LGAServer(self, context) if self.reconstructs else ExemplarServer(self, context)
+        stages, sent = super().uploads(context), dict(moments_schema(SENT, dense=True))
+        sent |= {name: replace(sent[name], zero_without="counts") for name in ("sums", "squares")}
+        return {**stages, RADIUS: sent} if self.reconstructs else stages

@@ -8,7 +8,6 @@ FediCaRL, GLFC and LGA train on them.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -21,8 +20,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.protocol.context import Context, State, Task
-from fcl_bench.tracking.console import Notices
+from fcl_bench.protocol.context import State, Task
 
 _IMAGES, _FEATURES = "images.", "features."
 
@@ -131,18 +129,12 @@ def with_memory(own: Samples, memory: tuple[torch.Tensor, torch.Tensor] | None) 
     return Samples(torch.cat([storable(own.inputs), inputs]), torch.cat([own.labels, labels]))
 
 
-log = logging.getLogger(__name__)
-
 #: The stage after a task's rounds in which clients choose what they keep.
 EXEMPLARS = "exemplars"
 
 
 class ExemplarClient(GradientClient):
     """Keeps exemplars (see `methods.exemplars.memory`)."""
-
-    def __init__(self, method: GradientMethod, context: Context) -> None:
-        super().__init__(method, context)
-        self._notices = Notices(log)
 
     def directions(self, samples: torch.Tensor) -> torch.Tensor:
         """(n, d) phi / ||phi|| of samples, in float64, under the network at hand."""

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from torch.nn.functional import one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, normalize, one_hot
 
 from fcl_bench.config import knob
-from fcl_bench.data.images.batches import Augment, Augmentation, Standardise
+from fcl_bench.data.images.batches import Augment, Augmentation
 from fcl_bench.environment import exact_kernels
+from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.tensors import with_prefix
-from fcl_bench.methods.exemplars.inversion import GradientEncoder, nearest_to_means, perturbed, pixel_bytes, reconstruct
+from fcl_bench.methods.exemplars.inversion import GradientEncoder, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
-from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder, teacher_prefix
+from fcl_bench.methods.gradient.model_holder import MODEL, teacher_prefix
 from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
@@ -163,24 +165,77 @@ def version_prefix(version: int) -> str:
     return f"{_BEST}{version}."
 
 
-def standardise(half: ModelHolder) -> Standardise:
-    """Turns images into what the network sees."""
-    found = half.trainer.standardise
-    assert isinstance(found, Standardise)  # `GLFC.__post_init__`
-    return found
+@lru_cache(maxsize=2)
+def encoder(side: int, columns: int, seed: int, device: torch.device) -> GradientEncoder:
+    """The encoder for `columns` classes, the same for all clients and rounds of a task."""
+    return GradientEncoder((side, side), columns, seed, device=device)
+
+
+def nearest_to_means(features: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sample of each class whose direction phi / |phi| is nearest to the mean direction of the class.
+
+    The mean is not normalised again, as in GLFC's code. Ties go to the lower index.
+
+    Args:
+        features: (n, d) phi.
+        labels: (n,) columns.
+
+    Returns:
+        (c,) the classes that have samples, ascending, and (c,) the index of each one's sample.
+    """
+    phi = normalize(features.double(), dim=1)
+    columns, which = labels.unique(return_inverse=True)
+    counts = torch.bincount(which, minlength=len(columns))
+    means = (class_sums(phi, which, len(columns)) / counts).T
+    distances = torch.linalg.vector_norm(phi - means[which], dim=1)
+    least = distances.new_full((len(columns),), torch.inf).scatter_reduce(0, which, distances, "amin")
+    order = torch.arange(len(labels), device=labels.device)
+    candidates = torch.where(distances == least[which], order, len(labels))
+    first = torch.full_like(columns, len(labels)).scatter_reduce(0, which, candidates, "amin")
+    return columns, first
+
+
+def perturbed(
+    images: torch.Tensor,
+    targets: torch.Tensor,
+    scores: Callable[[torch.Tensor], torch.Tensor],
+    steps: int,
+    rate: float,
+    weight_decay: float,
+) -> torch.Tensor:
+    """Each image after `steps` of gradient descent on its mean BCE(scores(x), target): towards confidence.
+
+    x <- x - rate (d BCE / d x + weight_decay x), every image for itself. Pixels may leave 0..1.
+
+    Args:
+        images: (n, 3, h, w) with pixels from 0 to 1; stay as they are.
+        targets: (n, C) one-hot.
+        scores: images to logits (n, C), each by itself: a network in evaluation mode.
+        steps, rate, weight_decay: GLFC's are 50, a tenth of the learning rate, 1e-5.
+
+    Returns:
+        (n, 3, h, w).
+    """
+    found = images.detach().clone()
+    for _ in range(steps):
+        found.requires_grad_()
+        logits = scores(found)
+        # The loss is a mean over classes and a sum over images, so no image depends on how many others there are.
+        loss = binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[1]
+        (slope,) = torch.autograd.grad(loss, found)
+        found = (found.detach() * (1 - rate * weight_decay)).sub_(slope, alpha=rate)
+    return found.detach()
 
 
 class PrototypeClient(ExemplarClient):
     """Differentiates a perturbed prototype of each of its classes."""
 
     method: GLFC
-    _encoder: GradientEncoder | None = None
 
     def gradients(self, client_data: ClientData, broadcast: Message, columns: int) -> torch.Tensor:
         """(p, c) of the shard's classes, ascending, under the network at hand, which scores `columns` of them."""
-        if self._encoder is None or self._encoder.classes != columns:
-            self._encoder = encoder(self, columns, int(broadcast[ENCODER]))
-        scale, knobs = standardise(self), self.method.inversion
+        scale, knobs = self.scale, self.method.inversion
+        over = encoder(scale.size, columns, int(broadcast[ENCODER]), self.context.device)
         classes, which = nearest_to_means(self.trainer.features(self.network, client_data.inputs), client_data.labels)
         self.network.eval()
 
@@ -197,13 +252,7 @@ class PrototypeClient(ExemplarClient):
                 _RATE * self.method.training.lr,
                 _WEIGHT_DECAY,
             )
-            return self._encoder.gradients(images, classes).T
-
-
-def encoder(half: ModelHolder, columns: int, seed: int) -> GradientEncoder:
-    """The encoder for `columns` classes."""
-    side = standardise(half).size
-    return GradientEncoder((side, side), columns, seed, device=half.context.device)
+            return over.gradients(images, classes).T
 
 
 class ProxyServer(ExemplarServer):
@@ -221,21 +270,16 @@ class ProxyServer(ExemplarServer):
 
     def __init__(self, method: GLFC, context: Context) -> None:
         super().__init__(method, context)
-        side = standardise(self).size
+        side = self.scale.size
         self.best = BestModels("never", "gradients") if method.published else BestModels("task", "task")
         self.images = torch.zeros(0, 3, side, side, dtype=torch.uint8, device=context.device)
         self.labels = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.monitored, self.received = -1, 0
         self._seed = derived_seed(context.seed, "encoder")
-        self._encoder: GradientEncoder | None = None
         self._augment = Augment(method.training.augment)
         #: Of the round at hand: (c, p) of each client with a signal.
         self._gradients: list[torch.Tensor] = []
-        self._shown: dict[str, torch.Tensor] = {
-            "images": self.images,
-            "labels": self.labels,
-            "tasks": self.labels,
-        }
+        self._shown = {"images": self.images, "labels": self.labels, "tasks": self.labels}
 
     def start_task(self, task: Task) -> None:
         begins = len(self.tasks) == task.index
@@ -250,10 +294,7 @@ class ProxyServer(ExemplarServer):
     @property
     def encoder(self) -> GradientEncoder:
         """The encoder with a row for each class so far."""
-        columns = len(self.heads.logits)
-        if self._encoder is None or self._encoder.classes != columns:
-            self._encoder = encoder(self, columns, self._seed)
-        return self._encoder
+        return encoder(self.scale.size, len(self.heads.logits), self._seed, self.context.device)
 
     # What travels -----------------------------------------------------------------------------------------------------
 

@@ -101,6 +101,11 @@ class GradientMethod(Method):
     def weighting(self) -> str:
         return self.training.weighting
 
+    @property
+    def published(self) -> bool:
+        """Whether a method with the knob `variant` does as its public code does."""
+        return getattr(self, "variant", "") == "published"
+
     def sizes(self, context: Context) -> Mapping[str, int]:
         """See `Method`; "d" is the number of features that the network's body has."""
         return {"d": self.start(context).dimension}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import torch
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.protocol.context import Context
 from fcl_bench.randomness import derived_seed
+from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.trainer import Trainer, rows
 
@@ -58,6 +60,14 @@ class ModelHolder:
         start = self.start
         standardise = Standardise(start.size, start.mean, start.std) if method.trains_network else rows
         self.trainer = Trainer(method.training, standardise, context.device, method.training_key)
+        self._notices = Notices(logging.getLogger(type(self).__module__))
+
+    @property
+    def scale(self) -> Standardise:
+        """Turns images into what the network sees; only of a method that trains on images."""
+        standardise = self.trainer.standardise
+        assert isinstance(standardise, Standardise)
+        return standardise
 
     def prepare(self, heads: Heads, frozen: Collection[str] = ()) -> None:
         """Give the network its heads so far. Freeze `frozen` and whatever the last head's task does not train."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
@@ -16,7 +15,6 @@ from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
 from fcl_bench.randomness import derived_seed, generator
-from fcl_bench.tracking.console import Notices
 from fcl_bench.training.network import Heads
 
 if TYPE_CHECKING:
@@ -57,7 +55,6 @@ class GradientServer(ModelHolder, Server):
 
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}
-        self._notices = Notices(logging.getLogger(type(self).__module__))
         self._sums: Mapping[str, torch.Tensor] = {}
         self._weight = 0.0
         #: Of the round at hand, where `training.aggregate` looks at all models together.

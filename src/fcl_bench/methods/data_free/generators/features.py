@@ -63,13 +63,10 @@ class FeatureGenerator(torch.nn.Module):
         """All weights and running statistics: 4 (h (C + N + 1) + 4 h + d (h + 1)) bytes."""
         return {name: value for name, value in self.state_dict().items() if value.is_floating_point()}
 
-    @torch.no_grad()
     def load(self, values: dict[str, torch.Tensor]) -> None:
         """Take over what `state` returned, rows for new classes included."""
         self.grow(len(values["classes"]))
-        own = self.state()
-        for name, value in values.items():
-            own[name].copy_(value)
+        self.load_state_dict(values, strict=False)
 
 
 def _uniform(shape: torch.Size, inputs: int, generator: torch.Generator) -> torch.Tensor:

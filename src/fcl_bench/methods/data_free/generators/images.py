@@ -80,12 +80,9 @@ class ImageGenerator(nn.Module):
         """All weights and running statistics, by name."""
         return {name: value for name, value in self.state_dict().items() if value.is_floating_point()}
 
-    @torch.no_grad()
     def load(self, values: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` returned."""
-        own = self.state()
-        for name, value in values.items():
-            own[name].copy_(value)
+        """Take over what `state` returned, or a part of it."""
+        self.load_state_dict(values, strict=False)
 
 
 def _leaky(maps: torch.Tensor) -> torch.Tensor:
@@ -102,7 +99,6 @@ class ImagePool:
 
     Args:
         images: (n, 3, h, w) uint8, at least one.
-        labels: (n,) their columns.
         seed: of the order and of augmentation.
         augment: see `Augment`.
         standardise: bytes to what the network sees.
@@ -111,23 +107,20 @@ class ImagePool:
     def __init__(
         self,
         images: torch.Tensor,
-        labels: torch.Tensor,
         seed: int,
         augment: Augmentation,
         standardise: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        self._images, self._labels = images, labels
-        self._augment, self._standardise = augment, standardise
+        self._images, self._augment, self._standardise = images, augment, standardise
         self._generator = torch.Generator().manual_seed(seed)
         self._waiting = torch.empty(0, dtype=torch.int64)
 
-    def next(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(count, 3, size, size) as the network sees them, and (count,) their columns."""
+    def next(self, count: int) -> torch.Tensor:
+        """(count, 3, size, size) as the network sees them."""
         while len(self._waiting) < count:
-            self._waiting = torch.cat([self._waiting, torch.randperm(len(self._labels), generator=self._generator)])
-        chosen, self._waiting = self._waiting[:count].to(self._labels.device), self._waiting[count:]
-        images = self._augment(self._images.index_select(0, chosen), self._generator)
-        return self._standardise(images), self._labels[chosen]
+            self._waiting = torch.cat([self._waiting, torch.randperm(len(self._images), generator=self._generator)])
+        chosen, self._waiting = self._waiting[:count].to(self._images.device), self._waiting[count:]
+        return self._standardise(self._augment(self._images.index_select(0, chosen), self._generator))
 
 
 class GeneratedImages:

@@ -19,7 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic
 
 import torch
@@ -58,18 +57,15 @@ class InputStatistics:
 
     def __init__(self, network: nn.Module) -> None:
         self._layers = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
-        self._inputs: dict[int, torch.Tensor] = {}
+        self._inputs: dict[nn.Module, torch.Tensor] = {}
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.absent = not self._layers
 
     def __enter__(self) -> InputStatistics:
-        for number, layer in enumerate(self._layers):
-            self._hooks.append(layer.register_forward_pre_hook(self._keeper(number)))
+        self._hooks = [layer.register_forward_pre_hook(self._keep) for layer in self._layers]
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._inputs = [], {}
@@ -77,20 +73,18 @@ class InputStatistics:
     def layers(self) -> list[LayerStatistics]:
         """Of the last forward pass, differentiable in its images; a variance is that of the batch (divided by n)."""
         found = []
-        for number, inputs in sorted(self._inputs.items()):
+        for layer in self._layers:
+            if layer not in self._inputs:
+                continue
+            inputs = self._inputs.pop(layer)
             mean, variance = moments(inputs.to(torch.promote_types(inputs.dtype, torch.float32)))
-            layer = self._layers[number]
             assert layer.running_mean is not None
             assert layer.running_var is not None
             found.append(LayerStatistics(layer.running_mean, layer.running_var, mean, variance))
-        self._inputs = {}
         return found
 
-    def _keeper(self, number: int):  # type: ignore[no-untyped-def]  # torch's hooks have no type
-        def keep(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            self._inputs[number] = inputs[0]
-
-        return keep
+    def _keep(self, layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._inputs[layer] = inputs[0]
 
 
 class _Moments(torch.autograd.Function):
@@ -320,15 +314,15 @@ class Inversion(ABC, Generic[N]):
             terms.append(knobs.adv * opposition(outputs, answers[0]))
         return sum(terms, start=shown.new_zeros(())), layers
 
-    def teach(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """The student's `kd_steps` on images (n, 3, size, size) in uint8, of the classes `labels` (n,)."""
+    def teach(self, images: torch.Tensor) -> None:
+        """The student's `kd_steps` on images (n, 3, size, size) in uint8."""
         self.student.train()
         for value in self._learning:
             value.requires_grad_(True)
         optimiser = self.student_optimiser()
-        pool = ImagePool(images, labels, int(torch.randint(2**62, ())), self._augment, self._standardise)
+        pool = ImagePool(images, int(torch.randint(2**62, ())), self._augment, self._standardise)
         for _ in range(self._knobs.kd_steps):
-            shown, _ = pool.next(self._lesson)
+            shown = pool.next(self._lesson)
             with torch.no_grad():
                 wanted = self._answers(self._network, shown)
             loss = self.disagreement(self._answers(self.student, shown), wanted)
