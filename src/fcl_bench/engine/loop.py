@@ -13,7 +13,7 @@ import torch
 from fcl_bench.data.splits.stream import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
-from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
+from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, Tested
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.missing import MissingClients
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 #: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
 _AUDIT, CLIENT = "audit.", "client."
 _ANSWERS, _CONFUSION, _SAMPLES = (GROWING + name for name in ("answers", "confusion", "samples"))
+_VALIDATION = GROWING + "validation"
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
@@ -58,6 +59,7 @@ class FederationState:
     Attributes:
         tasks_done: number of complete tasks.
         answers: right answers so far.
+        validation: the same on validation samples; None where there are none beside the test set.
         ledger: bytes and seconds.
         rounds_done: complete rounds of the current task.
         server_seconds: the server's seconds in those rounds.
@@ -72,6 +74,7 @@ class FederationState:
 
     tasks_done: int
     answers: Predictions
+    validation: Predictions | None
     ledger: Ledger
     rounds_done: int = 0
     server_seconds: float = 0.0
@@ -89,6 +92,8 @@ class FederationState:
         tensors = {_ANSWERS: self.answers.tensor(self.tasks_done), _CONFUSION: self.answers.confusion.tensor()}
         if self.answers.samples is not None:
             tensors[_SAMPLES] = self.answers.samples.tensor()
+        if self.validation is not None:
+            tensors[_VALIDATION] = self.validation.tensor(self.tasks_done)
         return saved, {**self.ledger.tensors(), **tensors}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -99,6 +104,8 @@ class FederationState:
         self.answers.confusion.restore(tensors[_CONFUSION])
         if self.answers.samples is not None:
             self.answers.samples.restore(tensors[_SAMPLES])
+        if self.validation is not None:
+            self.validation.restore(self.answers.state(), tensors[_VALIDATION])
         self.ledger.restore(saved["ledger"], tensors)
 
 
@@ -118,6 +125,8 @@ class Federation:
         minimum: the least share of a round's clients that must answer over the transport; None: all.
         steps: what options add to the exchange, between the transport and the server.
         by_sample: whether the predicted class of every single test sample is retained.
+        train: (n, ...) all training samples, the stream's validation samples among them; None: these are not asked
+            about.
     """
 
     def __init__(
@@ -134,6 +143,7 @@ class Federation:
         minimum: float | None = None,
         steps: Sequence[OptionStep] = (),
         by_sample: bool = False,
+        train: torch.Tensor | None = None,
     ) -> None:
         self.context = context
         self.stream = stream
@@ -145,11 +155,19 @@ class Federation:
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
+        tested = {"accuracy": Tested.test(stream, test)}
+        if train is not None:
+            tested["validation"] = Tested.validation(stream, train)
+        #: By the name of their accuracy in tasks.csv and rounds.csv; the test set's is the first.
+        self._evaluations = {name: Evaluation(context, stream.tasks, own) for name, own in tested.items()}
+        tasks = len(stream.tasks)
         self.state = FederationState(
-            0, Predictions(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw)
+            0,
+            Predictions(tasks, by_sample),
+            Predictions(tasks) if train is not None else None,
+            Ledger(transport.clients, transport.raw),
         )
-        self._evaluation = Evaluation(context, stream, test)
-        self.rounds = RoundAccuracy(evaluate_rounds, self._evaluation, np.array([len(own) for own in stream.test]))
+        self.rounds = RoundAccuracy(evaluate_rounds, self._evaluations)
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and not steps
         self._middleware = chained([*middleware, Codec.of_server(Uploads.of(method, context), context, as_sent)])
@@ -174,6 +192,11 @@ class Federation:
         observed = [Observation(self.audits, transport)] if self.audits else []
         absent = [missing] if missing else []
         return missing, Exchange(transport, [accounting, *options, *absent, validation, *observed])
+
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """(T,) how many validation samples each task has."""
+        return np.array([len(own) for own in self.stream.validation])
 
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
@@ -245,8 +268,12 @@ class Federation:
 
     def _evaluate(self, task: Task) -> None:
         """Test the server, and let the audits report."""
-        self._evaluation.take(task, self.server, self.state.answers)
-        self.rounds.finish(task, self.server.rounds(task) - 1, self.state.answers)
+        answers = {"accuracy": self.state.answers}
+        if self.state.validation is not None:
+            answers["validation"] = self.state.validation
+        for name, evaluation in self._evaluations.items():
+            evaluation.take(task, self.server, answers[name])
+        self.rounds.finish(task, self.server.rounds(task) - 1, answers)
         for audit in self.audits.values():
             audit.report(task, self.server, self._everything(task))
 
@@ -261,7 +288,7 @@ class Federation:
 
     def _everything(self, task: Task) -> FullData:
         """What audits look at after a task."""
-        exam, data = self._evaluation, self.transport.everything
+        exam, data = self._evaluations["accuracy"], self.transport.everything
         assert data is not None
         return FullData(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)
 

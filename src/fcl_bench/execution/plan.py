@@ -23,6 +23,7 @@ from fcl_bench.data.shared import described, shared
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.loading import loaded
 from fcl_bench.data.splits.stream import Stream
+from fcl_bench.data.validation import hold_out
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
@@ -306,7 +307,12 @@ def deal(settings: Settings) -> Dealt:
     # Messages name the data set, and `split.order` its domains.
     key: list[object] = [dataset.name, dataset.class_names, dataset.domain_names, dataset.fingerprint]
     key += [*described(settings.split), *described(settings.partition)]
-    key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate]
+    key += [scalars.tasks, scalars.clients, scalars.seed, scalars.label_rate, *described(settings.held_out)]
+    if settings.held_out.validation and dataset.elsewhere:
+        raise UserError(
+            f"data.validation: the training samples of data={dataset.name} stay at the clients' sites",
+            "data.validation=0",
+        )
     return Dealt(dataset, *shared("shards", key, lambda: _dealt(settings, dataset), _bytes_dealt))
 
 
@@ -319,6 +325,8 @@ def _dealt(settings: Settings, dataset: Dataset) -> tuple[Stream, list[Holdings]
         rng = generator(scalars.seed, "partition", t)
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
+    if share := settings.held_out.validation:
+        stream, shards = hold_out(stream, shards, share, scalars.seed, only=not settings.held_out.test)
     return stream, shards, _labelled(settings, stream, shards)
 
 

@@ -21,7 +21,16 @@ from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.precision import precisions
-from fcl_bench.execution.run_json import TASK_AGNOSTIC, Drift, Privacy, Result, Routing, Runtime, Transport
+from fcl_bench.execution.run_json import (
+    TASK_AGNOSTIC,
+    Drift,
+    Privacy,
+    Result,
+    Routing,
+    Runtime,
+    Transport,
+    ValidationSamples,
+)
 from fcl_bench.protocol.method import Server
 
 
@@ -70,6 +79,7 @@ def run_record(
         "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
+        "validation": _validation(plan, federation),
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
         "client_accuracy": clients_summary(federation, plan.dealt.shards),
@@ -100,6 +110,19 @@ def run_record(
 def test_sizes(federation: Federation) -> np.ndarray:
     """Return (T,): how many test samples each task has."""
     return np.array([len(indices) for indices in federation.stream.test])
+
+
+def _validation(plan: Plan, federation: Federation) -> ValidationSamples | None:
+    """What was held out of training; None where nothing was."""
+    held, sizes, answers = plan.settings.held_out, federation.validation_sizes, federation.state.validation
+    if not held.validation:
+        return None
+    return {
+        "share": held.validation,
+        "samples": int(sizes.sum()),
+        "replaces_test": not held.test,
+        "metrics": None if answers is None else metrics(answers["correct"], sizes),
+    }
 
 
 def _dropped(federation: Federation, inputs: Inputs) -> Dropped:

@@ -114,6 +114,9 @@ def print_record(record: RunRecord, folder: str) -> None:
     """Print accuracies, then one table of bytes, counts and seconds, then warnings and the run's folder."""
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
+    if (held := record["validation"]) is not None:
+        tested = "in the test set's place" if held["replaces_test"] else "tested beside the test set"
+        console.print(f"{held['samples']:,} validation samples, held out of training, are {tested}.", soft_wrap=True)
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
     table = Table.grid(padding=(0, 4))
     table.add_column()
@@ -167,6 +170,8 @@ def _accuracy(metrics: Metrics) -> Table:
 def _metrics(record: RunRecord) -> Table:
     """The metrics; beside them those with the task given and, of a method that predicts tasks, without prediction."""
     ways = {"%": record["metrics"], "task given": record["task_aware"]}
+    if (held := record["validation"]) is not None and held["metrics"] is not None:
+        ways["validation"] = held["metrics"]
     routing = record["routing"]
     if routing:
         ways["all compete"] = routing["unrouted"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fcl_bench.config import target_class
+from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
@@ -46,17 +46,20 @@ def tested_samples(
     Raises:
         UserError: the data are not there, or others than the run had.
     """
-    node = dict(config["data"])
+    node = {name: value for name, value in config["data"].items() if name not in HELD_OUT}
     dataset = typed_instance(target_class("data", node.pop("_target_", None)), node, "data").load()
     if _fingerprint(dataset, record) != record["data_fingerprint"]:
         raise UserError(f"data={record['data']} is not what run {record['run_id']} was made on", "the same files")
+    replaced = record["validation"] is not None and record["validation"]["replaces_test"]
+    tested = dataset.train if replaced else dataset.test
     with np.load(folder / "partition.npz") as partition:
-        tests = [partition[f"test_t{task}"] for task in range(record["tasks"])]
+        side = "validation" if replaced else "test"
+        tests = [partition[f"{side}_t{task}"] for task in range(record["tasks"])]
     indices = np.concatenate(tests)
     tasks = np.repeat(np.arange(len(tests)), [len(own) for own in tests])
     order = np.argsort(indices, kind="stable")
     indices, tasks = indices[order], tasks[order]
-    return _chosen(dataset.test.inputs, indices), dataset.test.labels[indices], tasks, indices
+    return _chosen(tested.inputs, indices), tested.labels[indices], tasks, indices
 
 
 def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
