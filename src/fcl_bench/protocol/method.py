@@ -256,11 +256,13 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        search: the few knobs that matter most, each with the range in which `fcl-bench tune` tries it.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
+    search: ClassVar[Mapping[str, str]] = {}
 
     @property
     def trains_network(self) -> bool:

@@ -68,6 +68,7 @@ class STSA(RidgeMethod):
     name: ClassVar[str] = "stsa"
     client_half: ClassVar[type[STSAClient]] = STSAClient
     server_half: ClassVar[type[STSAServer]] = STSAServer
+    search: ClassVar[Mapping[str, str]] = {"gamma": "log(1e-2,1e7)", "scale_scores": "false,true"}
 
     gamma: float | str = ridge_knob(1e4, least=0)
 
