@@ -27,6 +27,7 @@ def record_of(accuracy: list[float], **metrics) -> dict:
         **dict.fromkeys(("faults", "noise", "secure", "adapt"), "none"),
         "rounds": None,
         "validation": None,
+        "gates": [],
         "transport": {"name": "in_process", "processes": 1},
         "absences": {},
         "privacy": {**dict.fromkeys(COUNTS, 0), "guarantee": None},

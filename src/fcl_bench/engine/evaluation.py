@@ -233,17 +233,28 @@ class Evaluation:
         for number, batch in enumerate(self.batches(task, pure)):
             # A partial batch has other samples after the next task.
             stays = self.tested.numbered and pure is None and len(batch) == BATCH
-            test_batch = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
-            prediction = answer_of(server, server.classify(test_batch), len(batch), task)
-            if not all_finite(prediction.scores):
-                raise UserError(
-                    f"{type(server).__name__}: class scores after task {task.index} are not finite",
-                    "finite numbers, such as -1e30 for a class that is ruled out",
-                )
-            truth = self.tested.columns[batch], self._task_of[batch]
-            columns, tasks = (torch.from_numpy(values).to(self._context.device) for values in truth)
-            answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
+            self._ask(task, server, answers, batch, number if stays else None)
         answers.finish(task.index)
+
+    def right_among(self, task: Task, server: Server, most: int) -> int:
+        """How many of the task's first `most` samples are classified right, with the task given."""
+        answers, pure = Predictions(len(self.tested.by_task)), server.pure_batches
+        for batch in test_batches([self.tested.by_task[task.index][:most]], pure, self._context.seed):
+            if len(batch):
+                self._ask(task, server, answers, batch, None)
+        return int(answers["aware"][task.index, task.index])
+
+    def _ask(self, task: Task, server: Server, answers: Predictions, batch: np.ndarray, number: int | None) -> None:
+        test_batch = TestBatch(partial(self.inputs, batch), server.pure_batches is not None, number)
+        prediction = answer_of(server, server.classify(test_batch), len(batch), task)
+        if not all_finite(prediction.scores):
+            raise UserError(
+                f"{type(server).__name__}: class scores after task {task.index} are not finite",
+                "finite numbers, such as -1e30 for a class that is ruled out",
+            )
+        truth = self.tested.columns[batch], self._task_of[batch]
+        columns, tasks = (torch.from_numpy(values).to(self._context.device) for values in truth)
+        answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
 
 
 def test_batches(test: Sequence[np.ndarray], pure: int | None, seed: int) -> Iterator[np.ndarray]:

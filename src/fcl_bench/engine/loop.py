@@ -15,10 +15,11 @@ from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
 from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, Tested
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Stopwatch, schema_of
+from fcl_bench.engine.gates import Gates, none_yet
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.missing import MissingClients
 from fcl_bench.engine.observation import Observation
-from fcl_bench.engine.reports import Absences, BatchedTurns
+from fcl_bench.engine.reports import Absences, BatchedTurns, GateState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
@@ -40,7 +41,7 @@ _VALIDATION = GROWING + "validation"
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
-    *("absences", "missing", "batched_turns"),
+    *("absences", "missing", "batched_turns", "gates"),
 )
 
 
@@ -70,6 +71,7 @@ class FederationState:
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
         batched_turns: counts of turns whose training was done together with other clients' (`parallel_clients`).
+        gates: signs that the run is no fair sample of its method.
     """
 
     tasks_done: int
@@ -84,6 +86,7 @@ class FederationState:
     absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
     batched_turns: BatchedTurns = field(default_factory=_none_batched)
+    gates: GateState = field(default_factory=none_yet)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
@@ -228,12 +231,15 @@ class Federation:
         with watch.running():
             server.start_task(task)
             rounds = server.rounds(task)
+        gates = Gates(self._evaluations["accuracy"], state.gates)
+        gates.begin(task, server)
         for number in range(state.rounds_done, rounds):
             self._round(task, number, held)
             for audit in self.audits.values():
                 audit.look(task, number, server)
             if number + 1 < rounds:  # after the last one, once the task is finished
                 self.rounds.look(task, number, server)
+                gates.look(task, number, server)
             state.rounds_done, state.server_seconds = number + 1, watch.seconds
             yield number + 1
         with watch.running():
@@ -274,6 +280,7 @@ class Federation:
         for name, evaluation in self._evaluations.items():
             evaluation.take(task, self.server, answers[name])
         self.rounds.finish(task, self.server.rounds(task) - 1, answers)
+        Gates(self._evaluations["accuracy"], self.state.gates).finish(task, self.server, self.state.answers)
         for audit in self.audits.values():
             audit.report(task, self.server, self._everything(task))
 

@@ -80,6 +80,7 @@ def run_record(
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
         "validation": _validation(plan, federation),
+        "gates": state.gates["found"],
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
         "client_accuracy": clients_summary(federation, plan.dealt.shards),

@@ -14,6 +14,7 @@ from fcl_bench.engine.reports import (
     BestRounds,
     Dropped,
     Exchanged,
+    Gate,
     Guarantee,
     LabelCounts,
     Metrics,
@@ -175,6 +176,7 @@ class Result(TypedDict):
     protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"
     metrics: Metrics  # on the test set; on validation samples where `validation.replaces_test`
     validation: ValidationSamples | None  # what was held out of training; null for nothing
+    gates: list[Gate]  # signs that the run is no fair sample of its method; none in a sound one
     task_aware: Metrics  # with each test sample's task given
     routing: Routing | None  # of a method that names tasks
     client_accuracy: ClientAccuracy | None  # where somebody knows who holds what

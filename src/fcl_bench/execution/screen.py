@@ -183,7 +183,12 @@ def _metrics(record: RunRecord) -> Table:
 
 
 def _remarks(record: RunRecord) -> Iterator[str]:
-    """A warning where samples cost less than what is sent of them, and what noise and masks promise."""
+    """Gates, a warning where samples cost less than what is sent of them, and what noise and masks promise."""
+    for gate in dict.fromkeys(found["gate"] for found in record["gates"]):
+        met = [found for found in record["gates"] if found["gate"] == gate]
+        tasks = ", ".join(str(found["task"] + 1) for found in met)
+        where = f"after task {tasks}" if len(met) == 1 else f"after tasks {tasks}; the last"
+        yield f"[yellow]gate {gate}:[/] no fair sample of its method: {where}: {met[-1]['text']}"
     if (raw := record["communication"]["raw"]) and raw["larger"]:
         yield _larger(raw, record["communication"]["up_total_bytes"])
     if guarantee := record["privacy"]["guarantee"]:

@@ -224,6 +224,16 @@ class Server(ABC):
         """The method's own entries in the run record, as JSON (run.json: `report`)."""
         return {}
 
+    def watched(self) -> Mapping[str, torch.Tensor]:
+        """Tensors whose size stays of one order in a sound run (weights, running statistics, drift), by name."""
+        return {}
+
+    def gates(self) -> Mapping[str, str]:
+        """Signs after a task that the run is no fair sample of the method, each in words; the usual one is `idle_term`:
+        a term that is clipped, or zero, nearly everywhere.
+        """
+        return {}
+
     def pictures(self) -> dict[str, Picture]:
         """Images to be drawn in the run's folder, by file name."""
         return {}
