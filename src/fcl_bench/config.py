@@ -126,6 +126,26 @@ class Cache:
 
 
 @dataclass
+class HeldOut:
+    """`data.validation` and `data.test`: what a run is tested on. Every choice of the group `data` has them.
+
+    Attributes:
+        validation: the share of each client's training samples that no client trains on; 0: none.
+        test: whether the test set is looked at; if not, validation samples take its place in all of the run's results.
+    """
+
+    validation: float = knob(0.0, least=0, below=1, words="a share, 0 to below 1")
+    test: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.test and not self.validation:
+            raise UserError("data.test=false leaves nothing to test on", "data.validation=0.1 beside it")
+
+
+HELD_OUT = tuple(field.name for field in dataclasses.fields(HeldOut))
+
+
+@dataclass
 class _Scalars:
     """The top-level keys."""
 
@@ -187,6 +207,7 @@ class Settings:
     noise: NoNoise | Gaussian
     secure: NoSecurity | SecureSums
     transport: TransportChoice
+    held_out: HeldOut
     resolved: dict[str, Any]
 
     @property
@@ -197,6 +218,8 @@ class Settings:
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS if group != "transport"}
+        if self.held_out.validation:
+            chosen["held_out"] = counting(self.held_out)
         # All transports give the same bits; a knob that lets a round go on without some clients may not.
         if partial := self.transport.identity():
             chosen["transport"] = partial
@@ -241,6 +264,7 @@ def load_settings(config: DictConfig) -> Settings:
     # user typed.
     scalars = typed_instance(_Scalars, {key: value for key, value in plain.items() if key not in GROUPS}, "")
     groups = {}
+    common = {"data": HELD_OUT}
     for group in GROUPS:
         node = plain.get(group)
         if not isinstance(node, dict):
@@ -248,9 +272,10 @@ def load_settings(config: DictConfig) -> Settings:
                 f"{group}={node} is not a configuration",
                 f"a choice of the group {group}; see fcl-bench --help",
             )
-        knobs = {name: value for name, value in node.items() if name != "_target_"}
+        knobs = {name: value for name, value in node.items() if name not in {"_target_", *common.get(group, ())}}
         groups[group] = typed_instance(target_class(group, node.get("_target_")), knobs, group)
-    return Settings(scalars, **groups, resolved=plain)
+    given = {name: value for name, value in plain["data"].items() if name in HELD_OUT}
+    return Settings(scalars, **groups, held_out=typed_instance(HeldOut, given, "data"), resolved=plain)
 
 
 def target_class(group: str, path: Any) -> type:

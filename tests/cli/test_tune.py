@@ -6,8 +6,10 @@ import json
 import sys
 
 import pytest
+import yaml
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.sweeps.search import Range, parse_range
 from tests.small_runs import interrupt_at
 
@@ -22,6 +24,7 @@ TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log
         ("a=int_log(8,512)", ("a", Range("int_log", ("8", "512")))),
         ("a=choice(x,y)", ("a", Range("choice", ("x", "y")))),
         ("a=1,2", ("a", Range("choice", ("1", "2")))),
+        ("a=x..y", None),
         ("a=[1,2]", None),
         ("a=3", None),
     ],
@@ -45,6 +48,12 @@ def test_ranges_as_they_are_typed(typed, found):
 )
 def test_what_is_no_range_is_told(typed):
     with pytest.raises(UserError, match="is no range"):
+        parse_range(typed)
+
+
+@pytest.mark.parametrize("typed", ["a=1e0..1e6", "a=1...1e6", "a=1:1e6"])
+def test_a_range_with_dots_is_told_how_it_is_typed(typed):
+    with pytest.raises(UserError, match=r"is no range \(a=log\(1(e0)?,1e6\), or uniform: "):
         parse_range(typed)
 
 
@@ -73,7 +82,9 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (("method=stsa",), "tune has nothing to search"),
+        (("method=fedncm",), "tune has nothing to search: method=fedncm declares no knob of its own"),
+        ((*TYPED, "--on-test", "data.validation=0.2"), "--on-test beside data.validation"),
+        (("method=stsa", "method.gamma=1e0..1e6"), "(method.gamma=log(1e0,1e6), or uniform: "),
         ((*TYPED, "--trials", "0"), "--trials 0 is out of range"),
         ((*TYPED, "--metric", "A_avgg"), "did you mean A_avg"),
         ((*TYPED, "--study", "a/b"), "--study a/b is not a plain name"),
@@ -128,6 +139,41 @@ def test_trials_are_runs_and_the_same_command_goes_on(command, tmp_path):
     code, out, _ = command(*best.removeprefix("best: fcl-bench ").split())
     assert code == 0
     assert out.count("was complete already") == 2
+
+
+def test_trials_are_tested_on_validation_samples_of_a_seed_of_their_own(command, tmp_path):
+    pytest.importorskip("optuna")
+    code, out, _ = command("tune", *TYPED, f"out={tmp_path}", "--trials", "1")
+    assert code == 0
+    [path] = (tmp_path / "runs").glob("*/run.json")
+    record = json.loads(path.read_text())
+    assert (record["validation"]["replaces_test"], record["seed"]) == (True, 1000)
+    again = next(line for line in out.splitlines() if line.startswith("with all training samples, on the test set: "))
+    assert again.endswith("seed=0,1,2")
+    assert "data." not in again
+    [choice] = (tmp_path / "studies").glob("*.yaml")
+    found = yaml.safe_load(choice.read_text())
+    assert [*found["method"]] == ["gamma"]
+    assert f"method.gamma={found['method']['gamma']:g}" in again or str(found["method"]["gamma"]) in again
+    assert "on validation samples, seed 1000, trial 0" in choice.read_text()
+
+
+def test_a_choice_by_the_test_set_says_so(command, tmp_path):
+    pytest.importorskip("optuna")
+    code, out, _ = command("tune", *TYPED, f"out={tmp_path}", "--trials", "1", "--on-test")
+    assert code == 0
+    assert "A_avg is measured on the test set: say so" in out
+    [choice] = (tmp_path / "studies").glob("*.yaml")
+    assert "THE TEST SET, which chose these values" in choice.read_text()
+
+
+def test_without_a_range_the_methods_own_knobs_are_searched(command, tmp_path):
+    pytest.importorskip("optuna")
+    code, out, _ = command("tune", "method=stsa", "method.M=16", "tasks=2", f"out={tmp_path}", "--trials", "1")
+    assert code == 0
+    assert STSA.search
+    for key in STSA.search:
+        assert f"method.{key}=" in out
 
 
 def test_a_trial_that_an_interrupt_ended_is_asked_again(command, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
+from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, Tested
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.projection.fedprotip import FedProTIP
@@ -105,11 +105,18 @@ class Told:
         return [0, 1, 2, 3]
 
 
+def sizes_of(tests: list[int]) -> Tested:
+    """So many samples of each task, of which only the numbers matter."""
+    return Tested(torch.zeros(0), np.zeros(0, dtype=np.int64), [np.arange(count) for count in tests])
+
+
 def accuracy_of(rights: list[list[int]], tests: list[int]) -> RoundAccuracy:
     """Of a model that is right `rights[task][round]` times."""
     told = iter([right for task in rights for right in task])
 
     class Exam:
+        tested = sizes_of(tests)
+
         def take(self, task, server, answers):
             right = next(told)
             scores = torch.zeros(tests[0], 2)
@@ -118,14 +125,15 @@ def accuracy_of(rights: list[list[int]], tests: list[int]) -> RoundAccuracy:
             zeros = torch.zeros(tests[0], dtype=torch.int64)
             answers.add(task.index, Prediction(scores), zeros, zeros, classes)
 
-    measured = RoundAccuracy(1, Exam(), np.array(tests))
+    exam = Exam()
+    measured = RoundAccuracy(1, {"accuracy": exam})
     for index, task_rights in enumerate(rights):
         task = Task(index, range(2 * index, 2 * index + 2), 2 * index + 2)
         for round_ in range(len(task_rights) - 1):
             measured.look(task, round_, Told())
         answers = Predictions(len(tests))
-        measured._examination.take(task, Told(), answers)
-        measured.finish(task, len(task_rights) - 1, answers)
+        exam.take(task, Told(), answers)
+        measured.finish(task, len(task_rights) - 1, {"accuracy": answers})
     return measured
 
 
@@ -144,10 +152,10 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     measured = accuracy_of([[1, 3], [2, 4]], [4, 0])
     [(name, kept)] = measured.tensors().items()
     assert name.startswith("rows.")
-    again = RoundAccuracy(1, None, np.array([4, 0]))
+    again = RoundAccuracy(1, {"accuracy": None})
     again.restore({name: kept.clone()})
     assert again.values() == measured.values()
-    assert RoundAccuracy(0, None, np.array([4])).tensors() == {}
+    assert RoundAccuracy(0, {"accuracy": None}).tensors() == {}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ def record_of(accuracy: list[float], **metrics) -> dict:
         "protocol": "task-agnostic",
         **dict.fromkeys(("faults", "noise", "secure", "adapt"), "none"),
         "rounds": None,
+        "validation": None,
+        "gates": [],
         "transport": {"name": "in_process", "processes": 1},
         "absences": {},
         "privacy": {**dict.fromkeys(COUNTS, 0), "guarantee": None},

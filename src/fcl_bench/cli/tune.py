@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import shlex
 import statistics
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.cli.overrides import composed_as_typed, ordered
@@ -16,15 +20,19 @@ from fcl_bench.composition import NAMED_BY
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, require_choice
-from fcl_bench.files import json_hash, locked, slug, user_path, writable
+from fcl_bench.files import json_hash, locked, replacing, slug, user_path, writable
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
-from fcl_bench.sweeps.search import Pruning, Range, ended, open_study, parse_range, require_optuna
+from fcl_bench.sweeps.search import Pruning, Range, ended, next_trial, open_study, parse_range, require_optuna
 from fcl_bench.tracking import Tracking, load_tracking
-from fcl_bench.tracking.console import log_to_terminal, printed_to, say
+from fcl_bench.tracking.console import duration, log_to_terminal, printed_to, say
 
 #: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.
 _PRUNED_BY = ("A_avg", "A_T")
+#: What trials are tested on, unless the user says otherwise.
+_VALIDATION = ("data.validation=0.1", "data.test=false")
+#: The seed of a search: its class order, partition and weights are those of no run that a table has.
+_SEED = "1000"
 #: The number of trials that are listed at the end.
 _LISTED = 5
 
@@ -47,6 +55,11 @@ class _Search:
     metric: str
     prune: bool
 
+    @property
+    def on_validation(self) -> bool:
+        """Whether no trial looks at the test set."""
+        return "data.test=false" in self.fixed
+
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
         """The overrides of one run."""
         return [*self.fixed, *(f"{key}={value}" for key, value in values.items()), f"seed={seed}"]
@@ -57,15 +70,18 @@ def work(arguments: list[str]) -> int:
     parser = Parser(
         prog="fcl-bench tune",
         usage="fcl-bench tune [options] key=value ... key=RANGE ...",
-        description="Search keys for the best result with Optuna. A RANGE is log(1e-4,1), uniform(0,1), int(1,8),"
-        " int_log(8,512), choice(a,b) or a,b. With seed=0,1,2 every trial is run with each seed, and the mean counts."
-        " The same command goes on where it stopped; with more --trials, further.",
+        description="Search keys for the best result with Optuna, on validation samples: a tenth of every client's"
+        " training samples, which no client trains on. Without a RANGE the knobs are searched that the method itself"
+        " declares. A RANGE is log(1e-4,1), uniform(0,1), int(1,8), int_log(8,512), choice(a,b) or a,b. With seed=7,8"
+        " every trial is run with each seed, and the mean counts. The same command goes on where it stopped; with more"
+        " --trials, further.",
         epilog="example: fcl-bench tune method=fedavg backbone=tiny profile=quick --trials 20"
         " 'method.training.lr=log(1e-3,1)' method.training.epochs=1,2,5",
     )
     parser.add_argument("--trials", type=int, default=20, metavar="N", help="in all, earlier ones included (20)")
     parser.add_argument("--metric", default="A_avg", metavar="NAME", help="the measure to optimise: A_T, ... (A_avg)")
     parser.add_argument("--study", default="", metavar="NAME", help="name of the study; default: from what is searched")
+    parser.add_argument("--on-test", action="store_true", help="choose by the test set, and say so in the result")
     parser.add_argument("--no-pruning", action="store_true", help="carry every trial through to its last task")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="keys, values and ranges")
     options = parser.parse_intermixed_args(arguments)
@@ -76,7 +92,7 @@ def work(arguments: list[str]) -> int:
         raise UserError(
             f"--study {options.study} is not a plain name", "a letter or digit, then letters, digits, -, _ and ."
         )
-    search = _search(options.overrides, options.metric, not options.no_pruning)
+    search = _search(options.overrides, options.metric, not options.no_pruning, options.on_test)
     require_optuna()
     # Everything is checked before the first trial, since a wrong key concerns all trials.
     settings, _ = _composed(
@@ -86,8 +102,8 @@ def work(arguments: list[str]) -> int:
     return DONE
 
 
-def _search(typed: list[str], metric: str, prune: bool) -> _Search:
-    fixed, space, seeds = [], {}, ["0"]
+def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Search:
+    fixed, space, seeds = [], {}, [_SEED]
     for override in ordered(typed):
         if override.startswith("seed="):
             seeds = override.removeprefix("seed=").split(",")
@@ -95,8 +111,20 @@ def _search(typed: list[str], metric: str, prune: bool) -> _Search:
             space[found[0]] = found[1]
         else:
             fixed.append(override)
+    keys = {override.partition("=")[0] for override in fixed}
+    if on_test and keys & {"data.validation", "data.test"}:
+        raise UserError("--on-test beside data.validation or data.test", "one of the two")
+    if not on_test:
+        fixed += [text for text in _VALIDATION if text.partition("=")[0] not in keys]
     if not space:
-        raise UserError("tune has nothing to search", "a range, such as 'method.ridge=log(1e-4,1)'")
+        method = _composed([*fixed, f"seed={seeds[0]}"])[0].method
+        declared = (f"method.{key}={values}" for key, values in method.search.items() if f"method.{key}" not in keys)
+        space = dict(found for found in map(parse_range, declared) if found)
+        if not space:
+            raise UserError(
+                f"tune has nothing to search: method={method.name} declares no knob of its own",
+                "a range, such as 'method.ridge=log(1e-4,1)'",
+            )
     return _Search(fixed, space, seeds, metric, prune and metric in _PRUNED_BY)
 
 
@@ -123,15 +151,20 @@ def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
         if before:
             say(f"study {name}: {before} of {trials} trials are there already")
         with sharing():
+            begun = time.monotonic()
             while (number := len(ended(study))) < trials:
-                _trial(search, study, out / "sweeps" / name, f"trial {number + 1} of {trials}", settings.scalars.tasks)
+                which = f"trial {number + 1} of {trials}"
+                _trial(search, study, out / "sweeps" / name, which, settings.scalars.tasks)
+                each = (time.monotonic() - begun) / (number + 1 - before)
+                if left := trials - number - 1:
+                    say(f"  about {duration(each * left)} left")
     _summary(search, study, out, name)
 
 
 def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) -> None:
     """Carry out one trial and print a line about it. Raises a `UserError` if it fails before any is complete."""
     optuna = require_optuna()
-    trial = study.ask()
+    trial = next_trial(study)
     values = {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
     typed = " ".join(f"{key}={value}" for key, value in values.items())
@@ -168,8 +201,11 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: in
         try:
             with printed_to(output_path(folder, report.number)):
                 log_to_terminal("fcl-bench", report.warnings)
-                outcome = run(settings, Pruning(trial, first, tracking) if search.prune else tracking)
+                pruning = Pruning(trial, first, tracking) if search.prune else None
+                outcome = run(settings, pruning or tracking)
                 print_record(outcome.record, str(outcome.folder))
+                if pruning:
+                    pruning.complete(outcome.record["metrics"]["accuracy"])
         except UserError as error:
             report.code, report.reason = 2, str(error)
             raise
@@ -196,8 +232,30 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
         values = trial.user_attrs["values"]
         say(f"  {search.metric} {trial.value:.4g}  {' '.join(f'{key}={value}' for key, value in values.items())}")
     multirun = ["-m"] if len(search.seeds) > 1 else []
-    overrides = search.overrides(best[0].user_attrs["values"], ",".join(search.seeds))
+    values = best[0].user_attrs["values"]
+    overrides = search.overrides(values, ",".join(search.seeds))
+    command = shlex.join(["fcl-bench", *multirun, *NAMED_BY, *overrides])
     where = "" if str(out) == "outputs" else f" --out {shlex.quote(str(out))}"
-    say(f"best: {shlex.join(['fcl-bench', *multirun, *NAMED_BY, *overrides])}")
+    say(f"best: {command}")
     say(f"tables of these runs: fcl-tables{where} --sweep {name}; the study: {out / 'studies' / name}.journal")
-    say(f"{search.metric} is measured on test data: say so, or report the choice on other seeds or other data.")
+    choice = out / "studies" / f"{name}.yaml"
+    with replacing(choice) as new:
+        new.write_text(_chosen(search, best[0], command))
+    say(f"the choice: {choice}")
+    if search.on_validation:
+        fixed = [text for text in search.fixed if text not in _VALIDATION]
+        tested = dataclasses.replace(search, fixed=fixed).overrides(values, "0,1,2")
+        say(f"with all training samples, on the test set: {shlex.join(['fcl-bench', '-m', *NAMED_BY, *tested])}")
+    else:
+        say(f"{search.metric} is measured on the test set: say so, or report the choice on other data.")
+
+
+def _chosen(search: _Search, best: Any, command: str) -> str:
+    """The values of a trial as YAML, in the form of a file of conf/track/."""
+    where = "validation samples" if search.on_validation else "THE TEST SET, which chose these values"
+    lines = [
+        f"{search.metric} {best.value:.4g} on {where}, seed {','.join(search.seeds)}, trial {best.number}",
+        command,
+    ]
+    chosen = OmegaConf.from_dotlist([f"{key}={value}" for key, value in best.user_attrs["values"].items()])
+    return "".join(["# @package _global_\n", *(f"# {line}\n" for line in lines), OmegaConf.to_yaml(chosen)])

@@ -1,8 +1,12 @@
-"""The tests after a task: counts of right answers on the test sets of all tasks so far, for each way of asking."""
+"""The tests after a task: counts of right answers on the test sets of all tasks so far, for each way of asking.
+
+Validation samples (`data.validation`) are asked about in the same way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -164,31 +168,64 @@ def chosen(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Ten
     return best
 
 
+@dataclass(frozen=True)
+class Tested:
+    """The samples that a server is asked about.
+
+    Attributes:
+        samples: (n, ...) features, or images in uint8; those of no task among them.
+        columns: (n,) int64, the class of each, as a column.
+        by_task: per task, the indices of its samples.
+        numbered: whether full batches have numbers, by which a server may keep what it computed from them; of one
+            `Tested` of a run, since another's batches would have the same numbers.
+    """
+
+    samples: torch.Tensor
+    columns: np.ndarray
+    by_task: Sequence[np.ndarray]
+    numbered: bool = True
+
+    @classmethod
+    def test(cls, stream: Stream, samples: torch.Tensor) -> Tested:
+        """The stream's test samples, of all `samples` (n, ...) of the test set."""
+        return cls(samples, stream.test_columns, stream.test)
+
+    @classmethod
+    def validation(cls, stream: Stream, train: torch.Tensor) -> Tested:
+        """The stream's validation samples, of all samples (n, ...) of the training set."""
+        return cls(train, stream.train_columns, stream.validation, numbered=False)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """(T,) how many samples each task has."""
+        return np.array([len(own) for own in self.by_task])
+
+
 class Evaluation:
-    """Asks a server about test samples, and counts its right answers.
+    """Asks a server about samples that no client learns from, and counts its right answers.
 
     Args:
         context: device, types, seed.
-        stream: the stream whose test samples these are.
-        test: (n, ...) all test samples; they are moved to the device.
+        tasks: of the stream.
+        tested: the samples; they are moved to the device.
     """
 
-    def __init__(self, context: Context, stream: Stream, test: torch.Tensor) -> None:
+    def __init__(self, context: Context, tasks: Sequence[Task], tested: Tested) -> None:
         self._context = context
-        self._stream = stream
-        self._test = test.to(context.device)
-        self._classes = [torch.tensor(task.columns, device=context.device) for task in stream.tasks]
-        self._task_of = np.full(len(stream.test_columns), -1)
-        for task in stream.tasks:
-            self._task_of[stream.test[task.index]] = task.index
+        self.tested = tested
+        self._samples = tested.samples.to(context.device)
+        self._classes = [torch.tensor(task.columns, device=context.device) for task in tasks]
+        self._task_of = np.full(len(tested.columns), -1)
+        for task, own in enumerate(tested.by_task):
+            self._task_of[own] = task
 
     def batches(self, task: Task, pure: int | None) -> Iterator[np.ndarray]:
         """Indices of the test samples of all tasks up to `task`; `pure`: see `test_batches`."""
-        return test_batches(self._stream.test[: task.index + 1], pure, self._context.seed)
+        return test_batches(self.tested.by_task[: task.index + 1], pure, self._context.seed)
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
         """Test samples on the device."""
-        return on_device(self._test, indices, self._context)
+        return on_device(self._samples, indices, self._context)
 
     def take(self, task: Task, server: Server, answers: Predictions) -> None:
         """Add what `server` answers after `task` to `answers`.
@@ -199,21 +236,32 @@ class Evaluation:
         pure = server.pure_batches
         for number, batch in enumerate(self.batches(task, pure)):
             # A partial batch has other samples after the next task.
-            stays = pure is None and len(batch) == BATCH
-            test_batch = TestBatch(partial(self.inputs, batch), pure is not None, number if stays else None)
-            prediction = answer_of(server, server.classify(test_batch), len(batch), task)
-            if not all_finite(prediction.scores):
-                raise UserError(
-                    f"{type(server).__name__}: class scores after task {task.index} are not finite",
-                    "finite numbers, such as -1e30 for a class that is ruled out",
-                )
-            truth = self._stream.test_columns[batch], self._task_of[batch]
-            columns, tasks = (torch.from_numpy(values).to(self._context.device) for values in truth)
-            answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
+            stays = self.tested.numbered and pure is None and len(batch) == BATCH
+            self._ask(task, server, answers, batch, number if stays else None)
         answers.finish(task.index)
 
+    def right_among(self, task: Task, server: Server, most: int) -> int:
+        """How many of the task's first `most` samples are classified right, with the task given."""
+        answers, pure = Predictions(len(self.tested.by_task)), server.pure_batches
+        for batch in test_batches([self.tested.by_task[task.index][:most]], pure, self._context.seed):
+            if len(batch):
+                self._ask(task, server, answers, batch, None)
+        return int(answers["aware"][task.index, task.index])
 
-def test_batches(test: tuple[np.ndarray, ...], pure: int | None, seed: int) -> Iterator[np.ndarray]:
+    def _ask(self, task: Task, server: Server, answers: Predictions, batch: np.ndarray, number: int | None) -> None:
+        test_batch = TestBatch(partial(self.inputs, batch), server.pure_batches is not None, number)
+        prediction = answer_of(server, server.classify(test_batch), len(batch), task)
+        if not all_finite(prediction.scores):
+            raise UserError(
+                f"{type(server).__name__}: class scores after task {task.index} are not finite",
+                "finite numbers, such as -1e30 for a class that is ruled out",
+            )
+        truth = self.tested.columns[batch], self._task_of[batch]
+        columns, tasks = (torch.from_numpy(values).to(self._context.device) for values in truth)
+        answers.add(task.index, prediction, columns, tasks, self._classes[: task.index + 1], batch)
+
+
+def test_batches(test: Sequence[np.ndarray], pure: int | None, seed: int) -> Iterator[np.ndarray]:
     """Indices of the test samples in batches: in their order, or (`pure`) in batches of `pure` samples of one task.
 
     For `pure`, a task's samples are shuffled: a file that is sorted by class would give batches of a single class.
@@ -271,8 +319,6 @@ def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
     return float(100.0 * correct[task, : task + 1].sum() / whole) if whole else float("nan")
 
 
-#: A row of rounds.csv; the accuracy is NaN if there is no test sample yet.
-_ROUND = np.dtype([("task", np.int32), ("round", np.int32), ("accuracy", np.float64)])
 _ROUNDS = GROWING + "rounds"
 
 
@@ -283,49 +329,55 @@ class RoundAccuracy:
 
     Args:
         every: N; 0: nothing is measured.
-        examination: asks the server.
-        tests: (T,) how many test samples each task has.
+        evaluations: by the name of rounds.csv's column; the first one's best rounds are reported.
+
+    Attributes:
+        columns: of a row of rounds.csv; an accuracy is NaN if there is no sample yet.
     """
 
-    def __init__(self, every: int, examination: Evaluation, tests: np.ndarray) -> None:
+    def __init__(self, every: int, evaluations: Mapping[str, Evaluation]) -> None:
         self.every = every
-        self._examination = examination
-        self._tests = tests
-        self._rows = Rows(_ROUND)
+        self._evaluations = evaluations
+        self.columns = ("task", "round", *evaluations)
+        numbers = [("task", np.int32), ("round", np.int32), *((name, np.float64) for name in evaluations)]
+        self._rows = Rows(np.dtype(numbers))
 
     def look(self, task: Task, round_: int, server: Server) -> None:
         """Test after a finished round of the task that is not the last one."""
         if not self.every or round_ not in (model := server.model_rounds(task)):
             return
         if (model.index(round_) + 1) % self.every == 0:
-            answers = Predictions(len(self._tests))
-            self._examination.take(task, server, answers)
-            self._add(task, round_, answers)
+            found = {}
+            for name, evaluation in self._evaluations.items():
+                found[name] = Predictions(len(evaluation.tested.by_task))
+                evaluation.take(task, server, found[name])
+            self.finish(task, round_, found)
 
-    def finish(self, task: Task, last_round: int, answers: Predictions) -> None:
-        """Add the row of a task that is over and examined."""
-        if self.every:
-            self._add(task, last_round, answers)
+    def finish(self, task: Task, round_: int, answers: Mapping[str, Predictions]) -> None:
+        """Add the row of a round whose server has been asked: the last one of a task that is over, say."""
+        if not self.every:
+            return
+        accuracies = [
+            pooled_after(task.index, answers[name]["correct"], evaluation.tested.sizes)
+            for name, evaluation in self._evaluations.items()
+        ]
+        self._rows.extend(np.array([(task.index, round_, *accuracies)], dtype=self._rows.array.dtype))
 
-    def _add(self, task: Task, round_: int, answers: Predictions) -> None:
-        accuracy = pooled_after(task.index, answers["correct"], self._tests)
-        self._rows.extend(np.array([(task.index, round_, accuracy)], dtype=_ROUND))
-
-    def values(self) -> list[tuple[int, int, float]]:
-        """Task, round and accuracy in percent (NaN: no test sample yet) of each row, in their order."""
+    def values(self) -> list[tuple[Any, ...]]:
+        """Task, round and accuracies in percent (NaN: no sample yet) of each row, in their order."""
         return self._rows.array.tolist()
 
     def best(self) -> BestRounds | None:
         """The best round of each task, the first of equals; None if nothing was measured."""
         if not self.every:
             return None
-        rows = self._rows.array
+        rows, (first, evaluation) = self._rows.array, next(iter(self._evaluations.items()))
         best: BestRounds = {"every": self.every, "best": [], "best_round": []}
-        for task in range(len(self._tests)):
+        for task in range(len(evaluation.tested.by_task)):
             own = rows[rows["task"] == task]
-            known = not np.isnan(own["accuracy"]).all()
-            row = own[np.nanargmax(own["accuracy"])] if known else None
-            best["best"].append(None if row is None else float(row["accuracy"]))
+            known = not np.isnan(own[first]).all()
+            row = own[np.nanargmax(own[first])] if known else None
+            best["best"].append(None if row is None else float(row[first]))
             best["best_round"].append(None if row is None else int(row["round"]))
         return best
 

@@ -13,12 +13,15 @@ import torch
 from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec, Middleware, chained
-from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy
+from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, Tested
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
+from fcl_bench.engine.gates import Gates, none_yet
 from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.reports import GateState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import require_message
@@ -34,11 +37,12 @@ log = logging.getLogger(__name__)
 
 #: Prefixes of a checkpoint's tensors other than the server's; an audit's prefix is followed by its name.
 _AUDIT, CLIENT = "audit.", "client."
+_VALIDATION = GROWING + "validation."
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
     *("tasks_done", "rounds_done", "server_seconds"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
-    *("absences", "missing", "batched_turns"),
+    *("absences", "missing", "batched_turns", "gates"),
 )
 
 
@@ -57,6 +61,7 @@ class FederationState:
     Attributes:
         tasks_done: number of complete tasks.
         answers: right answers so far.
+        validation: the same on validation samples; None where there are none beside the test set.
         ledger: bytes and seconds.
         rounds_done: complete rounds of the current task.
         server_seconds: the server's seconds in those rounds.
@@ -67,10 +72,12 @@ class FederationState:
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
         batched_turns: counts of turns whose training was done together with other clients' (`parallel_clients`).
+        gates: signs that the run is no fair sample of its method.
     """
 
     tasks_done: int
     answers: Predictions
+    validation: Predictions | None
     ledger: Ledger
     rounds_done: int = 0
     server_seconds: float = 0.0
@@ -80,18 +87,26 @@ class FederationState:
     absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
     batched_turns: BatchedTurns = field(default_factory=_none_batched)
+    gates: GateState = field(default_factory=none_yet)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The whole state: a little JSON, and tensors that only gain rows with tasks, clients and rounds."""
         saved = {name: getattr(self, name) for name in _PLAIN}
         saved |= {"answers": self.answers.state(), "ledger": self.ledger.state()}
-        return saved, {**self.ledger.tensors(), **self.answers.tensors(self.tasks_done)}
+        tensors = {**self.ledger.tensors(), **self.answers.tensors(self.tasks_done)}
+        if self.validation is not None:
+            own = self.validation.tensors(self.tasks_done)
+            tensors |= {_VALIDATION + name.removeprefix(GROWING): tensor for name, tensor in own.items()}
+        return saved, tensors
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""
         for name in _PLAIN:
             setattr(self, name, saved[name])
         self.answers.restore(saved["answers"], tensors)
+        if self.validation is not None:
+            own = {GROWING + name: tensor for name, tensor in with_prefix(tensors, _VALIDATION).items()}
+            self.validation.restore(saved["answers"], own)
         self.ledger.restore(saved["ledger"], tensors)
 
 
@@ -111,6 +126,8 @@ class Federation:
         minimum: the least share of a round's clients that must answer over the transport; None: all.
         steps: what options add to the exchange, between the transport and the server.
         by_sample: whether the predicted class of every single test sample is retained.
+        train: (n, ...) all training samples, the stream's validation samples among them; None: these are not asked
+            about.
     """
 
     def __init__(
@@ -127,6 +144,7 @@ class Federation:
         minimum: float | None = None,
         steps: Sequence[OptionStep] = (),
         by_sample: bool = False,
+        train: torch.Tensor | None = None,
     ) -> None:
         self.context = context
         self.stream = stream
@@ -138,11 +156,19 @@ class Federation:
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
+        tested = {"accuracy": Tested.test(stream, test)}
+        if train is not None:
+            tested["validation"] = Tested.validation(stream, train)
+        #: By the name of their accuracy in tasks.csv and rounds.csv; the test set's is the first.
+        self._evaluations = {name: Evaluation(context, stream.tasks, own) for name, own in tested.items()}
+        tasks = len(stream.tasks)
         self.state = FederationState(
-            0, Predictions(len(stream.tasks), by_sample), Ledger(transport.clients, transport.raw)
+            0,
+            Predictions(tasks, by_sample),
+            Predictions(tasks) if train is not None else None,
+            Ledger(transport.clients, transport.raw),
         )
-        self._evaluation = Evaluation(context, stream, test)
-        self.rounds = RoundAccuracy(evaluate_rounds, self._evaluation, np.array([len(own) for own in stream.test]))
+        self.rounds = RoundAccuracy(evaluate_rounds, self._evaluations)
         # Other steps, and sums made by nodes of a tree, get uploads in the statistics' type.
         as_sent = not middleware and not steps
         codec = Codec(Uploads.of(method, context), None, context.dtype, context.device, as_sent)
@@ -175,6 +201,11 @@ class Federation:
             made.append(Observation(self.audits, transport))
         return missing, Exchange(transport, made)
 
+    @property
+    def validation_sizes(self) -> np.ndarray:
+        """(T,) how many validation samples each task has."""
+        return np.array([len(own) for own in self.stream.validation])
+
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
 
@@ -205,12 +236,15 @@ class Federation:
         with watch.running():
             server.start_task(task)
             rounds = server.rounds(task)
+        gates = Gates(self._evaluations["accuracy"], state.gates)
+        gates.begin(task, server)
         for number in range(state.rounds_done, rounds):
             self._round(task, number, held)
             for audit in self.audits.values():
                 audit.look(task, number, server)
             if number + 1 < rounds:  # after the last one, once the task is finished
                 self.rounds.look(task, number, server)
+                gates.look(task, number, server)
             state.rounds_done, state.server_seconds = number + 1, watch.seconds
             yield number + 1
         with watch.running():
@@ -245,8 +279,13 @@ class Federation:
 
     def _evaluate(self, task: Task) -> None:
         """Test the server, and let the audits report."""
-        self._evaluation.take(task, self.server, self.state.answers)
-        self.rounds.finish(task, self.server.rounds(task) - 1, self.state.answers)
+        answers = {"accuracy": self.state.answers}
+        if self.state.validation is not None:
+            answers["validation"] = self.state.validation
+        for name, evaluation in self._evaluations.items():
+            evaluation.take(task, self.server, answers[name])
+        self.rounds.finish(task, self.server.rounds(task) - 1, answers)
+        Gates(self._evaluations["accuracy"], self.state.gates).finish(task, self.server, self.state.answers)
         for audit in self.audits.values():
             audit.report(task, self.server, self._everything(task))
 
@@ -263,7 +302,7 @@ class Federation:
         """What audits look at after a task."""
         from fcl_bench.protocol.audit import FullData
 
-        exam, data = self._evaluation, self.transport.everything
+        exam, data = self._evaluations["accuracy"], self.transport.everything
         assert data is not None
         return FullData(lambda: map(exam.inputs, exam.batches(task, self.server.pure_batches)), data.inputs)
 

@@ -26,6 +26,22 @@ class Metrics(TypedDict):
     retention_by_task: list[float | None]  # [R_1 .. R_T], mean over tau <= t of a[t, tau] / a[tau, tau]
 
 
+class Gate(TypedDict):
+    """A sign that a run is no fair sample of its method (`engine.gates`)."""
+
+    gate: str  # chance, growth, rising, idle_term
+    task: int  # after which it was seen
+    text: str
+
+
+class GateState(TypedDict):
+    """What the gates of a resumed run need."""
+
+    found: list[Gate]
+    starts: dict[str, float]  # root mean square of each watched tensor when the run began
+    earlier: int | None  # right answers three quarters of the way through the current task
+
+
 class BestRounds(TypedDict):
     """The best round of each task, chosen on test data: what some papers print, and never what A_t is."""
 

@@ -38,7 +38,7 @@ _SCHEMA = 2
 #: What determines the first stage, of the whole run's identity; that has a transport only where it changes results.
 _IDENTITY = (
     *("seed", "beta", "clients", "tasks", "label_rate", "dtype", "data", "split", "partition"),
-    *("on_bad_upload", "cudnn", "transport"),
+    *("on_bad_upload", "cudnn", "transport", "held_out"),
 )
 #: The ledger's stage of all its exchanges.
 STAGE = "adaptation"

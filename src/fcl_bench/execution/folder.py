@@ -199,6 +199,8 @@ def _cell(value: object) -> object:
 def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.ndarray) -> dict[str, np.ndarray]:
     """`class_order` and indices into the data set: `train_t<t>_c<k>`, `test_t<t>`, `unlabelled`; t, k from 0.
 
+    With `data.validation` also `validation_t<t>`, indices of training samples; `data.test=false` has no `test_t<t>`.
+
     Above `SEPARATE` client-task pairs: `train_t<t>` with the samples of one client after the other, and
     `train_ends_t<t>` (K + 1,): client k has `train_t<t>[train_ends_t<t>[k]:train_ends_t<t>[k + 1]]`. One file per
     client and task in the archive would be ten million files of 300 bytes each, most of them without a sample.
@@ -206,7 +208,10 @@ def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.nd
     arrays = {"class_order": stream.class_order, "unlabelled": np.flatnonzero(~labelled)}
     separate = sum(map(len, shards)) <= SEPARATE
     for task, (clients, test) in enumerate(zip(shards, stream.test, strict=True)):
-        arrays[f"test_t{task}"] = test
+        if stream.validation:
+            arrays[f"validation_t{task}"] = stream.validation[task]
+        if test is not (stream.validation[task] if stream.validation else None):
+            arrays[f"test_t{task}"] = test
         if separate:
             arrays.update({f"train_t{task}_c{client}": indices for client, indices in enumerate(clients)})
         else:

@@ -97,6 +97,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
 def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Connection) -> Features:
     """The features from this run, an earlier one's cache, or an earlier job of this process."""
     settings, dataset = plan.settings, plan.dealt.dataset
+    if not settings.held_out.test:
+        dataset = replace(dataset, test=dataset.train)  # the validation samples are there
     made = False
 
     def make() -> Features:
@@ -118,8 +120,9 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
 
 
 def load_images(plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training and test images of the data set."""
-    return images_of(plan, plan.dealt.dataset.train), images_of(plan, plan.dealt.dataset.test)
+    """Training images of the data set, and those among which are the samples that it is tested on."""
+    train = images_of(plan, plan.dealt.dataset.train)
+    return train, images_of(plan, plan.dealt.dataset.test) if plan.settings.held_out.test else train
 
 
 def images_of(plan: Plan, split: Split) -> torch.Tensor:

@@ -19,6 +19,7 @@ from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.base import Holdings, draw_labelled
 from fcl_bench.data.sources.base import Dataset, loaded
 from fcl_bench.data.splits.base import Stream
+from fcl_bench.data.validation import hold_out
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
@@ -297,12 +298,19 @@ def _check_share(settings: Settings, context: Context) -> None:
 def deal(settings: Settings) -> Dealt:
     """Load the data set, cut it into tasks, deal each task's samples out to the clients, and hide labels."""
     scalars, dataset = settings.scalars, loaded(settings.data)
+    if settings.held_out.validation and dataset.elsewhere:
+        raise UserError(
+            f"data.validation: the training samples of data={dataset.name} stay at the clients' sites",
+            "data.validation=0",
+        )
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
     shards = []
     for t, indices in enumerate(stream.train):
         rng = generator(scalars.seed, "partition", t)
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
+    if share := settings.held_out.validation:
+        stream, shards = hold_out(stream, shards, share, scalars.seed, only=not settings.held_out.test)
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
 from fcl_bench.backbones.network_extractor import require_compiler
-from fcl_bench.config import target_class
+from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.stored import ArrayImages, Images
@@ -249,17 +249,19 @@ def tested_samples(
     Raises:
         UserError: the data are not there, or others than the run had.
     """
-    node = dict(config["data"])
+    node = {name: value for name, value in config["data"].items() if name not in HELD_OUT}
     dataset = typed_instance(target_class("data", node.pop("_target_", None)), node, "data").load()
     if _fingerprint(dataset, record) != record["data_fingerprint"]:
         raise UserError(f"data={record['data']} is not what run {record['run_id']} was made on", "the same files")
+    replaced = record["validation"] is not None and record["validation"]["replaces_test"]
+    side, tested = ("validation", dataset.train) if replaced else ("test", dataset.test)
     with np.load(folder / "partition.npz") as partition:
-        tests = [partition[f"test_t{task}"] for task in range(record["tasks"])]
+        tests = [partition[f"{side}_t{task}"] for task in range(record["tasks"])]
     indices = np.concatenate(tests)
     tasks = np.repeat(np.arange(len(tests)), [len(own) for own in tests])
     order = np.argsort(indices, kind="stable")
     indices, tasks = indices[order], tasks[order]
-    return _chosen(dataset.test.inputs, indices), dataset.test.labels[indices], tasks, indices
+    return _chosen(tested.inputs, indices), tested.labels[indices], tasks, indices
 
 
 def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:

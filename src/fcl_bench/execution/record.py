@@ -32,6 +32,7 @@ from fcl_bench.execution.run_json import (
     Routing,
     Runtime,
     Transport,
+    ValidationSamples,
 )
 from fcl_bench.execution.tables import accuracy_by_client
 from fcl_bench.protocol.method import Server
@@ -82,6 +83,8 @@ def run_record(
         "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
         "metrics": metrics(state.answers["correct"], tests),
+        "validation": _validation(plan, federation),
+        "gates": state.gates["found"],
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
         "client_accuracy": _clients_summary(federation, plan.dealt.shards),
@@ -141,6 +144,19 @@ def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> Clie
         "std": float(known.std()),
         "least": float(known.min()),
         "most": float(known.max()),
+    }
+
+
+def _validation(plan: Plan, federation: Federation) -> ValidationSamples | None:
+    """What was held out of training; None where nothing was."""
+    held, sizes, answers = plan.settings.held_out, federation.validation_sizes, federation.state.validation
+    if not held.validation:
+        return None
+    return {
+        "share": held.validation,
+        "samples": int(sizes.sum()),
+        "replaces_test": not held.test,
+        "metrics": None if answers is None else metrics(answers["correct"], sizes),
     }
 
 

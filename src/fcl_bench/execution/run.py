@@ -141,6 +141,7 @@ def _learn(
         minimum=minimum,
         steps=exchange_steps(method, context, settings),
         by_sample=settings.scalars.predictions,
+        train=inputs.train if settings.held_out.validation and settings.held_out.test else None,
     )
     seconds_before = _resume(federation, folder)
 

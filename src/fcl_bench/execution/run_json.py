@@ -14,6 +14,7 @@ from fcl_bench.engine.reports import (
     BestRounds,
     Dropped,
     Exchanged,
+    Gate,
     Guarantee,
     LabelCounts,
     Metrics,
@@ -34,6 +35,15 @@ class Routing(TypedDict):
     accuracy: list[float | None]  # after each task, percent of all test samples so far whose task it names
     by_task: list[float | None]  # after the last task, of each task's test samples
     unrouted: Metrics  # where all classes compete, whatever task is named
+
+
+class ValidationSamples(TypedDict):
+    """Training samples that were held out (`data.validation`) and asked about like test samples."""
+
+    share: float
+    samples: int  # of all tasks
+    replaces_test: bool  # `data.test=false`: every accuracy in this record is of these samples, none of the test set
+    metrics: Metrics | None  # on these samples, where the others are of the test set; else null
 
 
 class Adaptation(Exchanged):
@@ -164,7 +174,9 @@ class Result(TypedDict):
     checkpoint: str | None  # hash of the file with the weights that are not drawn; None where all or none are
     # What came out.
     protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"
-    metrics: Metrics
+    metrics: Metrics  # on the test set; on validation samples where `validation.replaces_test`
+    validation: ValidationSamples | None  # what was held out of training; null for nothing
+    gates: list[Gate]  # signs that the run is no fair sample of its method; none in a sound one
     task_aware: Metrics  # with each test sample's task given
     routing: Routing | None  # of a method that names tasks
     client_accuracy: ClientAccuracy | None  # where somebody knows who holds what

@@ -114,6 +114,9 @@ def print_record(record: RunRecord, folder: str) -> None:
     """Print accuracies, then one table of bytes, counts and seconds, then warnings and the run's folder."""
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
+    if (held := record["validation"]) is not None:
+        tested = "in the test set's place" if held["replaces_test"] else "tested beside the test set"
+        console.print(f"{held['samples']:,} validation samples, held out of training, are {tested}.", soft_wrap=True)
     console.print(Columns([_accuracy(record["metrics"]), _metrics(record)], padding=(0, 4)))
     table = Table.grid(padding=(0, 4))
     table.add_column()
@@ -167,6 +170,8 @@ def _accuracy(metrics: Metrics) -> Table:
 def _metrics(record: RunRecord) -> Table:
     """The metrics; beside them those with the task given and, of a method that predicts tasks, without prediction."""
     ways = {"%": record["metrics"], "task given": record["task_aware"]}
+    if (held := record["validation"]) is not None and held["metrics"] is not None:
+        ways["validation"] = held["metrics"]
     routing = record["routing"]
     if routing:
         ways["all compete"] = routing["unrouted"]
@@ -178,7 +183,12 @@ def _metrics(record: RunRecord) -> Table:
 
 
 def _remarks(record: RunRecord) -> Iterator[str]:
-    """A warning where samples cost less than what is sent of them, and what noise and masks promise."""
+    """Gates, a warning where samples cost less than what is sent of them, and what noise and masks promise."""
+    for gate in dict.fromkeys(found["gate"] for found in record["gates"]):
+        met = [found for found in record["gates"] if found["gate"] == gate]
+        tasks = ", ".join(str(found["task"] + 1) for found in met)
+        where = f"after task {tasks}" if len(met) == 1 else f"after tasks {tasks}; the last"
+        yield f"[yellow]gate {gate}:[/] no fair sample of its method: {where}: {met[-1]['text']}"
     if (raw := record["communication"]["raw"]) and raw["larger"]:
         yield _larger(raw, record["communication"]["up_total_bytes"])
     if guarantee := record["privacy"]["guarantee"]:

@@ -12,7 +12,7 @@ import numpy as np
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.ledger import Upload
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, client_accuracy
+from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, client_accuracy, finite, pooled_accuracy
 from fcl_bench.engine.reports import Metrics
 from fcl_bench.execution.adapt import Adapted
 from fcl_bench.execution.folder import Table
@@ -39,7 +39,7 @@ def run_tables(
     federation: Federation, metrics: Metrics, adapted: Adapted | None, shards: Sequence[Holdings]
 ) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, class_accuracy.csv, uploads.csv; where there are any:
-    client_accuracy.csv, routing_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
+    client_accuracy.csv, routing_matrix.csv, validation_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
         federation: after its last task.
@@ -65,7 +65,10 @@ def run_tables(
         tables["routing_matrix.csv"] = (names, accuracy_matrix(state.answers["routed"], tests).tolist())
     tables |= federation.exchange.tables()
     if federation.rounds.every:
-        tables["rounds.csv"] = (["task", "round", "accuracy"], federation.rounds.values())
+        tables["rounds.csv"] = (list(federation.rounds.columns), federation.rounds.values())
+    if state.validation is not None:
+        matrix = accuracy_matrix(state.validation["correct"], federation.validation_sizes)
+        tables["validation_matrix.csv"] = (names, matrix.tolist())
     for name, audit in federation.audits.items():
         header = list(dict.fromkeys(key for row in audit.rows for key in row))
         tables[f"{name}.csv"] = (header, [[row.get(key) for key in header] for row in audit.rows])
@@ -83,7 +86,13 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         known += [labels["right"], len(stream.test[task.index])]
         seconds = totals["client_seconds"] / ledger.clients + totals["server_seconds"]
         rows.append([*known, *series[task.index], *totals.values(), seconds])
-    return [*_TASKS, *totals, "seconds"], rows
+    header = [*_TASKS, *totals, "seconds"]
+    if (answers := federation.state.validation) is not None:
+        sizes = federation.validation_sizes
+        accuracies = finite(pooled_accuracy(answers["correct"], sizes))
+        rows = [[*row, size, accuracy] for row, size, accuracy in zip(rows, sizes.tolist(), accuracies, strict=True)]
+        header += ["validation_samples", "validation"]
+    return header, rows
 
 
 def accuracy_by_class(federation: Federation) -> np.ndarray:

@@ -223,6 +223,16 @@ class Server(ABC):
         """The method's own entries in the run record, as JSON (run.json: `report`)."""
         return {}
 
+    def watched(self) -> Mapping[str, torch.Tensor]:
+        """Tensors whose size stays of one order in a sound run (weights, running statistics, drift), by name."""
+        return {}
+
+    def gates(self) -> Mapping[str, str]:
+        """Signs after a task that the run is no fair sample of the method, each in words; the usual one is `idle_term`:
+        a term that is clipped, or zero, nearly everywhere.
+        """
+        return {}
+
     def pictures(self) -> dict[str, Picture]:
         """Images to be drawn in the run's folder, by file name."""
         return {}
@@ -255,11 +265,13 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        search: the few knobs that matter most, each with the range in which `fcl-bench tune` tries it.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
+    search: ClassVar[Mapping[str, str]] = {}
 
     @property
     def trains_network(self) -> bool:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 #: The method that sees all data at once: a ceiling, not a competitor.
 CEILING = "centralised_ridge"
 #: All ceilings, including the method that trains the network on all data.
-CEILINGS = (CEILING, "centralised")
+CEILINGS = (CEILING, "centralised_softmax", "centralised")
 
 #: Columns of the setting that are shown wherever they vary; others are shown only if these do not determine them.
 _PRIMARY = (

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,6 +47,13 @@ class Range:
         return next(text for text in rounded if low <= float(text) <= high)
 
 
+def _is_number(typed: str) -> bool:
+    try:
+        return isfinite(float(typed))
+    except ValueError:
+        return False
+
+
 def parse_range(override: str) -> tuple[str, Range] | None:
     """Parse key and range of `key=log(1e-4,1)` and the like; None for a single value.
 
@@ -53,6 +61,9 @@ def parse_range(override: str) -> tuple[str, Range] | None:
         UserError: the range lacks two ends, has them in the wrong order, or is logarithmic and starts at 0.
     """
     key, _, value = override.partition("=")
+    dotted = re.fullmatch(r"([^.,]\S*?)(?:\.\.\.?|:)([^.,]\S*)", value)
+    if dotted and all(map(_is_number, dotted.groups())):
+        raise UserError(f"{override} is no range", f"{key}=log({dotted[1]},{dotted[2]}), or uniform: {_FORMS}")
     found = re.fullmatch(r"(log|uniform|int|int_log|choice)\((.*)\)", value)
     if found is None:
         listed = "," in value and value[:1] not in ("[", "{", "'", '"') and "(" not in value
@@ -83,7 +94,7 @@ def require_optuna() -> ModuleType:
 
 
 def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -> Any:
-    """Open or make the study `name` in a file of `folder`; trials that a killed process left are asked again.
+    """Open or make the study `name` in a file of `folder`; a trial that a killed process left is asked again.
 
     Args:
         content: what the study searches and how; a study with the same name and other content is refused.
@@ -106,12 +117,18 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
         raise UserError(f"--study {name} searches something else", "another --study NAME, or the same keys and ranges")
     study.set_user_attr("content", digest)
     for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-        study.enqueue_trial(trial.params)
         study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         study.set_user_attr("interrupted", [*study.user_attrs.get("interrupted", []), trial.number])
-    # A process that continues the study must not repeat the draws of the first trials.
-    study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)), n_startup_trials=_UNPRUNED)
     return study
+
+
+def next_trial(study: Any) -> Any:
+    """The trial after those that have ended, with values that depend on these alone.
+
+    So a killed search asks the same trials as an uninterrupted one: the sampler's seed is their number.
+    """
+    study.sampler = require_optuna().samplers.TPESampler(seed=len(ended(study)), n_startup_trials=_UNPRUNED)
+    return study.ask()
 
 
 def ended(study: Any) -> list[Any]:
@@ -132,23 +149,34 @@ class Pruning(Tracker):
     def __init__(self, trial: Any, first: int, also: Tracking) -> None:
         self._trial, self._first, self._tracking = trial, first, also
         self._also = Tracker()
+        self._seen: set[int] = set()
 
     def start(self, run: TrackedRun) -> Tracker:
         self._also = self._tracking.start(run)
         return self
 
-    def task(self, metrics: dict[str, float], step: int) -> None:
-        self._also.task(metrics, step)
-        if "accuracy" not in metrics:
-            return
-        accuracy, number = metrics["accuracy"], self._first + step
+    def complete(self, accuracies: Sequence[float | None]) -> None:
+        """Take in the tasks of a complete run that nobody was told of: those before the run was interrupted, or all."""
+        for task, accuracy in enumerate(accuracies):
+            if accuracy is not None and task not in self._seen:
+                self._report(accuracy, task)
+
+    def _report(self, accuracy: float, task: int) -> None:
+        """Report an accuracy; raises Optuna's `TrialPruned` where the trial has fallen behind."""
+        self._seen.add(task)
+        number = self._first + task
         self._trial.report(accuracy, number)
         # Optuna's own rule takes a trial's best accuracy so far, which is nearly always that after the first task.
         complete = require_optuna().trial.TrialState.COMPLETE
         done = [trial.intermediate_values for trial in self._trial.study.get_trials(states=[complete])]
         others = [values[number] for values in done if number in values]
         if len(done) >= _UNPRUNED and others and accuracy < statistics.median(others):
-            raise require_optuna().TrialPruned(f"after task {step + 1}, at {accuracy:.2f} %")
+            raise require_optuna().TrialPruned(f"after task {task + 1}, at {accuracy:.2f} %")
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        self._also.task(metrics, step)
+        if "accuracy" in metrics:
+            self._report(metrics["accuracy"], step)
 
     def finish(self, metrics: dict[str, float]) -> None:
         self._also.finish(metrics)

@@ -34,6 +34,7 @@ class Stream:
             class that is never learnt.
         train, test: per task, the indices of its samples, ascending; disjoint. Test samples are divided like training
             samples, so that a class that comes back is tested in each of its tasks, on other samples.
+        validation: per task, the training samples that are held out of `train` (`data.validation`); empty: none are.
     """
 
     tasks: tuple[Task, ...]
@@ -42,6 +43,7 @@ class Stream:
     test_columns: np.ndarray
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
+    validation: tuple[np.ndarray, ...] = ()
 
     @property
     def class_samples(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -81,6 +81,9 @@ class ClientSumServer(GradientServer):
         if client != EVERYONE:  # who all were, `participants` has told
             self.met.add(client)
         super().absorb(client, upload)
+
+    def watched(self) -> Mapping[str, torch.Tensor]:
+        return {**super().watched(), **{f"{name}, mean of the clients' sums": self.mean(name) for name in self.sums}}
 
     def parameters(self) -> list[str]:
         """The names of the parameters that the task trains, without running statistics."""

@@ -155,6 +155,16 @@ class FedEWCServer(GradientServer):
                 " penalty makes steps overshoot (a smaller method.strength, method.fisher_max or method.training.lr)",
             )
 
+    def gates(self) -> dict[str, str]:
+        fisher = self.report().get("fisher")
+        if fisher is None or not self.method.strength:
+            return {}
+        if not fisher["largest"]:
+            return {"idle_term": "F is zero: nothing holds old tasks"}
+        share = fisher["at_maximum"]
+        clipped = f"{100 * share:.1f} % of F's entries are at method.fisher_max: the penalty tells few weights apart"
+        return {"idle_term": clipped} if share > 0.5 else {}
+
     def _largest(self) -> float:
         return max((float(F.max()) for F in self.fisher.values() if F.numel()), default=0.0)
 

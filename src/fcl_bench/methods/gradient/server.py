@@ -77,6 +77,9 @@ class GradientServer(ModelHolder, Server):
         self.prepare(self.heads)
         self._heads_message = self.heads.to_message()
 
+    def watched(self) -> Mapping[str, torch.Tensor]:
+        return self.network.state()
+
     def stages(self, task: Task) -> list[str]:
         """The stage of each round of a task; overridden where the server's state decides, too."""
         return self.method.stages(task)

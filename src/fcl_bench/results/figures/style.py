@@ -49,6 +49,7 @@ _FILLS = ("none", "full", "left", "bottom")
 #: Looks of methods with all data in one place: they are ceilings, not competitors.
 CEILING_LOOKS: dict[str, Look] = {
     "centralised_ridge": {"color": "0.35", "linestyle": ":", "linewidth": 1.6},
+    "centralised_softmax": {"color": "0.35", "linestyle": (0, (4, 2, 1, 2)), "linewidth": 1.6},
     "centralised": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
 #: Its lightness rises evenly with the value, so that it also works in grey and for colour-blind readers.
