@@ -10,6 +10,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted, average
+from fcl_bench.methods.gradient.ccvr import CCVRHead
 from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
@@ -19,7 +20,6 @@ from fcl_bench.training.network import Heads
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
-    from fcl_bench.methods.gradient.ccvr import CCVRHead
     from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 
