@@ -7,10 +7,13 @@ import sys
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
+from fcl_bench.composition import config_dir
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.sweeps.search import Range, parse_range
+from tests.small_methods import NAMES, class_of, trains_by_gradient
 from tests.small_runs import interrupt_at
 
 TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
@@ -171,8 +174,8 @@ def test_without_a_range_the_methods_own_knobs_are_searched(command, tmp_path):
     pytest.importorskip("optuna")
     code, out, _ = command("tune", "method=stsa", "method.M=16", "tasks=2", f"out={tmp_path}", "--trials", "1")
     assert code == 0
-    assert STSA.search
-    for key in STSA.search:
+    assert STSA.search_space()
+    for key in STSA.search_space():
         assert f"method.{key}=" in out
 
 
@@ -230,3 +233,16 @@ def test_trials_that_fall_behind_are_pruned_after_a_task():
         learn(90.99, 99.0)
     with pytest.raises(optuna.TrialPruned, match=r"after task 2, at 54\.99 %"):
         learn(99.0, 54.99)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if class_of(name).search_space()])
+def test_every_method_declares_ranges_of_knobs_that_it_has(name):
+    node = OmegaConf.load(config_dir() / "method" / "_gradient.yaml") if trains_by_gradient(name) else {}
+    node = OmegaConf.merge(node, OmegaConf.load(config_dir() / "method" / f"{name}.yaml"))
+    for key, values in class_of(name).search_space().items():
+        assert parse_range(f"method.{key}={values}"), key
+        assert OmegaConf.select(node, key, default="absent") != "absent", key
+
+
+def test_only_a_method_without_a_knob_that_matters_declares_none():
+    assert [name for name in NAMES if not class_of(name).search_space()] == ["fedncm"]

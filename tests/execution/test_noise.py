@@ -231,7 +231,7 @@ def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_n
     ["afl", "afcl", "air", "ds_al", "fedran", "stsa_e", "centred_sketch", "centralised_ridge", "fedklda", "fedfecam"],
 )
 def test_methods_whose_uploads_nobody_bounded_are_refused(tmp_path, method):
-    with pytest.raises(UserError, match=f"one sample changes of the uploads of method={method}") as refused:
+    with pytest.raises(UserError, match=f"one sample changes of method={method}'s uploads") as refused:
         run_in(tmp_path, f"method={method}", *SMALL, *NOISE)
     assert "docs/explanation/noise.md" in str(refused.value)
 

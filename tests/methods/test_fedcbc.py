@@ -304,8 +304,8 @@ def test_a_class_without_a_labelled_sample_is_never_named():
     server = federation.server
     scores = server.predict(torch.cat([Z for Z, _ in tasks[1]]))
     assert server.bank.columns.tolist() == [3, 4, 5, 6]
-    assert 1 in server.query_tasks.tasks
-    assert 2 not in server.query_tasks.tasks
+    assert 1 in server.query_tasks
+    assert 2 not in server.query_tasks
     assert bool(torch.isfinite(scores).all())
     assert int(scores.argmax(dim=1).min()) >= 3
     assert bool((scores[:, :3] < -1e30).all())

@@ -118,7 +118,9 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
         fixed += [text for text in _VALIDATION if text.partition("=")[0] not in keys]
     if not space:
         method = _composed([*fixed, f"seed={seeds[0]}"])[0].method
-        declared = (f"method.{key}={values}" for key, values in method.search.items() if f"method.{key}" not in keys)
+        declared = (
+            f"method.{key}={values}" for key, values in method.search_space().items() if f"method.{key}" not in keys
+        )
         space = dict(found for found in map(parse_range, declared) if found)
         if not space:
             raise UserError(

@@ -265,13 +265,20 @@ class Method(ABC):
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
-        search: the few knobs that matter most, each with the range in which `fcl-bench tune` tries it.
+        search: the few knobs of the class that matter most, each with the range in which `fcl-bench tune` tries it,
+            beside those of its base classes; "" takes a base class's knob out.
     """
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
     resumes_within_tasks: ClassVar[bool] = False
     search: ClassVar[Mapping[str, str]] = {}
+
+    @classmethod
+    def search_space(cls) -> dict[str, str]:
+        """The knobs that a search tries, and their ranges: what the class and its base classes declare."""
+        found = {key: values for base in reversed(cls.__mro__) for key, values in vars(base).get("search", {}).items()}
+        return {key: values for key, values in found.items() if values}
 
     @property
     def trains_network(self) -> bool:

@@ -81,6 +81,7 @@ class FedCBC(Method):
     """
 
     name: ClassVar[str] = "fedcbc"
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "kl": "log(0.05,5)"}
     resumes_within_tasks: ClassVar[bool] = True
 
     training: VAETraining = field(default_factory=VAETraining)

@@ -13,6 +13,7 @@ that were asked, and the weights of the models that came are divided by their su
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,6 +87,7 @@ class FedDisco(GradientMethod):
     """
 
     name: ClassVar[str] = "feddisco"
+    search: ClassVar[Mapping[str, str]] = {"a": "uniform(0,1)"}
     compiles: ClassVar[bool] = True
     averaged_with: ClassVar[str] = "method.a=0 method.b=0, which is method=fedavg"
     client_half = CountingClient

@@ -11,6 +11,7 @@ sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -110,6 +111,7 @@ class FedDyn(ClientSumMethod):
     """
 
     name: ClassVar[str] = "feddyn"
+    search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.01,10)", "reset": "false,true"}
     compiles: ClassVar[bool] = True
     averaged_with: ClassVar[str] = "method.training.weighting=uniform"
     client_half = FedDynClient

@@ -192,6 +192,7 @@ class FedEWC(GradientMethod):
     """
 
     name: ClassVar[str] = "fedewc"
+    search: ClassVar[Mapping[str, str]] = {"strength": "log(0.1,1e4)", "fisher_max": "null,1e-4"}
     client_half = FedEWCClient
     server_half = FedEWCServer
 

@@ -6,6 +6,7 @@ mu (w - w0), is added after weight decay; at the first step of a round it is zer
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -82,6 +83,7 @@ class FedProx(GradientMethod):
     """
 
     name: ClassVar[str] = "fedprox"
+    search: ClassVar[Mapping[str, str]] = {"mu": "log(1e-4,1)"}
     compiles: ClassVar[bool] = True
     client_half = FedProxClient
 

@@ -301,6 +301,7 @@ class FedFeCAM(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fedfecam"
+    search: ClassVar[Mapping[str, str]] = {"a1": "log(0.01,100)", "a2": "log(0.01,100)"}
     client_half = FedFeCAMClient
     server_half = FedFeCAMServer
 

@@ -292,6 +292,7 @@ class FedLDA(ClosedFormMethod):
     """
 
     name: ClassVar[str] = "fedlda"
+    search: ClassVar[Mapping[str, str]] = {"shrinkage": "log(1e-6,0.5)"}
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,8 +54,13 @@ class RidgeMethod(ClosedFormMethod):
     penalty_knob: ClassVar[str] = "ridge"
     in_tables: ClassVar[bool] = False
     counts_samples: ClassVar[bool] = False
+    search: ClassVar[Mapping[str, str]] = {"scale_scores": "false,true"}
 
     scale_scores: bool | str = knob(False, choices=("length",))
+
+    @classmethod
+    def search_space(cls) -> dict[str, str]:
+        return {cls.penalty_knob: "log(1e-4,1e7)", **super().search_space()}
 
     @property
     def penalty(self) -> float | str:

@@ -70,7 +70,6 @@ class STSA(RidgeMethod):
     server_half: ClassVar[type[STSAServer]] = STSAServer
     penalty_knob = "gamma"
     in_tables = True
-    search: ClassVar[Mapping[str, str]] = {"gamma": "log(1e-2,1e7)", "scale_scores": "false,true"}
 
     gamma: float | str = ridge_knob(1e4, least=0)
 

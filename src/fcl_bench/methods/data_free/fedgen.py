@@ -8,6 +8,7 @@ omega_k(y) = n_k(y) / sum_j n_j(y) over the round's participants k. From the nex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -280,6 +281,7 @@ class FedGen(GradientMethod):
     """
 
     name: ClassVar[str] = "fedgen"
+    search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.1,30)"}
     averaged_with: ClassVar[str] = "method.alpha=0 method.beta=0, which is method=fedavg"
     client_half = FedGenClient
     server_half = FedGenServer

@@ -262,6 +262,7 @@ class LANDER(DataFreeMethod):
     """
 
     name: ClassVar[str] = "lander"
+    search: ClassVar[Mapping[str, str]] = {"pre": "log(0.04,4)"}
     client_half = LANDERClient
     server_half = LANDERServer
 

@@ -18,6 +18,7 @@ The terms of u are those of ABD (Smith et al., ICCV 2021).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -245,6 +246,7 @@ class MFCL(DataFreeMethod):
     """
 
     name: ClassVar[str] = "mfcl"
+    search: ClassVar[Mapping[str, str]] = {"w_kd": "log(0.01,1)"}
     client_half = MFCLClient
     server_half = MFCLServer
 

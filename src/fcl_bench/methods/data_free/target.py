@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -311,6 +311,7 @@ class TARGET(DataFreeMethod):
     """
 
     name: ClassVar[str] = "target"
+    search: ClassVar[Mapping[str, str]] = {"kd": "log(1,100)"}
     client_half = TARGETClient
     server_half = TARGETServer
 

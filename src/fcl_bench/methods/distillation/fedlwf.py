@@ -10,6 +10,7 @@ code, there is no factor T^2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -46,6 +47,7 @@ class FedLwF(GradientMethod):
     """
 
     name: ClassVar[str] = "fedlwf"
+    search: ClassVar[Mapping[str, str]] = {"strength": "log(0.3,30)"}
     client_half = FedLwFClient
 
     loss_classes: str = knob("task", choices=("seen", "task"))

@@ -8,6 +8,7 @@ broadcast model and -y "without the true class", it minimises
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -82,6 +83,7 @@ class FedNTD(GradientMethod):
     """
 
     name: ClassVar[str] = "fedntd"
+    search: ClassVar[Mapping[str, str]] = {"beta": "log(0.1,10)"}
     client_half = FedNTDClient
 
     beta: float = knob(1.0, least=0)

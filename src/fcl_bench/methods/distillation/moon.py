@@ -8,6 +8,7 @@ own last model, r_j. With s(a, b) = cos(a, b) / tau it minimises CE + mu l_con, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
@@ -136,6 +137,7 @@ class MOON(GradientMethod):
     """
 
     name: ClassVar[str] = "moon"
+    search: ClassVar[Mapping[str, str]] = {"mu": "log(0.1,10)"}
     client_half = MOONClient
 
     mu: float = knob(1.0, least=0)

@@ -12,7 +12,7 @@ After a task's rounds, each client chooses its exemplars by herding under the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -232,6 +232,7 @@ class FediCaRL(ExemplarMethod):
     """
 
     name: ClassVar[str] = "fedicarl"
+    search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "classify": "softmax,nme"}
     client_half = FediCaRLClient
     server_half = FediCaRLServer
 

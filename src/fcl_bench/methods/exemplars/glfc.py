@@ -24,6 +24,7 @@ the client learnt in earlier tasks, or the others. O are the old model's columns
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -269,6 +270,7 @@ class GLFC(ExemplarMethod):
     """
 
     name: ClassVar[str] = "glfc"
+    search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "training.lr": "log(0.03,3)"}
     client_half = GLFCClient
     proxy_half: ClassVar[type[ProxyServer]] = ProxyServer
 

@@ -62,6 +62,12 @@ class GradientMethod(Method):
     keeps_teacher: ClassVar[bool] = False
     aggregation: ClassVar[str] = MEAN
     averaged_with: ClassVar[str] = ""
+    #: The common part of every search over methods that train.
+    search: ClassVar[Mapping[str, str]] = {
+        "training.lr": "log(1e-3,0.3)",
+        "training.momentum": "0,0.9",
+        "loss_classes": "seen,task",
+    }
 
     training: Training = field(default_factory=Training)
     frozen_stages: int = knob(0, least=0)

@@ -291,6 +291,7 @@ class FedProTIP(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fedprotip"
+    search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.4,0.9)"}
     client_half = FedProTIPClient
     server_half = FedProTIPServer
 

@@ -6,6 +6,7 @@ sum, which secure aggregation can compute, and takes the subspaces from it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -141,6 +142,7 @@ class FOT(ProjectedMethod):
     """
 
     name: ClassVar[str] = "fot"
+    search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.5,0.95)"}
     client_half = FOTClient
     server_half = FOTServer
 

@@ -15,6 +15,7 @@ the features' place: P of the last group, P_g as broadcast, and P_o of the group
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
@@ -126,6 +127,11 @@ class CPrompt(CodaPrompt):
     """
 
     name: ClassVar[str] = "cprompt"
+    search: ClassVar[Mapping[str, str]] = {
+        "training.lr": "log(1e-5,1e-2)",
+        "training.momentum": "",
+        "strength": "log(0.1,10)",
+    }
     client_half = CPromptClient
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-4, weight_decay=0.0, rounds=40))

@@ -91,6 +91,7 @@ class DualPrompt(PromptMethod):
     """
 
     name: ClassVar[str] = "dualprompt"
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = DualPrompts
     layer_knobs = ("g_layers", "e_layers")
     length_knobs = ("g_length", "e_length")

@@ -101,6 +101,7 @@ class L2P(PromptMethod):
     """
 
     name: ClassVar[str] = "l2p"
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = PromptPool
 
     layers: list[int] = knob(lambda: [0], least=0)

@@ -14,7 +14,7 @@ softmax(r / temperature).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -249,6 +249,7 @@ class PILoRA(LowRankMethod):
     """
 
     name: ClassVar[str] = "pilora"
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-6,1e-2)", "training.momentum": ""}
     averaged_with: ClassVar[str] = "method.reweighting=none"
     client_half = PILoRAClient
     server_half = PILoRAServer

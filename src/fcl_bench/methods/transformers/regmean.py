@@ -237,6 +237,7 @@ class RegMean(GradientMethod):
     """
 
     name: ClassVar[str] = "regmean"
+    search: ClassVar[Mapping[str, str]] = {"damping": "0.1,0.5,0.9,1"}
     aggregation: ClassVar[str] = EACH
     averaged_with: ClassVar[str] = "method.local=ridge method.trains=features, or method=fedavg"
 
