@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
+from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import split_by_setting, summarise, used_runs, varying_setting
 from fcl_bench.results.tables.summary_table import constants, screen_table, summary_page, summary_sheet
 from tests.results.frames import made_up
+from tests.small_runs import run_in
 
 
 def summary_of(*runs):
@@ -169,7 +171,29 @@ def test_best_and_second_are_marked_in_each_setting_and_the_ceiling_aside():
     page = markdown(summary)
     assert "**71.00**" in page
     assert page.count("<u>70.00</u>") == 2
-    assert "(centralised_ridge and centralised, the ceilings, aside)" in page
+    assert "gate aside, and the ceilings: centralised_ridge, centralised_softmax, centralised)" in page
+
+
+def test_a_row_that_meets_a_gate_says_so_and_is_never_the_best():
+    summary = summary_of(
+        {"method": "afl", "A_avg": 71.0, "gates": ""},
+        {"method": "fedncm", "A_avg": 60.0, "gates": ""},
+        {"method": "fedran", "A_avg": 90.0, "gates": "chance, rising"},
+        {"method": "stsa", "A_avg": 70.0, "gates": ""},
+        {"method": "stsa", "A_avg": 70.0, "gates": "growth", "seed": 1},
+    )
+    assert [mark for _, mark in column(summary, "A_avg (%)")] == ["bold", "underline", "", ""]
+    methods = [text for text, _ in column(summary, "method")]
+    assert methods == ["afl", "fedncm", "fedran [gate: chance, rising]", "stsa [gate: growth]"]
+
+
+@pytest.mark.slow
+def test_runs_on_validation_samples_are_a_setting_of_their_own(tmp_path):
+    for typed in (("seed=0",), ("seed=1", "data.validation=0.2"), ("seed=2", "data.validation=0.2", "data.test=false")):
+        run_in(tmp_path, "method=afl", "tasks=2", *typed)
+    summary = summarise(used_runs(collect(tmp_path / "runs")))
+    assert len(summary) == 3
+    assert varying_setting(summary) == ["data.validation", "data.test"]
 
 
 def test_small_sizes_keep_three_digits():

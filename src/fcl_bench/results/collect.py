@@ -18,7 +18,9 @@ from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
-RUN_COLUMNS = ("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written")
+RUN_COLUMNS = (
+    *("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written", "gates"),
+)
 
 #: The parts of the configuration that the record holds; knobs of a group's choice that matter are columns too.
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
@@ -73,6 +75,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"profile": record["profile"], "experiment": record["experiment"]}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
+    run |= {"gates": ", ".join(sorted({found["gate"] for found in record["gates"]}))}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**_configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
 
@@ -219,9 +222,17 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             for key, value in _flat(config.get("transport", {}), "transport.")
             if key not in _MEETING and value != "null"  # null is what all transports do
         },
+        **_held_out(record["validation"]),
         "features": features.hexdigest()[:8],
         "data_fingerprint": record["data_fingerprint"][:8],
     }
+
+
+def _held_out(validation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the keys that say what a run was tested on; none for a run on all training samples and the test set."""
+    if validation is None:
+        return {}
+    return {"data.validation": validation["share"], "data.test": not validation["replaces_test"]}
 
 
 def _features(record: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

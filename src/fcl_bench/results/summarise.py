@@ -119,8 +119,9 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     """Group the result of `used_runs` over seeds.
 
     Returns:
-        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, and for every measure `<measure>_mean` and
-        `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both are NaN if a run has no value.
+        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, `gates` that any of the runs meets, and for every
+        measure `<measure>_mean` and `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both are
+        NaN if a run has no value.
         Those of `A_T_best` are NaN too if the runs tested different rounds, of which they chose the best.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
@@ -128,6 +129,8 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in runs.groupby(signature(runs, configuration), sort=False):
         row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
+        met = group.get("gates", [])  # reference tables are of runs that looked for none
+        row["gates"] = ", ".join(sorted({gate for gates in met for gate in gates.split(", ") if gate}))
         for measure in (*MEASURES, *filter(by_task, runs)):
             values = group[measure].to_numpy(float)
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:

@@ -61,7 +61,8 @@ def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sh
     marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
     rows: list[list[Cell]] = []
     for index, row in summary.iterrows():
-        cells = [*(value_cell(row[column]) for column in varying), Cell(row["label"]), value_cell(row["n"])]
+        label = Cell(f"{row['label']} [gate: {row['gates']}]" if row["gates"] else row["label"])
+        cells = [*(value_cell(row[column]) for column in varying), label, value_cell(row["n"])]
         cells += [measured_cell(row, m, marked[m.name][index] if m.name in marked else "") for m in shown]
         rows.append(cells)
     headers = [*varying, "method", "n", *(measure.header for measure in shown)]
@@ -77,7 +78,7 @@ def _note(shown: Sequence[Measure]) -> str:
             "Mean ± standard deviation over n seeds.",
             *(_NOTES[measure.name] for measure in shown if measure.name in _NOTES),
             "In each setting the best accuracy is bold and the second underlined"
-            f" ({' and '.join(CEILINGS)}, the ceilings, aside).",
+            f" (rows that meet a gate aside, and the ceilings: {', '.join(CEILINGS)}).",
         ]
     )
 
@@ -110,8 +111,10 @@ def measured_cell(row: pd.Series, measure: Measure, mark: str, n: int | None = N
 
 
 def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
-    """Return, per row, the mark of the best and the second of each setting; ceilings do not compete."""
-    means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS))
+    """Return, per row, the mark of the best and the second of each setting; ceilings do not compete, nor rows that meet
+    a gate: they are no fair sample of their method.
+    """
+    means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS) | (summary["gates"] != ""))
     printed = means.map(lambda mean: round(mean, decimals(mean, measure)))
     return best_and_second(printed, signature(summary, setting(summary)), measure.higher)
 
