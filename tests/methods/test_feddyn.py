@@ -252,7 +252,8 @@ def test_bytes_are_fedavgs_and_clients_keep_one_model(scaled):
     assert len(sizes) == (6 if scaled else 0)
     assert all(up == 8 and down == 4 * (task + 1) for (task, _, _), (up, down) in sizes.items())
     parameters = sum(dyn.server.network.get_parameter(name).numel() for name in dyn.server.parameters())
-    assert dyn.state.client_storage_bytes == {"drift": 4 * parameters}
+    told = {"received": 8} if scaled else {}  # the mean number of samples, through the task
+    assert dyn.state.client_storage_bytes == {"drift": 4 * parameters, **told}
     assert dyn.server.report() == {"clients": 4}
 
 

@@ -351,10 +351,13 @@ class Accounting(Step):
 
     def _keeps(self, round_: Round, client: int, reply: Reply) -> None:
         """Count what a client keeps, and the labels that it gave its samples."""
-        state = self._state
-        for kind, size in reply.stored.items():
+        state, stored = self._state, dict(reply.stored)
+        # What a broadcast has and this turn did not cost: the client keeps it since an earlier one.
+        if received := round_.broadcast.nbytes - int(round_.columns["down_bytes"][client]):
+            stored["received"] = received
+        for kind, size in stored.items():
             state.client_storage_bytes[kind] = max(state.client_storage_bytes.get(kind, 0), size)
-        state.client_storage_max_bytes = max(state.client_storage_max_bytes, sum(reply.stored.values()))
+        state.client_storage_max_bytes = max(state.client_storage_max_bytes, sum(stored.values()))
         state.client_samples_kept = max(state.client_samples_kept, reply.samples_kept)
         round_.columns["accepted"][client] = reply.accepted
         round_.columns["right"][client] = NOBODY_KNOWS if reply.right is None else reply.right
