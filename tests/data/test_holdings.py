@@ -42,7 +42,7 @@ def test_ten_thousand_clients_are_two_arrays():
 
 def test_a_large_partition_is_two_arrays_a_task(monkeypatch):
     """The same samples in either form of partition.npz."""
-    stream = SimpleNamespace(class_order=np.arange(3), test=(np.array([0]), np.array([1, 2])))
+    stream = SimpleNamespace(class_order=np.arange(3), validation=(), test=(np.array([0]), np.array([1, 2])))
     shards = [Holdings.of([[4, 1], [], [2]]), Holdings.of([[], [3], [0, 5]])]
     labelled = np.array([True, True, False, True, True, True])
     small = partition_arrays(stream, shards, labelled)

@@ -14,6 +14,7 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
+from fcl_bench.methods.closed_form.centralised_softmax import CentralisedSoftmax
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -40,6 +41,7 @@ METHODS = [
     FedRAN(**LINEAR, rank=3),
     FedRAN(**LINEAR, rank=3, complement="floor", bounds=True),
     CentralisedRidge(**LINEAR),
+    CentralisedSoftmax(**LINEAR),
     RanPAC(**LINEAR),
     STSA(**LINEAR, gamma=2.0),
     STSAE(**LINEAR, gamma=2.0, dummy_clients=3),

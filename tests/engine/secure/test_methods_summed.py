@@ -19,6 +19,7 @@ from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.air import AIR
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
+from fcl_bench.methods.closed_form.centralised_softmax import CentralisedSoftmax
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.ds_al import DSAL
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
@@ -98,6 +99,7 @@ REFUSED = {
     "centred_sketch": (CentredSketch(M=8, rank=4), "centred_sketch"),
     "stsa_e": (STSAE(M=8, dummy_clients=2), "method=stsa"),
     "centralised_ridge": (CentralisedRidge(M=8), "centralised_ridge"),
+    "centralised_softmax": (CentralisedSoftmax(), "centralised_softmax"),
     "afl recursive": (AFL(aggregation="recursive"), "method.aggregation=sum"),
     "median": (FedAvg(training=Training(aggregate="median")), "method.training.aggregate=mean"),
     "feddyn by samples": (FedDyn(training=SHORT), "method.training.weighting=uniform"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import normalize
 
 from fcl_bench.config import knob
 
@@ -79,7 +78,7 @@ def route(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) ->
         references: (K, T, T): client k's reference of task tau.
         known: (K, T) bool: whether it has one.
     """
-    return _routed(omega, normalize(references, dim=-1), known)
+    return _routed(omega, _unit(references), known)
 
 
 def batch_relevance(omega: torch.Tensor) -> torch.Tensor:
@@ -103,7 +102,7 @@ def batch_reference(omega: torch.Tensor, batch: int) -> torch.Tensor:
         batch: samples in a batch; the last one has the rest.
     """
     rows = torch.cat([_later(batch_relevance(part)) for part in omega.split(batch)])
-    return (normalize(rows, dim=-1) if omega.shape[1] > 2 else rows).mean(dim=0)
+    return (_unit(rows) if omega.shape[1] > 2 else rows).mean(dim=0)
 
 
 def route_by_batches(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
@@ -139,7 +138,7 @@ def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) 
     found = []
     for block in omega.split(max(1, _BLOCK // max(1, references.numel()))):
         # A matrix product is not used: its rounding depends on the column, and equal references must stay equal.
-        similarity = (normalize(block, dim=-1)[:, None, None, :] * references).sum(dim=3)
+        similarity = (_unit(block)[:, None, None, :] * references).sum(dim=3)
         votes = similarity.masked_fill(~known, -torch.inf).argmax(dim=2)
         counts = torch.nn.functional.one_hot(votes, known.shape[1]).sum(dim=1)
         total = (similarity * known).sum(dim=1)
@@ -147,3 +146,12 @@ def _routed(omega: torch.Tensor, references: torch.Tensor, known: torch.Tensor) 
         leading = counts == counts.amax(dim=1, keepdim=True)
         found.append(total.masked_fill(~leading, -torch.inf).argmax(dim=1))
     return torch.cat(found)
+
+
+def _unit(vectors: torch.Tensor) -> torch.Tensor:
+    """The vectors along the last axis scaled to length 1; zero vectors stay zero.
+
+    `torch.nn.functional.normalize` shortens vectors below 1e-12, and faint ones must be routed like strong ones.
+    """
+    length = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / torch.where(length > 0, length, torch.ones_like(length))
