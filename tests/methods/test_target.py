@@ -222,10 +222,13 @@ def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formu
     assert ours.server.report().get("generator_bytes", 0) == (0 if images else 4 * generator)
 
 
-def test_clients_keep_nothing():
+def test_clients_keep_nothing_but_what_they_received():
+    """The teacher and its images, through the task."""
     found = federation(target())
     assert found.transport.state_dict() == {}
-    assert set(found.state.client_storage_bytes.values()) <= {0}
+    kept = {kind: size for kind, size in found.state.client_storage_bytes.items() if size}
+    assert [*kept] == ["received"]
+    assert kept["received"] > found.server.pictures()["synthetic"].images.nbytes
 
 
 @pytest.mark.slow

@@ -129,8 +129,8 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in runs.groupby(signature(runs, configuration), sort=False):
         row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
-        met = group.get("gates", [])  # reference tables are of runs that looked for none
-        row["gates"] = ", ".join(sorted({gate for gates in met for gate in gates.split(", ") if gate}))
+        met = group.get("gates", [])  # reference tables have none, or empty cells
+        row["gates"] = ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
         for measure in (*MEASURES, *filter(by_task, runs)):
             values = group[measure].to_numpy(float)
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:
