@@ -86,7 +86,8 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
     ("typed", "told"),
     [
         (("method=fedncm",), "tune has nothing to search: method=fedncm declares no knob of its own"),
-        ((*TYPED, "--on-test", "data.validation=0.2"), "--on-test beside data.validation"),
+        ((*TYPED, "--on-test", "data.validation=0.2"), "tune says itself what trials are tested on (--on-test"),
+        ((*TYPED, "data.test=true"), "tune says itself what trials are tested on (--on-test"),
         (("method=stsa", "method.gamma=1e0..1e6"), "(method.gamma=log(1e0,1e6), or uniform: "),
         ((*TYPED, "--trials", "0"), "--trials 0 is out of range"),
         ((*TYPED, "--metric", "A_avgg"), "did you mean A_avg"),

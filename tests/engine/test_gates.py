@@ -84,6 +84,16 @@ def test_accuracy_that_still_rises():
     assert looked_at(Served(), Served(0.9), Served(0.7)) == []
 
 
+def test_the_samples_that_are_asked_about_within_a_task_are_spread_over_it():
+    """A file may be sorted by class: its first thousand samples would be of one class."""
+    columns = np.repeat([0, 1], 1500)
+    context = Context(1, 0, torch.float64, torch.device("cpu"), WireFormat(torch.float32))
+    tested = Tested(torch.from_numpy(columns)[:, None].double(), columns, [np.arange(3000)])
+    some = Gates(Evaluation(context, TASKS[:1], tested), none_yet())._some(TASKS[0])
+    assert len(some) == 1000
+    assert columns[some].mean() == 0.5
+
+
 def test_what_a_method_says_of_its_own_terms():
     assert looked_at(Served(), Served(), Served(idle="all is clipped")) == [("idle_term", "all is clipped")]
 

@@ -171,7 +171,7 @@ def test_best_and_second_are_marked_in_each_setting_and_the_ceiling_aside():
     page = markdown(summary)
     assert "**71.00**" in page
     assert page.count("<u>70.00</u>") == 2
-    assert "gate aside, and the ceilings: centralised_ridge, centralised_softmax, centralised)" in page
+    assert "The ceilings (centralised_ridge, centralised_softmax, centralised), which see" in page
 
 
 def test_a_row_that_meets_a_gate_says_so_and_is_never_the_best():

@@ -45,6 +45,10 @@ def test_a_ceiling_is_not_the_best(command, feature_file, tmp_path):
     reports = [report_of(n, f"method={method}", method=method) for n, method in enumerate(methods)]
     assert results_table(reports, {"method"})[1] == "highest mean A_T (centralised_ridge aside): method=afl"
     assert results_table(reports[1:], {"method"})[1] == ""
+    reports[0].gates = ["chance"]
+    line = results_table([*reports, report_of(3, "method=fedncm", method="fedncm")], {"method"})[1]
+    assert line.startswith("highest mean A_T (centralised_ridge and 1 that meet a gate aside): method=")
+    assert "stsa" not in line
     ceilings = [report_of(n, f"beta={n}", method="centralised_ridge") for n in range(2)]
     assert results_table(ceilings, {"beta"})[1] == "highest mean A_T: beta=1"
 

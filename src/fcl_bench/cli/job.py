@@ -76,6 +76,7 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
             metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
             report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
             report.method = outcome.record["method"]
+            report.gates = sorted({found["gate"] for found in outcome.record["gates"]})
     return ended.code
 
 

@@ -47,6 +47,7 @@ class _Search:
         seeds: the seeds of every trial; its value is their mean.
         metric: one of `MEASURES`.
         prune: whether trials that fall behind are stopped early.
+        on_test: whether the test set chooses; if not, no trial looks at it.
     """
 
     fixed: list[str]
@@ -54,11 +55,7 @@ class _Search:
     seeds: list[str]
     metric: str
     prune: bool
-
-    @property
-    def on_validation(self) -> bool:
-        """Whether no trial looks at the test set."""
-        return "data.test=false" in self.fixed
+    on_test: bool
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
         """The overrides of one run."""
@@ -112,8 +109,9 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
         else:
             fixed.append(override)
     keys = {override.partition("=")[0] for override in fixed}
-    if on_test and keys & {"data.validation", "data.test"}:
-        raise UserError("--on-test beside data.validation or data.test", "one of the two")
+    if "data.test" in keys or (on_test and "data.validation" in keys):
+        what = "tune says itself what trials are tested on"
+        raise UserError(what, "--on-test for the test set, or data.validation=SHARE alone")
     if not on_test:
         fixed += [text for text in _VALIDATION if text.partition("=")[0] not in keys]
     if not space:
@@ -127,7 +125,7 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
                 f"tune has nothing to search: method={method.name} declares no knob of its own",
                 "a range, such as 'method.ridge=log(1e-4,1)'",
             )
-    return _Search(fixed, space, seeds, metric, prune and metric in _PRUNED_BY)
+    return _Search(fixed, space, seeds, metric, prune and metric in _PRUNED_BY, on_test)
 
 
 def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
@@ -244,7 +242,7 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
     with replacing(choice) as new:
         new.write_text(_chosen(search, best[0], command))
     say(f"the choice: {choice}")
-    if search.on_validation:
+    if not search.on_test:
         fixed = [text for text in search.fixed if text not in _VALIDATION]
         tested = dataclasses.replace(search, fixed=fixed).overrides(values, "0,1,2")
         say(f"with all training samples, on the test set: {shlex.join(['fcl-bench', '-m', *NAMED_BY, *tested])}")
@@ -254,7 +252,7 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
 
 def _chosen(search: _Search, best: Any, command: str) -> str:
     """The values of a trial as YAML, in the form of a file of conf/track/."""
-    where = "validation samples" if search.on_validation else "THE TEST SET, which chose these values"
+    where = "THE TEST SET, which chose these values" if search.on_test else "validation samples"
     lines = [
         f"{search.metric} {best.value:.4g} on {where}, seed {','.join(search.seeds)}, trial {best.number}",
         command,

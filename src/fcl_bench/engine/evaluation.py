@@ -240,10 +240,10 @@ class Evaluation:
             self._ask(task, server, answers, batch, number if stays else None)
         answers.finish(task.index)
 
-    def right_among(self, task: Task, server: Server, most: int) -> int:
-        """How many of the task's first `most` samples are classified right, with the task given."""
+    def right_among(self, task: Task, server: Server, samples: np.ndarray) -> int:
+        """How many of these samples (their indices) of the task are classified right, with the task given."""
         answers, pure = Predictions(len(self.tested.by_task)), server.pure_batches
-        for batch in test_batches([self.tested.by_task[task.index][:most]], pure, self._context.seed):
+        for batch in test_batches([samples], pure, self._context.seed):
             if len(batch):
                 self._ask(task, server, answers, batch, None)
         return int(answers["aware"][task.index, task.index])

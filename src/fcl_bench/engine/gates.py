@@ -52,7 +52,7 @@ class Gates:
         """After a round: three quarters of the way, what the model knows of the task."""
         rounds = server.model_rounds(task)
         if len(rounds) >= _LEAST_ROUNDS and round_ == rounds[int(_EARLIER * len(rounds)) - 1]:
-            self._state["earlier"] = self._evaluation.right_among(task, server, _PROBED)
+            self._state["earlier"] = self._evaluation.right_among(task, server, self._some(task))
 
     def finish(self, task: Task, server: Server, answers: Predictions) -> None:
         """After the task and its examination: add the gates that it meets."""
@@ -60,11 +60,16 @@ class Gates:
         own = tested.by_task[index]
         found = [*_chance(int(answers["aware"][index, index]), tested.columns[own]), *self._growth(server)]
         if (earlier := self._state["earlier"]) is not None and len(own):
-            asked = min(len(own), _PROBED)
-            found += _rising(earlier / asked, self._evaluation.right_among(task, server, _PROBED) / asked, asked)
+            some = self._some(task)
+            found += _rising(earlier, self._evaluation.right_among(task, server, some), len(some))
             self._state["earlier"] = None
         for gate, text in (*found, *server.gates().items()):
             self._state["found"].append({"gate": gate, "task": index, "text": text})
+
+    def _some(self, task: Task) -> np.ndarray:
+        """Some of the task's own samples, spread over all of them: a file may be sorted by class."""
+        own = self._evaluation.tested.by_task[task.index]
+        return own[:: max(1, -(-len(own) // _PROBED))]
 
     def _growth(self, server: Server) -> Iterator[tuple[str, str]]:
         starts = self._state["starts"]
@@ -97,8 +102,9 @@ def _chance(right: int, columns: np.ndarray) -> Iterator[tuple[str, str]]:
         yield "chance", text
 
 
-def _rising(earlier: float, now: float, samples: int) -> Iterator[tuple[str, str]]:
-    rise = now - earlier
-    deviation = np.sqrt(max(now * (1 - now) + earlier * (1 - earlier), 0.0) / max(samples, 1))
+def _rising(before: int, after: int, samples: int) -> Iterator[tuple[str, str]]:
+    """Whether so many right answers of the same samples are more than three quarters of the way through the task."""
+    earlier, now = before / samples, after / samples
+    rise, deviation = now - earlier, np.sqrt((now * (1 - now) + earlier * (1 - earlier)) / samples)
     if 100 * rise > _POINTS and rise > _SURE * deviation:
         yield "rising", f"its accuracy still rose by {100 * rise:.1f} points in the last quarter of its rounds"

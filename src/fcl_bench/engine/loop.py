@@ -201,11 +201,6 @@ class Federation:
             made.append(Observation(self.audits, transport))
         return missing, Exchange(transport, made)
 
-    @property
-    def validation_sizes(self) -> np.ndarray:
-        """(T,) how many validation samples each task has."""
-        return np.array([len(own) for own in self.stream.validation])
-
     def run(self, checkpoint: Callable[[Federation], Any], every: int | None = None) -> FederationState:
         """Run all tasks that are not done yet.
 

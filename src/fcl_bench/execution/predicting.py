@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone, Extractor
@@ -17,8 +16,9 @@ from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.finite import rows_not_finite
-from fcl_bench.data.images.stored import ArrayImages, Images
+from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
+from fcl_bench.data.sources.rows import rows_of
 from fcl_bench.data.sources.samples import samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
@@ -220,24 +220,6 @@ class Model:
         return not brings and found.identity.get("weights") != self.about["weights"]
 
 
-class Chosen:
-    """Some of a sequence of images, decoded on access."""
-
-    fingerprint = ""  # nothing that is made of them is kept
-
-    def __init__(self, images: Images, indices: np.ndarray) -> None:
-        self._images, self._indices = images, indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitem__(self, index: int) -> Image.Image:
-        return self._images[int(self._indices[index])]
-
-    def describe(self, index: int) -> str:
-        return self._images.describe(int(self._indices[index]))
-
-
 def tested_samples(
     folder: Path, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
@@ -261,7 +243,9 @@ def tested_samples(
     tasks = np.repeat(np.arange(len(tests)), [len(own) for own in tests])
     order = np.argsort(indices, kind="stable")
     indices, tasks = indices[order], tasks[order]
-    return _chosen(tested.inputs, indices), tested.labels[indices], tasks, indices
+    chosen_rows = rows_of(tested, indices)
+    inputs = chosen_rows.inputs
+    return inputs.pixels if isinstance(inputs, ArrayImages) else inputs, chosen_rows.labels, tasks, indices
 
 
 def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
@@ -270,9 +254,3 @@ def _fingerprint(dataset: Dataset, record: Mapping[str, Any]) -> str:
         return dataset.fingerprint
     hashes = {client: node["data"] for node in record["transport"]["nodes"] for client in node["clients"]}
     return json_hash([dataset.fingerprint, json_hash([hashes[client] for client in sorted(hashes)])])
-
-
-def _chosen(inputs: Images | np.ndarray, indices: np.ndarray) -> Any:
-    if isinstance(inputs, np.ndarray):
-        return inputs[indices]
-    return inputs.pixels[indices] if isinstance(inputs, ArrayImages) else Chosen(inputs, indices)

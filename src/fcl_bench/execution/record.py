@@ -149,7 +149,7 @@ def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> Clie
 
 def _validation(plan: Plan, federation: Federation) -> ValidationSamples | None:
     """What was held out of training; None where nothing was."""
-    held, sizes, answers = plan.settings.held_out, federation.validation_sizes, federation.state.validation
+    held, sizes, answers = plan.settings.held_out, federation.stream.validation_sizes, federation.state.validation
     if not held.validation:
         return None
     return {

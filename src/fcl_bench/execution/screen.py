@@ -187,8 +187,8 @@ def _remarks(record: RunRecord) -> Iterator[str]:
     for gate in dict.fromkeys(found["gate"] for found in record["gates"]):
         met = [found for found in record["gates"] if found["gate"] == gate]
         tasks = ", ".join(str(found["task"] + 1) for found in met)
-        where = f"after task {tasks}" if len(met) == 1 else f"after tasks {tasks}; the last"
-        yield f"[yellow]gate {gate}:[/] no fair sample of its method: {where}: {met[-1]['text']}"
+        where = f"after task {tasks}" if len(met) == 1 else f"after tasks {tasks}; of the last"
+        yield f"[yellow]gate {gate}:[/] this run is no fair sample of its method ({where}: {met[-1]['text']})"
     if (raw := record["communication"]["raw"]) and raw["larger"]:
         yield _larger(raw, record["communication"]["up_total_bytes"])
     if guarantee := record["privacy"]["guarantee"]:

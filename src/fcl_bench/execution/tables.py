@@ -67,7 +67,7 @@ def run_tables(
     if federation.rounds.every:
         tables["rounds.csv"] = (list(federation.rounds.columns), federation.rounds.values())
     if state.validation is not None:
-        matrix = accuracy_matrix(state.validation["correct"], federation.validation_sizes)
+        matrix = accuracy_matrix(state.validation["correct"], federation.stream.validation_sizes)
         tables["validation_matrix.csv"] = (names, matrix.tolist())
     for name, audit in federation.audits.items():
         header = list(dict.fromkeys(key for row in audit.rows for key in row))
@@ -88,7 +88,7 @@ def _tasks(federation: Federation, metrics: Metrics) -> Table:
         rows.append([*known, *series[task.index], *totals.values(), seconds])
     header = [*_TASKS, *totals, "seconds"]
     if (answers := federation.state.validation) is not None:
-        sizes = federation.validation_sizes
+        sizes = federation.stream.validation_sizes
         accuracies = finite(pooled_accuracy(answers["correct"], sizes))
         rows = [[*row, size, accuracy] for row, size, accuracy in zip(rows, sizes.tolist(), accuracies, strict=True)]
         header += ["validation_samples", "validation"]

@@ -21,6 +21,10 @@ log = logging.getLogger(__name__)
 CEILING = "centralised_ridge"
 #: All ceilings, including the method that trains the network on all data.
 CEILINGS = (CEILING, "centralised_softmax", "centralised")
+#: What tables say beside their marks of the best.
+NO_PART = (
+    f"The ceilings ({', '.join(CEILINGS)}), which see all data in one place, and rows that meet a gate take no part."
+)
 
 #: Columns of the setting that are shown wherever they vary; others are shown only if these do not determine them.
 _PRIMARY = (

@@ -34,6 +34,7 @@ class JobReport:
         result: the accuracies in percent and the upload in MiB of a complete run; None where not defined.
         warnings: the run's warnings, each text once.
         method: the method of a complete run.
+        gates: the gates that it meets.
     """
 
     number: int
@@ -47,6 +48,7 @@ class JobReport:
     result: dict[str, float | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     method: str = ""
+    gates: list[str] = field(default_factory=list)
 
     @property
     def command(self) -> str:

@@ -94,13 +94,16 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def _highest(settings: Mapping[str, list[JobReport]]) -> str:
-    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other.
+    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other, and settings
+    with a run that meets a gate not at all.
 
     Settings with the same printed mean are tied, and all of them are named.
     """
     # Imported only now: it brings pandas, which the rest of a sweep does without.
     from fcl_bench.results.summarise import CEILINGS
 
+    gated = [name for name, found in settings.items() if any(report.gates for report in found)]
+    settings = {name: found for name, found in settings.items() if name not in gated}
     aside = {found[0].method for found in settings.values()} & set(CEILINGS)
     rivals = [name for name, found in settings.items() if found[0].method not in aside]
     if not rivals:
@@ -109,7 +112,8 @@ def _highest(settings: Mapping[str, list[JobReport]]) -> str:
     highest = [name for name, mean in means.items() if mean == max(means.values())]
     if len(rivals) < 2 or means[highest[0]] < 0:
         return ""
-    left_out = f" ({' and '.join(sorted(aside))} aside)" if aside else ""
+    named = [*sorted(aside), *([f"{len(gated)} that meet a gate"] if gated else [])]
+    left_out = f" ({' and '.join(named)} aside)" if named else ""
     tied = "tied, " if len(highest) > 1 else ""
     return f"highest mean A_T{left_out}: {tied}{' and '.join(highest)}"
 

@@ -56,6 +56,11 @@ class Stream:
         return np.array([len(indices) for indices in self.test])
 
     @property
+    def validation_sizes(self) -> np.ndarray:
+        """(T,) how many validation samples each task has."""
+        return np.array([len(indices) for indices in self.validation])
+
+    @property
     def recurring(self) -> bool:
         """Whether a task has classes of an earlier one."""
         return any(len(task.columns) > len(task.new_columns) for task in self.tasks)

@@ -9,7 +9,7 @@ import pandas as pd
 from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
-from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
+from fcl_bench.results.summarise import NO_PART, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
 from fcl_bench.results.tables.summary_table import constants, marks, measured_cell
 
@@ -100,8 +100,8 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         sheet_rows.append(cells)
     notes = [
         *constants(summary),
-        "Mean ± standard deviation over seeds (number of seeds). In each setting the best is bold and the second "
-        f"underlined ({' and '.join(CEILINGS)}, which see all data in one place, aside). {_NOTES[name]}",
+        "Mean ± standard deviation over seeds (number of seeds). In each setting the best is bold and the second"
+        f" underlined. {NO_PART} {_NOTES[name]}",
     ]
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.

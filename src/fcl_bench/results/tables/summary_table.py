@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fcl_bench.config import text
 from fcl_bench.results.measures import MEASURES, Measure
-from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
+from fcl_bench.results.summarise import CEILINGS, NO_PART, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import Cell, Sheet, Table, best_and_second, decimals, mean_cell, value_cell
 from fcl_bench.results.tables.markup import markdown_table
 
@@ -77,8 +77,7 @@ def _note(shown: Sequence[Measure]) -> str:
         [
             "Mean ± standard deviation over n seeds.",
             *(_NOTES[measure.name] for measure in shown if measure.name in _NOTES),
-            "In each setting the best accuracy is bold and the second underlined"
-            f" (rows that meet a gate aside, and the ceilings: {', '.join(CEILINGS)}).",
+            f"In each setting the best accuracy is bold and the second underlined. {NO_PART}",
         ]
     )
 
