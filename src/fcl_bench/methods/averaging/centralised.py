@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import torch
 
+from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.server import GradientServer
@@ -109,6 +110,7 @@ class Centralised(GradientMethod):
     server_half = CentralisedServer
     resumes_within_tasks: ClassVar[bool] = False
 
+    loss_classes: str = knob("seen", choices=("seen", "task"))
     restart: bool = True
 
     def __post_init__(self) -> None:

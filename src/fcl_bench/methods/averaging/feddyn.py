@@ -4,8 +4,9 @@ Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it t
 
     f_k(w) - <g_k, w> + (alpha_k / 2) ||w - w0||^2,   g_k = -alpha_k d_k,
 
-which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and takes w = mean of the
-participants' w_k - h / alpha. Where training comes to rest, w minimises the clients' losses together: sum_k f_k, or
+which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and sends w0 = m - h / alpha, m the
+mean of the last participants' w_k. m is the model that predicts, as in the authors' code: running statistics are of it,
+and it does not overshoot. Where training comes to rest, m = w0 minimises the clients' losses together: sum_k f_k, or
 sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
 """
 
@@ -58,7 +59,7 @@ class FedDynClient(ClientSumClient):
 
 
 class FedDynServer(ClientSumServer):
-    """Moves the average on by the mean of all clients' d_k.
+    """Keeps the mean of the clients' models, and sends it moved on by the mean of all clients' d_k.
 
     Attributes:
         sizes: samples of the task at hand, and the clients that have them; only if `scaled`.
@@ -77,6 +78,18 @@ class FedDynServer(ClientSumServer):
             self.sizes = (0, 0)
         super().start_task(task)
 
+    def broadcast(self, task: Task, round_: int) -> Message:
+        message = super().broadcast(task, round_)
+        if self.stage != MODEL:
+            return message
+        for name in self.parameters():
+            if name in self.sums:
+                moved = (self.sent[name].double() + self.mean(name)).float()
+                if name in self.frozen_rows():
+                    moved[self.frozen_rows()[name]] = self.sent[name][self.frozen_rows()[name]]
+                self.sent[name] = moved
+        return message.with_tensors({**message, **self.sent})
+
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         samples, clients = self.sizes
         mean = {f"{_MEAN}{self.task}": torch.tensor(samples / clients, dtype=torch.float64)} if clients else {}
@@ -92,12 +105,6 @@ class FedDynServer(ClientSumServer):
             models = upload[name].double() * (1 if self.context.sums else upload.clients)
             self.add(name, models - upload.clients * self.sent[name].double())
 
-    def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        moved = {name: (mean[name].double() + self.mean(name)).float() for name in self.parameters()}
-        for name, rows in self.frozen_rows().items():
-            moved[name][rows] = mean[name][rows]
-        return {**mean, **moved}
-
 
 @dataclass
 class FedDyn(ClientSumMethod):
@@ -111,14 +118,15 @@ class FedDyn(ClientSumMethod):
     """
 
     name: ClassVar[str] = "feddyn"
-    search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.01,10)", "reset": "false,true"}
+    search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.01,10)"}
     compiles: ClassVar[bool] = True
     averaged_with: ClassVar[str] = "method.training.weighting=uniform"
     client_half = FedDynClient
     server_half = FedDynServer
 
-    alpha: float = knob(0.1, above=0)
+    alpha: float = knob(1.0, above=0)
     scaled: bool = True
+    reset: bool = True
     max_norm: float | None = knob(10.0, above=0)
 
     @property

@@ -6,7 +6,8 @@ In every task but the first, clients minimise
 
 theta* the model with which the last task ended and F the diagonal of the Fisher information of all tasks before. After
 a task each client sends the sum over its samples of squared gradients, S_k = sum_x (d log p(y|x) / d theta)^2 under the
-final model, and the server makes F_t = sum_k S_k / sum_k n_k, F <- min(gamma F + F_t, fisher_max) of them.
+final model, and the server makes F_t = sum_k S_k / sum_k n_k, F <- min(gamma F + F_t / max F_t, fisher_max) of them
+(without the division if normalise=none).
 """
 
 from __future__ import annotations
@@ -135,8 +136,10 @@ class FedEWCServer(GradientServer):
         gamma, most = self.method.gamma, self.method.fisher_max
         if self._samples:
             total = {name: gamma * F.double() for name, F in self.fisher.items()}
+            largest = max((float(squares.max()) for squares in self._squares.values() if squares.numel()), default=0.0)
+            unit = largest if self.method.normalise == "maximum" and largest > 0 else self._samples
             for name, squares in self._squares.items():
-                new = squares / self._samples
+                new = squares / unit
                 total[name] = total[name] + new if name in total else new
             self.fisher = {name: (F if most is None else F.clamp(max=most)).float() for name, F in total.items()}
         self._squares, self._samples = {}, 0
@@ -186,25 +189,28 @@ class FedEWC(GradientMethod):
     Args:
         strength: lambda, of the penalty; 0: fedavg.
         gamma: share of F that stays when a task's is added.
+        normalise: what F_t is divided by before it is added: maximum (its largest entry: tasks count alike, and steps
+            are stable while lr * strength * tasks is below 2), none.
         fisher_max: no entry of F is larger; None: no bound.
         variant: working (as above), published (what the public code computes: the penalty never reaches the model that
             trains, so it is fedavg with loss_classes=task and uniform weights).
     """
 
     name: ClassVar[str] = "fedewc"
-    search: ClassVar[Mapping[str, str]] = {"strength": "log(0.1,1e4)", "fisher_max": "null,1e-4"}
+    search: ClassVar[Mapping[str, str]] = {"strength": "log(0.1,1e4)"}
     client_half = FedEWCClient
     server_half = FedEWCServer
 
-    strength: float = knob(1000.0, least=0)
+    strength: float = knob(10.0, least=0)
     gamma: float = knob(1.0, least=0, most=1)
-    fisher_max: float | None = knob(1e-4, above=0)
+    normalise: str = knob("maximum", choices=("maximum", "none"))
+    fisher_max: float | None = knob(None, above=0)
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.variant == "published":
-            unused = ("strength", "gamma", "fisher_max")
+            unused = ("strength", "gamma", "normalise", "fisher_max")
             defaults = {knob.name: knob.default for knob in dataclasses.fields(self) if knob.name in unused}
             self.require_published(**defaults, loss_classes="task", weighting="uniform")
 

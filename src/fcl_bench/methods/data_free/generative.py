@@ -14,7 +14,6 @@ from typing import ClassVar
 
 import torch
 
-from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.data_free.generators.synthesis import InputStatistics
@@ -118,13 +117,7 @@ class DataFreeServer(GradientServer):
 
 @dataclass
 class DataFreeMethod(GradientMethod):
-    """A method whose server makes images of earlier classes.
-
-    Args:
-        loss_classes: as in any gradient method; here the task's own by default, since the teacher holds the old.
-    """
-
-    loss_classes: str = knob("task", choices=("seen", "task"))
+    """A method whose server makes images of earlier classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,7 +41,6 @@ class FedLwF(GradientMethod):
     """Knobs of FedLwF.
 
     Args:
-        loss_classes: as in any gradient method; here the task's own by default, since the teacher holds the old.
         strength: lambda, of the distillation; 0: fedavg, without a teacher.
         temperature: T, by which both models' logits are divided.
     """
@@ -50,7 +49,6 @@ class FedLwF(GradientMethod):
     search: ClassVar[Mapping[str, str]] = {"strength": "log(0.3,30)"}
     client_half = FedLwFClient
 
-    loss_classes: str = knob("task", choices=("seen", "task"))
     strength: float = knob(3.0, least=0)
     temperature: float = knob(2.0, above=0)
 

@@ -241,7 +241,7 @@ class FediCaRL(ExemplarMethod):
     loss: str = knob("ce_kd", choices=("ce_kd", "bce"))
     strength: float = knob(1.0, least=0)
     temperature: float = knob(2.0, above=0)
-    classify: str = knob("softmax", choices=("softmax", "nme"))
+    classify: str = knob("nme", choices=("softmax", "nme"))
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:

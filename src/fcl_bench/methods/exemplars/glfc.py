@@ -58,6 +58,7 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
 
@@ -274,6 +275,7 @@ class GLFC(ExemplarMethod):
     client_half = GLFCClient
     proxy_half: ClassVar[type[ProxyServer]] = ProxyServer
 
+    training: Training = field(default_factory=lambda: Training(lr=0.5))
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0)
     proxy: str = knob("reconstruct", choices=("reconstruct", "none"))

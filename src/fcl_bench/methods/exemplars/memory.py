@@ -173,6 +173,7 @@ class ExemplarMethod(GradientMethod):
         memory: samples that a client may keep.
     """
 
+    loss_classes: str = knob("seen", choices=("seen", "task"))
     memory: int = knob(2000, least=0)
 
     def __post_init__(self) -> None:

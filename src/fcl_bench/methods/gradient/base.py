@@ -69,10 +69,10 @@ class GradientMethod(Method):
         "loss_classes": "seen,task",
     }
 
-    training: Training = field(default_factory=Training)
+    training: Training = field(default_factory=lambda: Training(momentum=0.9))
     frozen_stages: int = knob(0, least=0)
     frozen_heads: bool = False
-    loss_classes: str = knob("seen", choices=("seen", "task"))
+    loss_classes: str = knob("task", choices=("seen", "task"))
     trains: str = knob("images", choices=("images", "features"))
     ccvr: str = knob("none", choices=("none", "gaussian"))
     gaussian: Gaussian = field(default_factory=Gaussian)

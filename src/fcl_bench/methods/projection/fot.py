@@ -147,7 +147,6 @@ class FOT(ProjectedMethod):
     server_half = FOTServer
 
     threshold: float = knob(0.87, above=0, most=1)
-    threshold_step: float = knob(0.01, least=0)
     mass: str = knob("energy", choices=MASSES)
     columns: int | None = knob(512, least=1)  # type: ignore[assignment]
     sketch: float = knob(5.0, above=0)

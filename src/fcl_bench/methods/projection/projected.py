@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,7 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Field, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
+from fcl_bench.training.knobs import Training
 from fcl_bench.training.layer_inputs import HEADS, layer_columns, projectable
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective
@@ -76,9 +77,9 @@ class ProjectedMethod(GradientMethod):
 
     projected_decay: ClassVar[bool] = True
 
+    training: Training = field(default_factory=Training)
     frozen_stages: int = knob(2, least=0)
     frozen_heads: bool = True
-    loss_classes: str = knob("task", choices=("seen", "task"))
     frozen_head_age: int = knob(1, least=1)
     projected_heads: bool = False
     norms: str = knob("frozen", choices=("frozen", "decay", "train"))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from torch import nn
 from fcl_bench.config import knob
 from fcl_bench.methods.transformers.prompts import PromptMethod, Prompts
 from fcl_bench.protocol.context import Context
+from fcl_bench.training.knobs import Training
 
 log = logging.getLogger(__name__)
 
@@ -156,6 +157,9 @@ class CodaPrompt(PromptMethod):
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False
 
+    training: Training = field(
+        default_factory=lambda: Training(optimizer="adam", lr=1e-3, weight_decay=0.0, schedule="cosine")
+    )
     layers: list[int] = knob(lambda: [0, 1, 2, 3, 4], least=0)
     components: int = knob(10, least=1)
     length: int = knob(8, least=2)

@@ -231,7 +231,6 @@ class LoRM(LowRankMethod):
     training: Training = field(
         default_factory=lambda: Training(rounds=5, batch_size=16, optimizer="adamw", lr=3e-4, weight_decay=0.0)
     )
-    loss_classes: str = knob("task", choices=("seen", "task"))
     rank: int = knob(16, least=1)
     targets: list[str] = knob(lambda: ["qkv", "proj", "fc1", "fc2"])
     alpha: float = knob(0.0, least=0, most=1)

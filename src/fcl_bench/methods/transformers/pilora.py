@@ -260,6 +260,7 @@ class PILoRA(LowRankMethod):
             rounds=30, epochs=10, optimizer="adam", lr=1e-5, rates={"heads": 2e-3}, weight_decay=1e-5, schedule="cosine"
         )
     )
+    loss_classes: str = knob("seen", choices=("seen", "task"))
     layers: list[int] | None = knob(lambda: [0], least=0)
     pull: float = knob(0.001, least=0)
     sparsity: float = knob(0.01, least=0)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import torch
 from torch import nn
 
-from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augmentation, Samples, epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
@@ -297,7 +296,6 @@ class PromptMethod(GradientMethod):
     length_knobs: ClassVar[tuple[str, ...]] = ("length",)
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-3, weight_decay=0.0))
-    loss_classes: str = knob("task", choices=("seen", "task"))
     frozen_heads: bool = True
 
     def __post_init__(self) -> None:

@@ -237,11 +237,11 @@ class RegMean(GradientMethod):
     """
 
     name: ClassVar[str] = "regmean"
-    search: ClassVar[Mapping[str, str]] = {"damping": "0.1,0.5,0.9,1"}
+    search: ClassVar[Mapping[str, str]] = {"damping": "0,0.1,0.5,0.9"}
     aggregation: ClassVar[str] = EACH
     averaged_with: ClassVar[str] = "method.local=ridge method.trains=features, or method=fedavg"
 
-    damping: float = knob(1.0, least=0, most=1)
+    damping: float = knob(0.1, least=0, most=1)
     local: str = knob("sgd", choices=("sgd", "ridge"))
     gamma: float = knob(1.0, least=0)
 
