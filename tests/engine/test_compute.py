@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
 
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
+from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedewc import FedEWC
 from fcl_bench.methods.closed_form.afl import AFL
@@ -40,6 +42,7 @@ PLAIN = Counts(ROUNDS * EPOCHS * sum(STEPS), ROUNDS * EPOCHS * sum(SAMPLES), 0)
 #: A teacher sees each batch of the second task.
 TAUGHT = PLAIN._replace(samples_forward=ROUNDS * EPOCHS * SAMPLES[1])
 NOBODY = Counts()
+TASKS = feature_tasks(0, [3, 3], SIZES)
 
 
 def on_images(method, **options) -> Federation:
@@ -48,13 +51,14 @@ def on_images(method, **options) -> Federation:
 
 def on_features(method, parallel: str = "1") -> Federation:
     transport = lambda *parts: InProcess.of(*parts, parallel=parallel)  # noqa: E731
-    return learnt(method, feature_context(), feature_tasks(0, [3, 3], SIZES), transport=transport)
+    return learnt(method, feature_context(), TASKS, transport=transport)
 
 
 def counted(run: Federation) -> tuple[Counts, Counts]:
     return Counts(**run.state.client_counts), Counts(**run.state.server_counts)
 
 
+@pytest.mark.slow_cases("on_images-adam")
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("learn", [on_images, on_features])
 def test_every_batch_of_every_epoch_is_a_step(learn, optimizer):
@@ -117,6 +121,21 @@ def test_a_generator_learns_at_the_server_and_its_images_count_where_they_pass()
     assert server == Counts(steps, steps * batch, 0)
 
 
+def test_each_class_has_an_autoencoder_that_steps_by_itself():
+    """The server fuses what several clients have of a class: it draws of each, and asks all of all samples."""
+    knobs, drawn = VAETraining(rounds=1, epochs=EPOCHS, batch_size=4), 10
+    run = on_features(FedCBC(training=knobs, hidden=4, latent=3, samples=drawn))
+    held = [[labels.unique(return_counts=True)[1] for _, labels in clients] for clients in TASKS]
+    counts = [int(count) for clients in held for own in clients for count in own]
+    everyone = [column for clients in TASKS for _, labels in clients for column in labels.unique().tolist()]
+    fused = [teachers for teachers in Counter(everyone).values() if teachers > 1]
+    clients, server = counted(run)
+    assert clients == Counts(EPOCHS * sum(-(-count // 4) for count in counts), EPOCHS * sum(counts), 0)
+    assert server.gradient_steps == EPOCHS * sum(-(-teachers * drawn // 4) for teachers in fused)
+    assert server.samples_trained == EPOCHS * drawn * sum(fused)
+
+
+@pytest.mark.slow
 def test_queries_of_prompts_count_once_a_round():
     method = L2P(training=dataclasses.replace(KNOBS, optimizer="adam", lr=1e-3), layers=(0,), pool=2, top=1, length=2)
     clients, server = counted(on_images(method, architecture="vit"))
