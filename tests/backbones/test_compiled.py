@@ -33,7 +33,7 @@ from fcl_bench.methods.gradient import base
 from fcl_bench.training.knobs import Training
 from tests.methods.plain_training import made_tasks
 from tests.methods.training_harness import federation_of, tiny_context
-from tests.methods.whole_runs import assert_resumes, learnt, model_of, same
+from tests.methods.whole_runs import assert_resumes, computed, learnt, model_of, same
 from tests.small_runs import run_in, settings_for
 
 CPU = torch.device("cpu")
@@ -106,6 +106,7 @@ def test_steps_run_compiled_with_the_same_bits_of_the_same_graph(method, ran):
     found = learnt(method(training=TRAINING, **knobs), compiled_context(), TASKS)
     assert ran["runs"] > 20
     assert same(model_of(found), model_of(plain))
+    assert computed(found) == computed(plain) != ({}, {})
 
 
 def test_neither_clients_nor_rounds_nor_tasks_compile_again(ran):

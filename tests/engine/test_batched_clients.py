@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
@@ -162,7 +163,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
         seconds = 8.0
 
         def __init__(self, device):
-            pass
+            self.counts = Counter()
 
         def running(self):
             return torch.no_grad()

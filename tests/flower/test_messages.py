@@ -52,7 +52,7 @@ def test_every_message_comes_back(name, wire, monkeypatch):
         kinds.update(tensor.dtype for tensor in reply.upload.values())
         back = deserialise_reply(deserialise(serialise_reply(reply)))
         require_same(back.upload, reply.upload)
-        for field in ("client", "seconds", "stored", "samples_kept", "accepted", "right"):
+        for field in ("client", "seconds", "stored", "samples_kept", "accepted", "right", "counts"):
             assert getattr(back, field) == getattr(reply, field)
         return dataclasses.replace(back, guesses=reply.guesses)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
@@ -74,8 +75,14 @@ def assert_resumes(made: Callable[[], Federation], step: int = 1) -> tuple[Feder
             resumed.run(lambda _: None)
             assert_same(learnt_by(resumed), learnt_by(whole))
             assert resumed.server.report() == whole.server.report()
+            assert computed(resumed) == computed(whole)
             assert (resumed.state.answers["correct"] == whole.state.answers["correct"]).all()
     return whole, saved
+
+
+def computed(done: Federation) -> tuple[Counter[str], Counter[str]]:
+    """What clients and the server counted."""
+    return Counter(done.state.client_counts), Counter(done.state.server_counts)
 
 
 def stop(_: Federation) -> None:

@@ -25,6 +25,7 @@ from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
 from fcl_bench.environment import autotunes, available_cores, exact_kernels
 from fcl_bench.errors import UserError, first_line
+from fcl_bench.protocol import compute
 
 #: What turns graphs into code; tests of everything else take one that needs no C++ compiler.
 BACKEND = "inductor"
@@ -67,6 +68,7 @@ def compile_body(body: torch.nn.Module) -> None:
     assert compiled is not None
 
     def call(images: torch.Tensor) -> torch.Tensor:
+        compute.count_pass(body, (images,))
         torch._dynamo.maybe_mark_dynamic(images, 0)
         try:
             features: torch.Tensor = compiled(images)

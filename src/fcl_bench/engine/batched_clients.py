@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -55,11 +56,11 @@ class BatchedClients:
         """The replies of these clients, as of `Node.turn`."""
         alone: str | None = ""
         for group in self._groups(present, broadcast.task):
-            seconds, together = dict.fromkeys(group, 0.0), 1
+            seconds, together, counts = dict.fromkeys(group, 0.0), 1, Counter[str]()
             shards: dict[int, ClientData] = {}
             if len(group) > 1 and alone == "":
                 shards = {client: self._node.data.client_data(broadcast.task, client) for client in group}
-                seconds, alone = self._trained(shards, broadcast)
+                seconds, alone, counts = self._trained(shards, broadcast)
                 together = len(group) if alone == "" else 1
                 if alone:
                     text = f"parallel_clients: clients train one after the other, since {alone}"
@@ -67,16 +68,24 @@ class BatchedClients:
             for client in group:
                 self._node.commit()
                 reply = self._node.turn(client, broadcast, shards.pop(client, None))
-                yield replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone or "")
+                own = replace(reply, seconds=reply.seconds + seconds[client], together=together, alone=alone or "")
+                yield replace(own, counts=own.counts + counts)
+                counts = Counter()
 
-    def _trained(self, shards: dict[int, ClientData], broadcast: Message) -> tuple[dict[int, float], str | None]:
-        """The seconds of each client in the joint training, and why there was none; None: nothing trains."""
+    def _trained(
+        self, shards: dict[int, ClientData], broadcast: Message
+    ) -> tuple[dict[int, float], str | None, Counter[str]]:
+        """The seconds of each client in the joint training, why there was none (None: nothing trains), and its counts.
+
+        An attempt that was given up counts nothing: the clients compute it again.
+        """
         watch = Stopwatch(self._device)
         with watch.running():
             alone = self._node.train_batched(list(shards.values()), broadcast)
         sizes = {client: max(len(client_data.labels), 1) for client, client_data in shards.items()}
         whole = sum(sizes.values())
-        return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone
+        counts = watch.counts if alone == "" else Counter[str]()
+        return {client: watch.seconds * size / whole for client, size in sizes.items()}, alone, counts
 
     def _groups(self, present: Sequence[int], task: int) -> Iterator[list[int]]:
         """Neighbours in the order of turns: at most `size` clients, and no more features than fit."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import torch
 
 from fcl_bench.engine.ledger import NOBODY_KNOWS
 from fcl_bench.errors import UserError, kind_of
+from fcl_bench.protocol.compute import so_far
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
@@ -35,23 +37,24 @@ ARRIVES, SUMMED, DROPPED, LATE, LOST = "arrives", "summed", "dropped", "late", "
 
 
 class Stopwatch:
-    """Wall-clock seconds of a block.
+    """Wall-clock seconds of a block, and what it computed.
 
     On CUDA they lie between two events in the device's queue, so that work which was queued before the block does not
     count, and the host waits once for each block: at its end.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self.seconds = device, 0.0
+        self._device, self.seconds, self.counts = device, 0.0, Counter[str]()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Add the block's seconds."""
-        begun = self._mark()
+        """Add the block's seconds and counts."""
+        begun, before = self._mark(), so_far()
         try:
             yield
         finally:
             ended = self._mark()
+            self.counts = self.counts + (so_far() - before)
             if isinstance(begun, float):
                 self.seconds += ended - begun
             else:
@@ -190,6 +193,7 @@ class Reply:
         grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
         together: how many clients trained side by side with this one, itself included.
         alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
+        counts: what was computed; of clients that trained side by side, the first one has it all.
     """
 
     client: int
@@ -204,6 +208,7 @@ class Reply:
     grouped: Grouped | None = None
     together: int = 1
     alone: str = ""
+    counts: Counter[str] = field(default_factory=Counter)
 
     def turn(self, round_: Round) -> Turn:
         """The upload is of this round or, without any cost, of an earlier one."""
@@ -339,6 +344,7 @@ class Accounting(Step):
         columns["up_bytes"][client] = reply.upload.nbytes
         columns["down_bytes"][client] = self._state.ledger.cached.send(client, round_.broadcast)
         columns["client_seconds"][client] = reply.seconds
+        self._state.client_counts = Counter(self._state.client_counts) + reply.counts
         batched["turns_batched" if reply.together > 1 else "turns_single"] += 1
         if reply.alone and reply.alone not in batched["single_because"]:
             batched["single_because"].append(reply.alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -40,7 +41,7 @@ _AUDIT, CLIENT = "audit.", "client."
 _VALIDATION = GROWING + "validation."
 #: The fields of a `FederationState` that are JSON already.
 _PLAIN = (
-    *("tasks_done", "rounds_done", "server_seconds"),
+    *("tasks_done", "rounds_done", "server_seconds", "client_counts", "server_counts"),
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
     *("absences", "missing", "batched_turns", "gates"),
 )
@@ -65,6 +66,7 @@ class FederationState:
         ledger: bytes and seconds.
         rounds_done: complete rounds of the current task.
         server_seconds: the server's seconds in those rounds.
+        client_counts, server_counts: what all clients, and the server, have computed so far (`protocol.compute`).
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
         client_storage_max_bytes: the same for all kinds together.
         client_samples_kept: the most raw samples that any client has kept.
@@ -81,6 +83,8 @@ class FederationState:
     ledger: Ledger
     rounds_done: int = 0
     server_seconds: float = 0.0
+    client_counts: Counter[str] = field(default_factory=Counter)
+    server_counts: Counter[str] = field(default_factory=Counter)
     client_storage_bytes: dict[str, int] = field(default_factory=dict)
     client_storage_max_bytes: int = 0
     client_samples_kept: int = 0
@@ -226,11 +230,13 @@ class Federation:
     def _learn(self, task: Task) -> Iterator[int]:
         """The rounds of one task that are not done yet; yields how many are, after each."""
         state, server, watch = self.state, self.server, self._watch
-        watch.seconds = state.server_seconds
+        watch.seconds, watch.counts = state.server_seconds, Counter(state.server_counts)
         held = self._held(task)
         with watch.running():
             server.start_task(task)
             rounds = server.rounds(task)
+        if state.rounds_done:  # the run was resumed within the task, whose start has been counted
+            watch.counts = Counter(state.server_counts)
         gates = Gates(self._evaluations["accuracy"], state.gates)
         gates.begin(task, server)
         for number in range(state.rounds_done, rounds):
@@ -240,11 +246,12 @@ class Federation:
             if number + 1 < rounds:  # after the last one, once the task is finished
                 self.rounds.look(task, number, server)
                 gates.look(task, number, server)
-            state.rounds_done, state.server_seconds = number + 1, watch.seconds
+            state.rounds_done, state.server_seconds, state.server_counts = number + 1, watch.seconds, watch.counts
             yield number + 1
         with watch.running():
             server.finish_task()
         state.ledger.server_seconds.append(watch.seconds)
+        state.server_counts = watch.counts
         state.rounds_done, state.server_seconds, state.missing = 0, 0.0, []
 
     def _round(self, task: Task, number: int, held: Held) -> None:

@@ -213,7 +213,9 @@ class Node:
         self._states[client], self._versions[client] = kept, versions(kept)
         accepted, right = (0, 0) if guesses is None else self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
-        return Reply(client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped)
+        return Reply(
+            client, upload, watch.seconds, guesses, *sizes, alone, accepted, right, grouped, counts=watch.counts
+        )
 
     def _leakage(
         self, made: Message, stage: str, client_data: ClientData, guesses: torch.Tensor | None

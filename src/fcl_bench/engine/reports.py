@@ -155,6 +155,18 @@ class Seconds(TypedDict):
     server_seconds: float  # of all tasks
 
 
+class Compute(TypedDict):
+    """Training compute of all clients, and of the server, whatever the machine (docs/reference/metrics.md)."""
+
+    client_gradient_steps: int  # of optimisers, of all clients together
+    client_samples_trained: int  # passed forward and backward: a sample counts in each epoch
+    client_samples_forward: int  # passed forward alone: by teachers, for statistics, to select
+    client_samples_extracted: int  # through the frozen backbone for their features: each once, cached or not
+    server_gradient_steps: int
+    server_samples_trained: int
+    server_samples_forward: int  # evaluation left out
+
+
 class TreeLevel(TypedDict):
     """The nodes of one level of a tree, and what went over the links above them; level 1 is next to the clients."""
 

@@ -16,7 +16,7 @@ from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
-from fcl_bench.engine.reports import Dropped
+from fcl_bench.engine.reports import Compute, Dropped
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.folder import SCHEMA
@@ -35,6 +35,7 @@ from fcl_bench.execution.run_json import (
     ValidationSamples,
 )
 from fcl_bench.execution.tables import accuracy_by_client
+from fcl_bench.protocol.compute import COUNTED
 from fcl_bench.protocol.method import Server
 
 
@@ -106,6 +107,7 @@ def run_record(
         "absences": state.absences,
         "batched_turns": state.batched_turns,
         "privacy": _privacy(plan, federation),
+        "compute": _compute(federation, inputs),
         "runtime": _runtime(federation, inputs, seconds),
         "environment": environment.describe(device),
         "transport": _transport(plan, federation, processes),
@@ -174,6 +176,15 @@ def _privacy(plan: Plan, federation: Federation) -> Privacy:
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
     none = {**ledger.single_samples(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})
+
+
+def _compute(federation: Federation, inputs: Inputs) -> Compute:
+    """What clients and the server computed, and the samples of which a frozen network made features."""
+    state, tasks = federation.state, federation.stream.tasks
+    held = sum(int(federation.transport.samples(task.index)[0].sum()) for task in tasks)
+    counts = {"client": state.client_counts, "server": state.server_counts}
+    found = {f"{who}_{what}": own.get(what, 0) for who, own in counts.items() for what in COUNTED}
+    return cast(Compute, {**found, "client_samples_extracted": 0 if inputs.precision is None else held})
 
 
 def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any]) -> Transport:

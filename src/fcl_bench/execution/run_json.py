@@ -12,6 +12,7 @@ from fcl_bench.engine.reports import (
     Absences,
     BatchedTurns,
     BestRounds,
+    Compute,
     Dropped,
     Exchanged,
     Gate,
@@ -194,6 +195,7 @@ class Result(TypedDict):
     absences: Absences
     batched_turns: BatchedTurns
     privacy: Privacy
+    compute: Compute  # the first stage left out
     runtime: Runtime
     environment: Environment
     transport: Transport

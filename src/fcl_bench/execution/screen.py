@@ -76,6 +76,13 @@ _ROWS: dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]] = {
         ("given a label by their client", "labels.accepted", _count),
         ("of those, right", "labels.right", _count),
     ),
+    "Training, whatever the machine": (
+        ("gradient steps, all clients", "compute.client_gradient_steps", _count),
+        ("samples forward and backward, all clients", "compute.client_samples_trained", _count),
+        ("samples forward alone, all clients", "compute.client_samples_forward", _count),
+        ("samples through the frozen backbone, all clients", "compute.client_samples_extracted", _count),
+        ("gradient steps, server", "compute.server_gradient_steps", _count),
+    ),
     "Runtime": (
         ("device", "environment.device", str),
         ("threads", "environment.threads", _count),

@@ -92,6 +92,10 @@ MEASURES: dict[str, Measure] = {
         Measure("cumulative_seconds", "seconds of all clients, server, features", "runtime", shown="on request"),
         Measure("total_seconds", "seconds in all", "runtime", shown="on request"),
         Measure("peak_memory_mib", "peak memory (MiB)", "runtime", shown="on request"),
+        Measure("client_gradient_steps", "clients' gradient steps", "runtime", shown="on request"),
+        Measure("client_samples_trained", "samples trained on, clients", "runtime", shown="on request"),
+        Measure("client_samples_forward", "samples passed forward, clients", "runtime", shown="on request"),
+        Measure("server_gradient_steps", "server's gradient steps", "runtime", shown="on request"),
     )
 }
 

@@ -21,6 +21,7 @@ from functools import partial
 import torch
 
 from fcl_bench.data.images.batches import Samples
+from fcl_bench.protocol import compute
 from fcl_bench.training.knobs import SGD, Training
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -80,6 +81,7 @@ class LinearHeads:
     @torch.no_grad()
     def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add the gradient of the mean loss on features (b, d) with labels (b,) to the parameters that train."""
+        compute.count(trained=len(inputs))
         scores = self.scores(inputs)
         if self.closed:
             gradient = self._objective.score_gradient(scores, labels, inputs)
@@ -154,6 +156,7 @@ def train_repeatedly(
         knobs: epochs and weight decay.
         rate: step size.
     """
+    compute.count(steps=knobs.epochs, trained=knobs.epochs * len(inputs))
     decayed = 1 - rate * knobs.weight_decay
     scores = last = linear.scores(inputs)
     # A tensor overflows to infinity, which is then reported as divergence; a number would be an error of Python's.

@@ -15,6 +15,7 @@ import torch
 
 from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.backbones.network_extractor import compile_body
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import seeded
 
@@ -76,7 +77,10 @@ class Network(torch.nn.Module):
         self._found: _Parts | None = None
         #: The mode of all modules but of norms; None: who knows.
         self._mode: bool | None = None
-        self.put_body(start.build())
+        body = start.build()
+        # Bodies that are put in its place have it inside.
+        body.register_forward_pre_hook(compute.count_pass)
+        self.put_body(body)
         # Says where the network is, even of a body without parameters; no part of its state.
         self.register_buffer("_here", torch.empty(0), persistent=False)
         self.heads = torch.nn.ModuleList()
@@ -168,7 +172,7 @@ class Network(torch.nn.Module):
             called: set[str] = set()
             hooks = [m.register_forward_hook(lambda *_, name=n: called.add(name)) for n, m in layers]
             training = self.body.training
-            with torch.inference_mode():
+            with torch.inference_mode(), compute.uncounted():
                 self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=self._here.device))
             self._mode = None
             self.train(training)

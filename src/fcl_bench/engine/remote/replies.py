@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,6 +72,7 @@ def serialise_reply(reply: Reply) -> bytes:
         samples_kept=reply.samples_kept,
         accepted=reply.accepted,
         right=reply.right,
+        counts=reply.counts,
         revealed=leakage and [leakage.sums, leakage.moments, leakage.samples.tolist()],
     )
 
@@ -95,6 +97,7 @@ def deserialise_reply(answer: Received) -> Reply:
             revealed=leakage,
             accepted=int(about["accepted"]),
             right=None if about["right"] is None else int(about["right"]),
+            counts=Counter({str(what): int(number) for what, number in about["counts"].items()}),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the bytes are no reply: {error}") from error

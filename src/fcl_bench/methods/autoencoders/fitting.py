@@ -22,6 +22,7 @@ from fcl_bench.methods.autoencoders.networks import (
     orders,
     uniforms,
 )
+from fcl_bench.protocol import compute
 from fcl_bench.training.knobs import diverged
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def posteriors(
         samples: of the c classes.
     """
     inputs, counts = samples
+    compute.count(forward=len(inputs))
     parts, first = architecture.parts(weights), samples.first
     mean, log_variance = (inputs.new_empty(len(inputs), architecture.latent) for _ in range(2))
     for begin in range(0, int(counts.max()), _ROWS):
@@ -118,7 +120,9 @@ def fitted(
         wanted = wanted._replace(weight=wanted.weight[order])
     size, sizes = method.training.batch_size, counts.tolist()
     adam = _Adam(weights, method.training)
-    for epoch in range(method.training.epochs):
+    epochs = method.training.epochs
+    compute.count(steps=epochs * sum(-(-own // size) for own in sizes), trained=epochs * sum(sizes))
+    for epoch in range(epochs):
         of_epoch = further(keys, epoch)
         shuffled = (first.unsqueeze(1) + orders(of_epoch, counts)).clamp(max=len(samples.inputs) - 1)
         for step, begin in enumerate(range(0, sizes[0], size)):

@@ -9,6 +9,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fcl_bench.environment import exact_kernels
+from fcl_bench.protocol import compute
 from fcl_bench.training.network import Network
 from fcl_bench.training.trainer import forward_batch
 
@@ -47,8 +48,9 @@ def summed_squares(
         squares, size = _of_network, chunk_size([own[name] for name in names], samples.device)
     chosen = slice(None) if competing is None else competing.to(samples.device)
     network.eval()
+    compute.count(trained=len(samples))
     # The fused attention kernels know no batches of gradients.
-    with torch.no_grad(), exact_kernels(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), exact_kernels(), compute.uncounted(), sdpa_kernel(SDPBackend.MATH):
         for batch, classes in zip(samples.split(size), labels.split(size), strict=True):
             for name, value in squares(network, names, chosen, standardise(batch).contiguous(), classes).items():
                 sums[name].add_(value)

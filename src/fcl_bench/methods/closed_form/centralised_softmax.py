@@ -17,6 +17,7 @@ from fcl_bench.config import knob
 from fcl_bench.methods.closed_form.base import ClosedFormMethod, ClosedFormServer
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidgeClient
 from fcl_bench.methods.closed_form.ridge import Solution
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real
 from fcl_bench.protocol.message import Message
@@ -63,6 +64,7 @@ class CentralisedSoftmaxServer(ClosedFormServer):
         )
 
         def objective() -> torch.Tensor:
+            compute.count(steps=1, trained=len(H))
             optimiser.zero_grad()
             loss = torch.nn.functional.cross_entropy(H @ W + b, self.labels) + self.method.l2 / 2 * W.square().sum()
             loss.backward()

@@ -22,6 +22,7 @@ from fcl_bench.methods.data_free.generators.features import FeatureGenerator, Ke
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
 from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message
@@ -94,6 +95,7 @@ class Generated(Objective):
             return loss
         self._steps -= 1
         if self._beta:
+            compute.count(forward=len(labels))
             with torch.no_grad():
                 known, _ = self.competing(network.logits(self._made(labels)), labels)
             own, _ = self.competing(scores, labels)
@@ -103,6 +105,7 @@ class Generated(Objective):
             chosen = torch.randint(len(self._available), (self._count,), generator=self._draws)
             drawn = self._available[chosen.to(self._available.device)]
             made = self._made(drawn)
+            compute.count(trained=len(made))
             loss = loss + self._alpha * self.score_loss(network.logits(made), drawn, made)
         return loss
 
@@ -202,6 +205,7 @@ class FedGenServer(CountingServer):
             chosen = torch.randint(len(qualified), (self.method.training.batch_size,))
             labels = qualified[chosen.to(qualified.device)]
             made, noise = self.generator.draw(labels)
+            compute.count(trained=len(made) * len(weights))
             loss = teaching_loss(made, labels, weights, biases, omega, competition)
             if knobs.diversity:
                 loss = loss + knobs.diversity * similarity(noise, made)

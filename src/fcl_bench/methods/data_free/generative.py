@@ -20,6 +20,7 @@ from fcl_bench.methods.data_free.generators.synthesis import InputStatistics
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Picture
@@ -95,7 +96,8 @@ class DataFreeServer(GradientServer):
             )
         with self.trainer.reproducible(derived_seed(self.context.seed, "generator", task.index)):
             self.synthesise(task)
-            images, labels = self.samples_to_show(_PICTURED)
+            with compute.uncounted():
+                images, labels = self.samples_to_show(_PICTURED)
         shown = {"images": images, "labels": labels, "tasks": torch.full_like(labels, task.index - 1)}
         before = self._shown or {name: value[:0] for name, value in shown.items()}
         self._shown = {name: torch.cat([before[name], value]) for name, value in shown.items()}

@@ -20,6 +20,7 @@ from torch.linalg import vecdot
 from torch.nn.functional import conv2d, cross_entropy, linear, one_hot
 
 from fcl_bench.environment import exact_kernels
+from fcl_bench.protocol import compute
 from fcl_bench.tracking.console import progress
 
 #: Filters of every convolution, and their side.
@@ -126,6 +127,7 @@ class GradientEncoder:
             images: (n, 3, h, w) with pixels from 0 to 1.
             labels: (n,) columns.
         """
+        compute.count(trained=len(images))
         found = self.factors(images, labels)
         product = found.slopes[:, :, None] * found.features[:, None]
         return torch.cat([found.convolutions, product.flatten(1), found.slopes], dim=1)
@@ -319,6 +321,7 @@ def reconstruct(
     wanted = encoder.factorised(gradients)
 
     def evaluate(chosen: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        compute.count(steps=len(x), trained=len(x))
         with torch.enable_grad(), exact_kernels():
             x = x.detach().requires_grad_()
             found = encoder.factors(x.unflatten(1, (3, height, width)), labels[chosen])

@@ -27,6 +27,7 @@ from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.inversion import GradientEncoder, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.model_holder import MODEL, teacher_prefix
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.fields import Schema
 from fcl_bench.protocol.message import Message
@@ -217,6 +218,7 @@ def perturbed(
         (n, 3, h, w).
     """
     found = images.detach().clone()
+    compute.count(steps=steps * len(images))
     for _ in range(steps):
         found.requires_grad_()
         logits = scores(found)

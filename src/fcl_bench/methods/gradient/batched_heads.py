@@ -19,6 +19,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from fcl_bench.data.images.batches import epoch_batches
+from fcl_bench.protocol import compute
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.objective import Objective
 
@@ -153,6 +154,7 @@ def _stepwise(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> torch
     plans = [
         [chosen + begin for chosen in turn.batches(knobs)] for turn, begin in zip(turns, samples.begins, strict=False)
     ]
+    compute.count(steps=sum(map(len, plans)), trained=knobs.epochs * samples.begins[-1])
     heads = start.repeat(len(turns), 1, 1)
     velocity = torch.zeros_like(heads)
     terms = [turn.proximal for turn in turns if turn.proximal is not None]
@@ -185,6 +187,7 @@ def _repeatedly(start: torch.Tensor, turns: Sequence[Turn], steps: Steps) -> tor
     rate, epochs = steps.rate, steps.knobs.epochs
     decayed = 1 - rate * steps.knobs.weight_decay
     samples = _Samples(turns)
+    compute.count(steps=epochs * len(turns), trained=epochs * samples.begins[-1])
     inputs, labels, share = samples.batch([torch.arange(*ends) for ends in pairwise(samples.begins)])
     scores, gram = inputs @ start.T, inputs @ inputs.transpose(1, 2)
     total = torch.zeros_like(scores)

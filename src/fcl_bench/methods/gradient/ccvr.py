@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy, linear
 from fcl_bench.data.images.batches import epoch_batches
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, counts, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import SGD, Gaussian
@@ -192,6 +193,7 @@ class CCVRHead:
             optimiser.param_groups[0]["lr"] = knobs.lr * (1 + math.cos(math.pi * step / len(batches))) / 2
             chosen = chosen.to(self._device)
             scores = heads.class_scores(linear(features[chosen], weight, bias))[:, columns]
+            compute.count(trained=len(chosen))
             optimiser.zero_grad(set_to_none=True)
             cross_entropy(scores, places[chosen]).backward()
             optimiser.step()

@@ -20,6 +20,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
+from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import derived_seed
@@ -248,9 +249,12 @@ class PromptClient(GradientClient):
         if self._task != client_data.task:
             self._queries, self._task = {}, client_data.task
         found = self._queries.get(client_data.client)
+        # Counted in every round: a client keeps nothing, and a resumed run has to make them again.
+        compute.count(forward=len(client_data.inputs))
         if found is None:
             # Autograd refuses tensors that were made in inference mode, so a copy is taken.
-            made = self.trainer.features(self.network, client_data.inputs, of=prompted(self.network).queries)
+            with compute.uncounted():
+                made = self.trainer.features(self.network, client_data.inputs, of=prompted(self.network).queries)
             found = self._queries[client_data.client] = made.clone()
         return found
 
