@@ -114,8 +114,8 @@ class DataFreeServer(GradientServer):
 
     def gates(self) -> dict[str, str]:
         """`idle_term` where the images that were looked at after the last task are of one class of several."""
-        labels = self._shown["labels"][self._shown["tasks"] == self.task - 1] if self._shown else ()
-        if len({*chain(*self.tasks[:-1])}) < 2 or len(labels) < 8 or len(set(labels.tolist())) > 1:
+        labels = self._shown["labels"][self._shown["tasks"] == self.task - 1].tolist() if self._shown else []
+        if len({*chain(*self.tasks[:-1])}) < 2 or len(labels) < 8 or len(set(labels)) > 1:
             return {}
         return {"idle_term": f"the {len(labels)} synthetic images that were looked at are of one class"}
 
