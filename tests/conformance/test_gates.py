@@ -30,7 +30,7 @@ OWN = {
     "fedicarl": EXEMPLARS,
     "glfc": PROXY,
     "lga": (*PROXY, "method.training.rounds=18"),  # its accuracy still rises after 12
-    "feddyn": ("method.training.rounds=20",),  # as well
+    **dict.fromkeys(("feddyn", "fedntd"), ("method.training.rounds=20",)),  # as well
     "fedewc": ("method.fisher_max=null", "method.strength=1"),  # the usual bound holds most of F
     "mfcl": ("method.generator.steps=60", "method.generator.lr=0.005"),  # 3 steps make images of one class
     "lorm": ("method.training.lr=0.001", "+method.training.rates.heads=0.03"),

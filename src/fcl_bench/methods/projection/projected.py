@@ -354,7 +354,7 @@ class ProjectedServer(GradientServer):
         return [self.bases[basis_name(task, layer)].shape[1] for task in range(len(self.tasks))]
 
     def gates(self) -> dict[str, str]:
-        """`idle_term` where the bases of earlier tasks hold nothing, or leave no direction, in all that they protect."""
+        """`idle_term` where the bases of earlier tasks hold nothing, or leave no direction, in all protected layers."""
         heads_too = self.method.projects_heads(self.context.recurring)
         sides = {layer: side for layer, side in self.widths().items() if layer != HEADS or heads_too}
         before = {layer: sum(self.ranks(layer)[:-1]) for layer in sides}
