@@ -147,11 +147,25 @@ points = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 100) | st.just(float("
 
 @given(points=points)
 def test_nothing_beats_the_front_and_the_front_beats_all_else(points):
-    rows = pd.DataFrame(points, columns=["cost", "gain"], dtype=float).assign(method="fedran")
+    rows = pd.DataFrame(points, columns=["cost", "gain"], dtype=float).assign(method="fedran", gates="")
     front = pareto_front(rows, "cost", "gain")[["cost", "gain"]].to_numpy().tolist()
     there = [[x, y] for x, y in points if x > 0 and not np.isnan(y)]
     beaten = [[x, y] for x, y in there if any(a <= x and b >= y and (a < x or b > y) for a, b in there)]
     assert sorted(front) == sorted(map(list, {tuple(point) for point in there if point not in beaten}))
+
+
+def test_a_row_that_meets_a_gate_is_crossed_out_and_never_on_the_front():
+    figure = figure_of(
+        {"method": "afl", "up_max_mib": 2.0, "A_avg": 60.0},
+        {"method": "stsa", "up_max_mib": 1.0, "A_avg": 90.0, "gates": "chance"},
+        {"method": "centralised_ridge", "up_max_mib": 1.0, "A_avg": 99.0, "gates": "chance"},
+    )
+    front, cross = (
+        next(line for line in figure.axes[0].lines if line.get_color() == look) for look in ("0.8", "black")
+    )
+    assert front.get_xydata().tolist() == [[2.0, 60.0]]
+    assert cross.get_xydata().tolist() == [[1.0, 90.0]]
+    assert legend(figure)[-2:] == ["Pareto front", "meets a gate: not on the front"]
 
 
 @pytest.mark.parametrize(("least", "most"), [(1, 5), (0.001, 0.09), (0.0005, 80), (45, 4000)])

@@ -73,3 +73,15 @@ def test_lines_of_different_settings_do_not_compete(tmp_path):
         ("beta 1", "underline", ""),
         ("beta 0.1", "bold", "underline"),
     ]
+
+
+def test_a_run_that_meets_a_gate_is_never_the_best_beside_a_printed_number(tmp_path):
+    for rank in (8, 16):
+        run_in(tmp_path, *SMALL, f"method.rank={rank}")
+    runs = runs_in(tmp_path)
+    runs["gates"] = runs["method.rank"].map({8: "growth", 16: ""})
+    runs["A_avg"] = runs["method.rank"].map({8: 90.0, 16: 40.0})
+    cells = [cell(row=str(r), setting=f"method.M=32 method.rank={r}", value=str(r)) for r in (8, 16)]
+    sheet = table_of(runs, tmp_path / "runs", *cells).sheet
+    ours = [row[sheet.headers.index(f"{OURS} (n)")] for row in sheet.rows]
+    assert [(found.text, found.mark) for found in ours] == [("90.00 (1) [gate: growth]", ""), ("40.00 (1)", "")]

@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
 from fcl_bench.results.measures import MEASURES
+from fcl_bench.results.page.page import html_page
 from fcl_bench.results.summarise import summarise, used_runs
 from fcl_bench.results.tables.cells import ABSENT, NOT_RUN
 from fcl_bench.results.tables.sections import sections
 from tests.results.frames import made_up
+from tests.results.pages import parsed
 
 
 def sections_of(*runs, measures=(), by=()):
@@ -94,6 +96,24 @@ def test_the_best_of_one_device_does_not_beat_that_of_another():
     sheet = sections_of(*made, by=["method"])["runtime"].sheet
     marks = {row[0].text: [cell.mark for cell in row[1:]] for row in sheet.rows}
     assert marks == {"afl": ["bold", "bold"], "stsa": ["underline", "underline"]}
+
+
+def test_a_cell_that_meets_a_gate_says_so_and_the_page_why():
+    gated = {"method": "stsa", "A_T": 99.0, "gates": "chance", "gate_texts": "chance (task 2): 50 % by <chance>"}
+    sheet = sections_of(gated, {"A_T": 7.0}, {"method": "afl", "A_T": 5.0})["accuracy"].sheet
+    column = sheet.headers.index("A_T (%)")
+    cells = {row[0].text: (row[column].text, row[column].mark) for row in sheet.rows}
+    assert cells == {
+        "stsa": ("99.00 (1) [gate: chance]", ""),
+        "fedran": ("7.00 (1)", "bold"),
+        "afl": ("5.00 (1)", "underline"),
+    }
+    told = [
+        cell.attributes["title"]
+        for cell in parsed(html_page("t", {"a": sheet}, {})).all("td")
+        if "title" in cell.attributes
+    ]
+    assert set(told) == {"seed 0: chance (task 2): 50 % by <chance>"}
 
 
 def test_less_is_better_where_it_is():

@@ -78,6 +78,13 @@ def test_of_many_each_family_keeps_its_most_run_then_most_accurate_and_each_meth
     assert labels(lines(shown, most=2)[0][0]) == ["afl", "centralised_ridge", "fedran rank=16 complement=drop"]
 
 
+def test_a_configuration_that_meets_a_gate_comes_after_a_sound_one_and_is_named_so():
+    runs = [{"method_rank": 8, "A_avg": 50.0}, {"method_rank": 16, "A_avg": 90.0, "gates": "growth"}]
+    shown, _ = panels(summary_of(*runs, {"method": "afl"}))
+    assert labels(lines(shown, most=2)[0][0]) == ["afl", "fedran rank=8"]
+    assert list(names(shown[0].rows).values()) == ["afl", "fedran (rank 8)", "fedran (rank 16) (gate)"]
+
+
 def test_names_have_only_the_knobs_that_vary_among_what_is_shown():
     rows = summary_of({"method_rank": 8, "method_merge": "tree"}, {"method_rank": 16, "method_merge": "joint"})
     assert list(names(rows).values()) == ["fedran (rank 8, merge tree)", "fedran (rank 16, merge joint)"]

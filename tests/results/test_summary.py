@@ -187,6 +187,38 @@ def test_a_row_that_meets_a_gate_says_so_and_is_never_the_best():
     assert methods == ["afl", "fedncm", "fedran [gate: chance, rising]", "stsa [gate: growth]"]
 
 
+def first_tasks(*runs):
+    """The gates of runs with 100 test samples in the first task, in the order of the tables."""
+    common = {"first_samples": 100, "gates": "", "gate_texts": "", "method_training.rounds": 10}
+    return [
+        (row["label"], row["gates"]) for _, row in used_runs(made_up(*({**common, **run} for run in runs))).iterrows()
+    ]
+
+
+def test_a_first_task_far_below_that_of_fedavg_is_a_gate():
+    fedavg, low = {"method": "fedavg", "first_task": 90.0}, {"method": "moon", "first_task": 40.0}
+    assert first_tasks(fedavg, low) == [("fedavg", ""), ("moon", "first_task")]
+    assert first_tasks(fedavg, {**low, "gates": "chance"}) == [("fedavg", ""), ("moon", "chance, first_task")]
+    # A bad rate of FedAvg itself; the yardstick is its best run.
+    assert first_tasks(fedavg, {**fedavg, "method_lr": 1e-9, "first_task": 10.0})[0][1] == "first_task"
+    # A closed form has no rounds: every budget of FedAvg will do.
+    assert first_tasks(fedavg, {**low, "method": "afl", "method_training.rounds": np.nan})[0] == ("afl", "first_task")
+    summary = summary_of(*({"first_samples": 100, "gates": "", "gate_texts": "", **run} for run in (fedavg, low)))
+    assert summary["gate_texts"].tolist() == [
+        "",
+        "seed 0: first_task (task 1): 40.0 % of its samples are right, FedAvg's 90.0 %",
+    ]
+
+
+def test_a_first_task_that_fedavg_does_not_judge_is_none():
+    fedavg, low = {"method": "fedavg", "first_task": 90.0}, {"method": "moon", "first_task": 40.0}
+    others = [{"seed": 1}, {"beta": 1.0}, {"clients": 9}, {"method_training.rounds": 20}, {"first_task": 46.0}]
+    others += [{"first_samples": 2}, {"first_task": np.nan}]
+    for other in others:
+        assert {gates for _, gates in first_tasks(fedavg, {**low, **other})} == {""}, other
+    assert first_tasks(low) == [("moon", "")]
+
+
 @pytest.mark.slow
 def test_runs_on_validation_samples_are_a_setting_of_their_own(tmp_path):
     for typed in (("seed=0",), ("seed=1", "data.validation=0.2"), ("seed=2", "data.validation=0.2", "data.test=false")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         cells: the printed number of each line; one has several lines where runs differ in what the paper leaves open.
         lines: with the same index: `cell` (the same for lines of one printed number), `open` (values of what the paper
             leaves open), `at` (these, and remarks on ours), `state`, `nominal`, `as_sent`, and for each column of runs
-            `<column> mean`, `<column> std`, `<column> n`; NaN where there is none.
+            `<column> mean`, `<column> std`, `<column> n`, `<column> gates`; NaN where there is none.
         notes: paragraphs below the table.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
@@ -46,7 +47,8 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     once = cells[~lines["cell"].duplicated()]
     printed_marks = lines["cell"].map(_marks(once, once["number"]).set_axis(lines.loc[once.index, "cell"]))
     ours = cells.assign(open=lines["open"])
-    marks = {part: _marks(ours, lines[f"{part} mean"]) for part in parts if part.startswith(OURS)}
+    sound = {part: lines[f"{part} mean"].mask(lines[f"{part} gates"].fillna("") != "") for part in parts}
+    marks = {part: _marks(ours, sound[part]) for part in parts if part.startswith(OURS)}
     rows: list[list[Cell]] = []
     for position, cell in cells.iterrows():
         line = lines.loc[position]
@@ -131,6 +133,8 @@ def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Ce
         shown = Cell(f"{NOT_DEFINED} ({n:.0f})", absent=True)
     else:
         shown = mean_cell(mean, line[f"{part} std"], 2, mark, n)
+        if gates := line[f"{part} gates"]:
+            shown = replace(shown, text=f"{shown.text} [gate: {gates}]")
     return [shown, *([_difference(mean, cell)] if part.startswith(OURS) else [])]
 
 

@@ -37,6 +37,7 @@ from fcl_bench.papers.sheet import (
     paper_values,
 )
 from fcl_bench.results.measures import BEST_ROUND, by_task, direction
+from fcl_bench.results.summarise import gates_of
 from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 
 #: The bytes that were really sent, shown beside the paper's count.
@@ -157,10 +158,10 @@ def _natural(name: str) -> tuple[str, ...]:
     return (str(kind == "Figure"), kind, *(part.rjust(6) for part in number.split(".")))
 
 
-def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
-    """Return mean, standard deviation and n of the runs, separately for each device and protocol."""
+def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, Any]:
+    """Return mean, standard deviation, n and gates of the runs, separately for each device and protocol."""
     columns = _SENT if cell["metric"] in SIZES else {OURS: cell["metric"]}
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
         for column, metric in columns.items():
             numbers = _values(part, metric)
@@ -168,6 +169,7 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, float]:
             found[f"{name} mean"] = float(numbers.mean())
             found[f"{name} std"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else np.nan
             found[f"{name} n"] = len(numbers)
+            found[f"{name} gates"] = gates_of(part)
     return found
 
 

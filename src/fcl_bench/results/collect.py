@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -19,7 +20,8 @@ from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = (
-    *("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written", "gates"),
+    *("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written"),
+    *("gates", "gate_texts", "first_task", "first_samples"),
 )
 
 #: The parts of the configuration that the record holds; knobs of a group's choice that matter are columns too.
@@ -75,9 +77,18 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"profile": record["profile"], "experiment": record["experiment"]}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
-    run |= {"gates": ", ".join(sorted({found["gate"] for found in record["gates"]}))}
+    # Of a gate that is met after several tasks, what was said last.
+    told = {found["gate"]: f"{found['gate']} (task {found['task'] + 1}): {found['text']}" for found in record["gates"]}
+    run |= {"gates": ", ".join(sorted(told)), "gate_texts": "; ".join(told[gate] for gate in sorted(told))}
+    run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": _first_samples(folder)}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**_configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
+
+
+def _first_samples(folder: Path) -> int:
+    """Return how many test samples the first task has."""
+    with (folder / "tasks.csv").open(newline="") as file:
+        return int(next(csv.DictReader(file))["test_samples"])
 
 
 def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:

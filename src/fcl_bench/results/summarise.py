@@ -26,6 +26,12 @@ NO_PART = (
     f"The ceilings ({', '.join(CEILINGS)}), which see all data in one place, and rows that meet a gate take no part."
 )
 
+#: The method by which the first tasks of others are judged, and what must be alike for that, beside setting and seed.
+_YARDSTICK = "fedavg"
+_BUDGET = ("method.trains", "method.training.rounds", "method.training.epochs")
+#: Which part of its accuracy is too little, and by how many standard deviations it must be less.
+_TOO_LITTLE, _SURE = 0.5, 2.0
+
 #: Columns of the setting that are shown wherever they vary; others are shown only if these do not determine them.
 _PRIMARY = (
     *("data", "backbone", "split", "partition", "beta", "clients", "tasks"),
@@ -116,16 +122,41 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
         )
     frame = frame[~key.duplicated(keep="last")]
     ranks = [tuple(map(_rank, row)) for row in frame[[*configuration, "seed"]].to_numpy(object)]
-    return frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True)
+    return _judged(frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True))
+
+
+def _judged(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs, with the gate `first_task` where the first task is far below FedAvg's.
+
+    The accuracy right after the first task is less than half of the best FedAvg run's of the same setting, seed and
+    budget, and less by more than two standard deviations of their difference, as independent test samples have it.
+    What has no budget, such as a closed form, is held against every budget; each run is judged for itself.
+    """
+    rivals = runs["method"] == _YARDSTICK
+    if "first_task" not in runs or not rivals.any():
+        return runs
+    runs = runs.assign(gates=runs["gates"].map(text), gate_texts=runs["gate_texts"].map(text))
+    problem = signature(runs, [*setting(runs), "seed"])
+    budget = signature(runs, [column for column in _BUDGET if column in runs])
+    share = runs["first_task"].astype(float) / 100
+    for place, own in share.items():
+        of_budget = (budget == budget[place]) | (budget[place].strip() == "")
+        best = share[rivals & (problem == problem[place]) & of_budget].max()
+        variance = own * (1 - own) + best * (1 - best)
+        if own < _TOO_LITTLE * best and best - own > _SURE * np.sqrt(variance / runs["first_samples"][place]):
+            told = f"first_task (task 1): {100 * own:.1f} % of its samples are right, FedAvg's {100 * best:.1f} %"
+            for column, new, mark in (("gates", "first_task", ", "), ("gate_texts", told, "; ")):
+                runs.loc[place, column] = mark.join(filter(None, [runs.loc[place, column], new]))
+    return runs
 
 
 def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     """Group the result of `used_runs` over seeds.
 
     Returns:
-        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, `gates` that any of the runs meets, and for every
-        measure `<measure>_mean` and `<measure>_std`: the standard deviation with n - 1, NaN for a single run; both are
-        NaN if a run has no value.
+        `label`, `family`, the configuration, `n`, `seeds`, `run_ids`, `gates` that any of the runs meets, their
+        `gate_texts`, and for every measure `<measure>_mean` and `<measure>_std`: the standard deviation with n - 1,
+        NaN for a single run; both are NaN if a run has no value.
         Those of `A_T_best` are NaN too if the runs tested different rounds, of which they chose the best.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
@@ -133,8 +164,9 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
     for _, group in runs.groupby(signature(runs, configuration), sort=False):
         row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
-        met = group.get("gates", [])  # reference tables have none, or empty cells
-        row["gates"] = ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
+        row["gates"] = gates_of(group)
+        told = zip(group["seed"], map(text, group.get("gate_texts", [])), strict=False)
+        row["gate_texts"] = "; ".join(f"seed {seed}: {texts}" for seed, texts in told if texts)
         for measure in (*MEASURES, *filter(by_task, runs)):
             values = group[measure].to_numpy(float)
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:
@@ -143,6 +175,12 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
             row[f"{measure}_std"] = values.std(ddof=1) if len(values) > 1 else np.nan
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def gates_of(runs: pd.DataFrame) -> str:
+    """Return the gates that any of the runs meets; "" for none."""
+    met = runs.get("gates", [])  # reference tables have none, or empty cells
+    return ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
 
 
 def _tested(runs: pd.DataFrame) -> str:

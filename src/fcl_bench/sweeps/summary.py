@@ -89,6 +89,8 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
         table.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
     for name, found in list(settings.items())[:_MOST]:
         measured = (_mean(found, "A_avg"), _mean(found, "A_T"), _best(found, "A_T"), _mean(found, "up_max_mib"))
+        met = sorted({gate for report in found for gate in report.gates})
+        name += f" [gate: {', '.join(met)}]" if met else ""
         table.add_row(Text(name), str(len(found)), *measured)  # a list in brackets, such as presets, is no markup
     return table, _highest(settings)
 

@@ -4,10 +4,10 @@ Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it t
 
     f_k(w) - <g_k, w> + (alpha_k / 2) ||w - w0||^2,   g_k = -alpha_k d_k,
 
-which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and sends w0 = m - h / alpha, m the
-mean of the last participants' w_k. m is the model that predicts, as in the authors' code: running statistics are of it,
-and it does not overshoot. Where training comes to rest, m = w0 minimises the clients' losses together: sum_k f_k, or
-sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
+which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and sends w0 = m - h / alpha, m
+the mean of the last participants' w_k. m is the model that predicts, as in the authors' code: the running statistics
+are its own, and it does not overshoot. Where training comes to rest, m = w0 minimises the clients' losses together:
+sum_k f_k, or sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -118,6 +118,7 @@ class FedDyn(ClientSumMethod):
     """
 
     name: ClassVar[str] = "feddyn"
+    revision: ClassVar[int] = 2  # 1 predicted with w0
     search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.01,10)"}
     compiles: ClassVar[bool] = True
     averaged_with: ClassVar[str] = "method.training.weighting=uniform"

@@ -121,6 +121,11 @@ class ScaffoldServer(ClientSumServer):
         for name in self.parameters():
             self.add(name, upload[VARIATE + name])
 
+    def gates(self) -> dict[str, str]:
+        if not self.sums or any(bool(total.any()) for total in self.sums.values()):
+            return {}
+        return {"idle_term": "all variates are zero: this is fedavg"}
+
     def aggregated(self, mean: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         rate = self.method.eta_g
         if rate == 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 import torch
@@ -111,6 +112,13 @@ class DataFreeServer(GradientServer):
         if not self._shown:
             return super().pictures()
         return {**super().pictures(), "synthetic": Picture(**self._shown)}
+
+    def gates(self) -> dict[str, str]:
+        """`idle_term` where the images that were looked at after the last task are of one class of several."""
+        labels = self._shown["labels"][self._shown["tasks"] == self.task - 1].tolist() if self._shown else []
+        if len({*chain(*self.tasks[:-1])}) < 2 or len(labels) < 8 or len(set(labels)) > 1:
+            return {}
+        return {"idle_term": f"the {len(labels)} synthetic images that were looked at are of one class"}
 
     def privacy(self) -> dict[str, int]:
         """`synthetic_images`: the number of images sent; they are inversions of models, not of single samples."""

@@ -385,6 +385,11 @@ class ProxyServer(ExemplarServer):
             return super().pictures()
         return {**super().pictures(), "reconstructed": Picture(**self._shown)}
 
+    def gates(self) -> dict[str, str]:
+        if self.task == 0 or self.monitored > 0:
+            return {}
+        return {"idle_term": "no client has noticed new classes since the first task"}
+
     def privacy(self) -> dict[str, int]:
         """Each gradient is that of one (perturbed) sample, and an image of it is reconstructed."""
         counts = {"sample_gradients": self.received, "reconstructed_images": self.received}

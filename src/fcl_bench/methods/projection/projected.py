@@ -354,6 +354,18 @@ class ProjectedServer(GradientServer):
         """How many directions each task added to a layer's."""
         return [self.bases[basis_name(task, layer)].shape[1] for task in range(len(self.tasks))]
 
+    def gates(self) -> dict[str, str]:
+        """`idle_term` where the bases of earlier tasks hold nothing, or leave no direction, in all protected layers."""
+        heads_too = self.method.projects_heads(self.context.recurring)
+        sides = {layer: side for layer, side in self.widths().items() if layer != HEADS or heads_too}
+        before = {layer: sum(self.ranks(layer)[:-1]) for layer in sides}
+        if not sides or self.task == 0:
+            return {}
+        if not any(before.values()):
+            return {"idle_term": "the bases of earlier tasks are empty: nothing is protected"}
+        is_full = all(before[layer] >= side for layer, side in sides.items())
+        return {"idle_term": "the bases of earlier tasks left no direction to learn in"} if is_full else {}
+
     def report(self) -> dict[str, Any]:
         """`ranks`: per layer, how many directions each task added; `dimensions`: how many there are."""
         widths = self.widths()

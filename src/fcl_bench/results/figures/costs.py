@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, title
 from fcl_bench.results.figures.selection import names, panels, seeds_text, settings_text, shared, styles
-from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, Look
+from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, GATED, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
 _MOST_PANELS = 4
@@ -76,6 +76,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
             of_family = panel.rows[panel.rows["family"] == family]
             notes = annotate and len(of_family) <= _MOST_ANNOTATED
             _draw(axes, of_family, (cost, measure), numeric[family], look, notes)
+        gated = panel.rows[(panel.rows["gates"] != "") & ~panel.rows["method"].isin(CEILINGS)]
+        if (gated[f"{cost}_mean"] > 0).any():
+            axes.plot(gated[f"{cost}_mean"].mask(gated[f"{cost}_mean"] <= 0), gated[f"{measure}_mean"], **GATED)
         for method, look in CEILING_LOOKS.items():
             for height in panel.rows.loc[panel.rows["method"] == method, f"{measure}_mean"].dropna():
                 axes.axhline(height, **look)
@@ -90,16 +93,20 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
     there = [method for method in CEILINGS if method in set(rows["method"])]
     named |= {f"{method} (ceiling)": CEILING_LOOKS[method] for method in there}
-    legend(figure, named, [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else [])
+    others = [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else []
+    others += [Line2D([], [], label="meets a gate: not on the front", **GATED)] if rivals["gates"].any() else []
+    legend(figure, named, others)
     return figure
 
 
 def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
     """Return the rows on the Pareto front, by rising cost: no other row costs at most as much and gains more.
 
-    Ceilings are not rivals. Rows without a cost or a gain are left out, since they have no position on a log axis.
+    Ceilings are not rivals, nor are rows that meet a gate. Rows without a cost or a gain are left out, since they have
+    no position on a log axis.
     """
-    rivals = rows[~rows["method"].isin(CEILINGS) & (rows[cost] > 0) & rows[gain].notna()]
+    competes = ~rows["method"].isin(CEILINGS) & (rows["gates"] == "")
+    rivals = rows[competes & (rows[cost] > 0) & rows[gain].notna()]
     ordered = rivals.sort_values([cost, gain], ascending=[True, False], kind="stable")
     before = ordered[gain].cummax().shift(fill_value=-np.inf)
     return ordered[ordered[gain] > before]

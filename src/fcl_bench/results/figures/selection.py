@@ -54,16 +54,22 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
     """Return the panels with at most `most` configurations in all (not counting ceilings), and a note on the others.
 
     If there are more, each family keeps the configuration that was run in most panels, and among those the most
-    accurate one (A_avg); the best family of each method comes first, then each method's second best, and so on.
+    accurate one (A_avg), after which come those that meet a gate; the best family of each method comes first, then
+    each method's second best, and so on.
     """
     rows = pd.concat([panel.rows for panel in shown])
     rows = rows[~rows["method"].isin(CEILINGS)]
-    labels = rows.groupby("label", sort=False).agg(
-        method=("method", "first"), family=("family", "first"), runs=("label", "size"), accuracy=("A_avg_mean", "mean")
+    labels = (
+        rows.assign(sound=rows["gates"] == "")
+        .groupby("label", sort=False)
+        .agg(
+            **{name: (name, "first") for name in ("method", "family")},
+            **{"runs": ("label", "size"), "sound": ("sound", "mean"), "accuracy": ("A_avg_mean", "mean")},
+        )
     )
     if len(labels) <= most:
         return shown, ""
-    ranked = labels.sort_values(["runs", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
+    ranked = labels.sort_values(["runs", "sound", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
     place = ranked.groupby("method").cumcount()
     chosen = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most])
     fewer = [
@@ -78,13 +84,16 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
 
 
 def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
-    """Return label -> method with the knobs that vary among the rows of one method; a family has no numeric knobs."""
+    """Return label -> method with the knobs that vary among the rows of one method, and whether any row meets a gate; a
+    family has no numeric knobs, and does not say.
+    """
     found = {}
     for method, group in rows.groupby("method", sort=False):
         varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
         for kind, own in group.groupby(column, sort=False):
             notes = settings_text(own, [k for k in varying if column == "label" or not is_number(own[k].iloc[0])])
             found[kind] = f"{method} ({', '.join(notes)})" if notes else str(method)
+            found[kind] += " (gate)" if column == "label" and own["gates"].any() else ""
     return found
 
 

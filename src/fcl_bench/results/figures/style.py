@@ -55,6 +55,8 @@ CEILING_LOOKS: dict[str, Look] = {
 #: Its lightness rises evenly with the value, so that it also works in grey and for colour-blind readers.
 COLOUR_MAP = "cividis"
 FRONT: Look = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
+#: The cross on points that meet a gate.
+GATED: Look = {"color": "black", "marker": "x", "markersize": 13, "linestyle": "none", "zorder": 4}
 #: The style of texts inside a panel: they lie under the points and have a halo.
 _HALO = withStroke(linewidth=2, foreground="white")
 ANNOTATION: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [_HALO]}

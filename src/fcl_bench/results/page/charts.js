@@ -27,6 +27,7 @@
   const EDGE = { width: 1.5 };
   const matches = (row) => Object.entries(picked).every(([key, value]) => !(key in row.setting) || row.setting[key] === value);
   const shown = () => rows.filter((row) => settingOf(row) === setting.value && !off.has(row.name));
+  const gated = (row) => row.gates ? `<br>gate: ${row.gates}` : "";
   const fill = (select, values) => {
     const before = select.value;
     select.replaceChildren(...values.map((value) => new Option(value || "the only one", value)));
@@ -57,7 +58,7 @@
       mode: row.look.symbol ? "lines+markers" : "lines",
       line: { color: row.look.color, dash: row.look.dash }, marker: { symbol: row.look.symbol, size: 9, line: EDGE },
       error_y: row.accuracy_std ? { array: row.accuracy_std, thickness: 1, width: 3 } : undefined,
-      hovertemplate: `<b>%{fullData.name}</b><br>task %{x}: %{y:.2f} %<br>n = ${row.n}<extra></extra>`,
+      hovertemplate: `<b>%{fullData.name}</b><br>task %{x}: %{y:.2f} %<br>n = ${row.n}${gated(row)}<extra></extra>`,
     }));
     const y = { title: { text: "accuracy (%)" }, range: range(shown().flatMap((row) => row.accuracy)) };
     Plotly.react("chart-tasks", traces, layout({ title: { text: "task" }, dtick: Math.max(...rows.map((row) => row.accuracy.length)) > 12 ? null : 1 }, y), config);
@@ -74,7 +75,7 @@
       name: row.name, x: [row.bytes], y: [row.A_avg], mode: "markers", cliponaxis: false,
       marker: { color: row.look.color, symbol: row.look.symbol, size: 12, line: EDGE },
       error_y: row.A_avg_std ? { array: [row.A_avg_std], thickness: 1, width: 4, color: row.look.color } : undefined,
-      hovertemplate: `<b>%{fullData.name}</b><br>%{x:.3~g} MiB, A_avg %{y:.2f} %<br>n = ${row.n}<extra></extra>`,
+      hovertemplate: `<b>%{fullData.name}</b><br>%{x:.3~g} MiB, A_avg %{y:.2f} %<br>n = ${row.n}${gated(row)}<extra></extra>`,
     }));
     const x = { title: { text: "upload (MiB)" }, type: "log", tickvals: steps(sent.map((row) => row.bytes)) };
     const y = { title: { text: "A_avg (%)" }, range: range(known.flatMap((row) => [row.A_avg - (row.A_avg_std ?? 0), row.A_avg + (row.A_avg_std ?? 0)])) };

@@ -49,6 +49,7 @@ def chart_data(summary: pd.DataFrame, folders: Mapping[str, Path]) -> list[dict[
             "setting": {key: text(row[key]) or "none" for key in keys},
             "look": _look(looks[row["label"]]),
             "n": int(row["n"]),
+            "gates": row["gates"],
             "bytes": _number(row["up_max_mib_mean"]),
             "seconds": _number(row["seconds_per_task_mean"]),
             "A_avg": _number(row["A_avg_mean"]),

@@ -104,6 +104,7 @@ def _cell(cell: Cell, is_numeric: bool) -> dict[str, object]:
     classes = " ".join(["number"] * is_numeric + ["absent"] * cell.absent)
     # Numbers in a column with words are sorted as words.
     attributes = {"class": classes or None, "data-number": cell.number if is_numeric else None}
+    attributes["title"] = cell.title or None
     return {"text": cell.text, "mark": cell.mark, "attributes": attributes, "parts": {}}
 
 

@@ -29,12 +29,14 @@ class Cell:
         mark: "bold" for the best, "underline" for the second best, "" otherwise.
         number: the number by which the cell is sorted and compared, rounded as it is shown; None for a text.
         absent: whether the text says why there is no value.
+        title: what a page says of the cell where the reader points at it.
     """
 
     text: str
     mark: str = ""
     number: float | None = None
     absent: bool = False
+    title: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -11,7 +12,7 @@ from fcl_bench.errors import UserError, choices
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
 from fcl_bench.results.summarise import NO_PART, knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
-from fcl_bench.results.tables.summary_table import constants, marks, measured_cell
+from fcl_bench.results.tables.summary_table import constants, gated, marks, measured_cell
 
 #: Numbers that differ in these never share a column, such as seconds of two devices or accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
@@ -123,7 +124,8 @@ def _column(name: str, heading: str) -> str:
 def _cell(row: pd.Series | None, measure: Measure, marked: pd.Series) -> Cell:
     if row is None:
         return Cell(NOT_RUN, absent=True)
-    return measured_cell(row, measure, marked[row.name], row["n"])
+    cell = measured_cell(row, measure, marked[row.name], row["n"])
+    return replace(cell, text=f"{cell.text}{gated(row)}", title=row["gate_texts"])
 
 
 def _numbers(row: pd.Series | None, measure: Measure) -> dict[str, object]:

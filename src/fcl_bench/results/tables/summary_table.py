@@ -61,7 +61,7 @@ def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sh
     marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
     rows: list[list[Cell]] = []
     for index, row in summary.iterrows():
-        label = Cell(f"{row['label']} [gate: {row['gates']}]" if row["gates"] else row["label"])
+        label = Cell(f"{row['label']}{gated(row)}", title=row["gate_texts"])
         cells = [*(value_cell(row[column]) for column in varying), label, value_cell(row["n"])]
         cells += [measured_cell(row, m, marked[m.name][index] if m.name in marked else "") for m in shown]
         rows.append(cells)
@@ -116,6 +116,11 @@ def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
     means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS) | (summary["gates"] != ""))
     printed = means.map(lambda mean: round(mean, decimals(mean, measure)))
     return best_and_second(printed, signature(summary, setting(summary)), measure.higher)
+
+
+def gated(row: pd.Series) -> str:
+    """Return the gates that a row of a summary meets, in brackets behind a space; "" for none."""
+    return f" [gate: {row['gates']}]" if row["gates"] else ""
 
 
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:
