@@ -198,7 +198,7 @@ class FedEWC(GradientMethod):
 
     name: ClassVar[str] = "fedewc"
     revision: ClassVar[int] = 2  # 1 had no normalise
-    search: ClassVar[Mapping[str, str]] = {"strength": "log(0.1,1e4)"}
+    search: ClassVar[Mapping[str, str]] = {"strength": "log(1,300)"}
     client_half = FedEWCClient
     server_half = FedEWCServer
 
