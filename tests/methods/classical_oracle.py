@@ -29,7 +29,7 @@ class Classical:
 
     Attributes:
         lr, momentum, decay, rounds, epochs: of training; `over`: "seen" or "task".
-        ewc: lambda; with gamma and most, the bound of F.
+        ewc: lambda; with gamma, normalise (each task's information to a maximum of 1) and most, the bound of F.
         lwf: lambda; with T.
     """
 
@@ -42,6 +42,7 @@ class Classical:
     ewc: float = 0.0
     gamma: float = 1.0
     most: float = np.inf
+    normalise: bool = False
     lwf: float = 0.0
     T: float = 2.0
     A: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
@@ -63,6 +64,8 @@ class Classical:
             if self.ewc:
                 new = sum(fisher_sum(X, y, self.A, competing) for X, y in data)
                 self.F = new / sum(len(y) for _, y in data)
+                if self.normalise:
+                    self.F /= self.F.max()
                 if task:
                     self.F[: len(F)] += self.gamma * F
                 self.F = np.minimum(self.F, self.most)

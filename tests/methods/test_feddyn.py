@@ -145,7 +145,7 @@ def test_clients_that_do_not_take_part_keep_what_they_have_bit_for_bit():
 
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(trains):
-    """g_k = h = 0 there; the server then moves on by the mean drift once more."""
+    """g_k = h = 0 there, and so is the model that predicts; the next broadcast moves on by the mean drift once more."""
     knobs = Training(**{**SMALL, "rounds": 1, "epochs": 4, "momentum": 0.5, "augment": "crop_flip"})
     tasks = made_tasks(COUNTS[:1]) if trains == "images" else feature_tasks(0, [3], COUNTS[:1])
     context = tiny_context() if trains == "images" else feature_context()
@@ -160,11 +160,13 @@ def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(trains):
         )
     assert sent["dyn"].keys() == sent["prox"].keys() == {0, 1, 3}
     assert all(not differing(dict(sent["dyn"][k]), dict(sent["prox"][k])) for k in sent["dyn"])
-    start = method.server(context)
-    start.start_task(next(iter(rounds_of(method, context, tasks)))[0])
+    start, task = method.server(context), next(iter(rounds_of(method, context, tasks)))[0]
+    start.start_task(task)
     first, dyn, prox = (server.network.state() for server in (start, servers["dyn"], servers["prox"]))
+    assert not differing(dyn, prox)
+    again = servers["dyn"].broadcast(task, 0)
     for name in servers["dyn"].parameters():
-        torch.testing.assert_close(dyn[name] - first[name], 2 * (prox[name] - first[name]), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(again[name] - first[name], 2 * (prox[name] - first[name]), rtol=1e-4, atol=1e-6)
 
 
 # Plain NumPy ----------------------------------------------------------------------------------------------------------
@@ -175,9 +177,11 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
     """Growing heads, absent clients, mini-batches, momentum, decay, clipping."""
     alpha = 0.6
     knobs = Training(**{**SMALL, "rounds": 2, "momentum": 0.5, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1})
-    method, context = FedDyn(knobs, trains="features", alpha=alpha, scaled=scaled, max_norm=max_norm), feature_context()
-    tasks = feature_tasks(1, [3, 2], COUNTS[:2])
-    w, drifts, met = None, {}, set()
+    method = FedDyn(
+        knobs, trains="features", alpha=alpha, scaled=scaled, max_norm=max_norm, reset=False, loss_classes="seen"
+    )
+    context, tasks = feature_context(), feature_tasks(1, [3, 2], COUNTS[:2])
+    mean, drifts, met = None, {}, set()
     broadcasts = []
     for task, round_, server, _, present in rounds_of(
         method, context, tasks, seen=lambda *args: broadcasts.append(args[1])
@@ -190,8 +194,9 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
         of_model = round_ - (1 if scaled else 0)
         if of_model == 0:  # old rows are ours; new ones are as the server drew them
             fresh = theta_of(broadcasts[-1], task.index + 1)
-            w = fresh if w is None else np.concatenate([w, fresh[len(w) :]])
-        trained = []
+            mean = fresh if mean is None else np.concatenate([mean, fresh[len(mean) :]])
+        h = -alpha * sum((padded(drift, mean) for drift in drifts.values()), np.zeros_like(mean)) / len(met)
+        w, trained = mean - h / alpha, []
         for k in present:
             a = alpha * np.mean(list(counts.values())) / counts[k] if scaled else alpha
             g_k = -a * padded(drifts.get(k), w)
@@ -205,9 +210,8 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(scaled, max_norm):
             mine, _ = train_locally(w, X.numpy(), y.numpy(), knobs, (task.index, of_model, k), changed)
             drifts[k] = padded(drifts.get(k), w) + mine - w
             trained.append(mine)
-        h = -alpha * sum(padded(drift, w) for drift in drifts.values()) / len(met)
-        w = np.mean(trained, axis=0) - h / alpha
-        np.testing.assert_allclose(theta_of(server.network.state(), task.index + 1), w, atol=5e-6)
+        mean = np.mean(trained, axis=0)
+        np.testing.assert_allclose(theta_of(server.network.state(), task.index + 1), mean, atol=5e-6)
 
 
 # Knobs, bytes, states -------------------------------------------------------------------------------------------------
@@ -233,7 +237,7 @@ def test_bytes_are_fedavgs_and_clients_keep_one_model(scaled):
     counts = COUNTS[:2]
     dyn, plain = (
         federation_of(method, tiny_context(), made_tasks(counts))
-        for method in (FedDyn(Training(**SMALL), scaled=scaled), FedAvg(Training(**SMALL)))
+        for method in (FedDyn(Training(**SMALL), scaled=scaled, reset=False), FedAvg(Training(**SMALL)))
     )
     for federation in (dyn, plain):
         federation.run(lambda _: None)

@@ -36,9 +36,11 @@ WHOLE = {"batch_size": 64, "epochs": 3, "lr": 0.1}
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"strength": 5.0, "fisher_max": None},
-        {"strength": 20.0, "fisher_max": 0.1, "gamma": 0.5},
-        {"strength": 5.0, "fisher_max": None, "loss_classes": "task", "gamma": 0.0},
+        {"strength": 5.0, "normalise": "none", "loss_classes": "seen"},
+        {"strength": 20.0, "normalise": "none", "fisher_max": 0.1, "gamma": 0.5, "loss_classes": "seen"},
+        {"strength": 5.0, "normalise": "none", "gamma": 0.0},
+        {"strength": 2.0, "gamma": 0.5},
+        {"strength": 4.0, "fisher_max": 0.05, "loss_classes": "seen"},
     ],
     ids=str,
 )
@@ -51,6 +53,7 @@ def test_training_on_features_is_what_the_equations_say(knobs, recurring):
         ewc=method.strength,
         gamma=method.gamma,
         most=np.inf if method.fisher_max is None else method.fisher_max,
+        normalise=method.normalise == "maximum",
     )
     assert_as_written_down(method, oracle, recurring)
 
@@ -129,7 +132,7 @@ def test_the_stronger_the_penalty_the_less_moves_what_matters():
     tasks, found, new = feature_tasks()[:2], [], []
     for strength in (0.01, 10.0, 100.0, 300.0):
         knobs = training(rounds=20, lr=0.01, momentum=0.0, weight_decay=0.0)
-        method = FedEWC(knobs, trains="features", strength=strength, fisher_max=None)
+        method = FedEWC(knobs, trains="features", strength=strength, normalise="none", loss_classes="seen")
         told = []
         server = learn_images(
             method,
@@ -154,6 +157,21 @@ def test_a_weight_without_information_is_free():
     server = learn_images(method, feature_context(INPUTS), tasks[:1])
     assert not server.fisher["heads.0.weight"][:, 0].any()
     assert (server.fisher["heads.0.weight"][:, 1:] > 0).all()
+
+
+def test_normalised_information_does_not_depend_on_the_scale_of_its_gradients():
+    """Each task's largest entry is 1 before gamma and the bound, so the same strength means the same on any network."""
+    server = FedEWC(training(), trains="features").server(feature_context(INPUTS))
+    server.stage = FISHER
+    F = {}
+    for scale in (1.0, 1e-6):
+        server.fisher, server._samples = {}, 7
+        server._squares = {name: scale * torch.tensor([1.0, 4.0, 2.0]) for name in ("a", "b")}
+        server.network.state = lambda: {name: torch.zeros(3) for name in ("a", "b")}
+        server.tasks = [range(3)]
+        server.finish_stage()
+        F[scale] = server.fisher["a"]
+        torch.testing.assert_close(F[scale], torch.tensor([0.25, 1.0, 0.5]))
 
 
 # Limits, and what is sent ---------------------------------------------------------------------------------------------
@@ -220,12 +238,12 @@ def test_steps_that_overshoot_are_told_once(caplog):
         federation(FedEWC(training(), trains="features"))
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):
-        federation(FedEWC(training(lr=1e-3), trains="features", strength=1e7))
+        federation(FedEWC(training(lr=1e-3), trains="features", strength=1e3))
     assert caplog.text.count("lr times strength times F is up to 1 ") == 0
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):
         federation(
-            FedEWC(training(momentum=0.5, lr=1e-3), trains="features", strength=1e8, loss_classes="task"),
+            FedEWC(training(momentum=0.5, lr=1e-3), trains="features", strength=1e4),
             feature_tasks()[:2],
         )
     assert caplog.text.count("lr times strength times F is up to 10 after task 0; above 3") == 1
@@ -254,9 +272,10 @@ def test_published_is_fedavg_over_the_tasks_own_scores_with_uniform_weights(capl
     [
         ({"loss_classes": "seen"}, "method.loss_classes=seen contradicts method.variant=published"),
         ({"training": {"weighting": "samples"}}, "method.training.weighting=samples contradicts"),
-        ({"strength": 5}, "method.strength=5 contradicts .* [(]method.strength=1000"),
+        ({"strength": 5}, "method.strength=5 contradicts .* [(]method.strength=10"),
         ({"strength": 0}, "method.strength=0 contradicts"),
-        ({"fisher_max": None}, "method.fisher_max=null contradicts"),
+        ({"fisher_max": 1e-4}, "method.fisher_max=0.0001 contradicts"),
+        ({"normalise": "none"}, "method.normalise=none contradicts"),
         ({"gamma": 0.9}, "method.gamma=0.9 contradicts"),
     ],
 )
@@ -299,7 +318,7 @@ def test_in_the_public_code_the_penalty_reaches_no_weight_that_trains():
 
 @pytest.mark.parametrize(
     "knobs",
-    [{"strength": -1}, {"gamma": 1.5}, {"fisher_max": 0}, {"variant": "x"}],
+    [{"strength": -1}, {"gamma": 1.5}, {"fisher_max": 0}, {"normalise": "x"}, {"variant": "x"}],
     ids=str,
 )
 def test_wrong_knobs_name_the_key(knobs):
