@@ -11,8 +11,11 @@ share the work with --part 0/2 and --part 1/2.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -76,31 +79,10 @@ OWN = {
 }
 AVERAGING = ["fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "fedntd", "fedewc", "fedlwf"]
 EXEMPLARS = ["fedicarl", "glfc", "lga"]
-CLOSED = [
-    "afl",
-    "air",
-    "ds_al",
-    "fedran",
-    "stsa",
-    "stsa_e",
-    "ranpac",
-    "centred_sketch",
-    "fedlda",
-    "fedklda",
-    "fedfecam",
-]
+CLOSED = ["afl", "afcl", "air", "ds_al", "fedran", "stsa", "stsa_e", "ranpac", "centred_sketch"]
+CLOSED += ["fedncm", "fedlda", "fedklda", "fedfecam", "centralised_ridge", "centralised_softmax"]
 METHODS = {
-    "features": [
-        *AVERAGING,
-        "regmean",
-        *EXEMPLARS,
-        *CLOSED,
-        "afcl",
-        "fedncm",
-        "centralised_ridge",
-        "centralised_softmax",
-        "fedgen",
-    ],
+    "features": [*AVERAGING, "regmean", *EXEMPLARS, *CLOSED, "fedgen"],
     "images": [*AVERAGING, "moon", "fedgen", *EXEMPLARS, "fot", "fedprotip", "target", "lander", "mfcl", "centralised"],
 }
 
@@ -115,7 +97,7 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", metavar="I/N", help="every N-th method from the I-th on")
     asked = parser.parse_args()
     path = _small(asked.path, asked.out) if asked.stream == "features" else asked.path
-    fixed = [*STREAMS[asked.stream], f"data.path={path}", "device=cpu", f"out={asked.out}"]
+    fixed = [f"data.path={path}", "device=cpu", f"out={asked.out}"]
     part, parts = map(int, asked.part.split("/"))
     print(
         "| method | old defaults | defaults | tuned | gates with the defaults |\n|---|---:|---:|---:|---|", flush=True
@@ -124,23 +106,42 @@ def main() -> None:
         print(_row(method, asked.stream, fixed, asked.trials), flush=True)
 
 
+def typed(method: str, stream: str, *fixed: str) -> list[str]:
+    """The overrides of a run with the present defaults."""
+    trains = stream == "images" or method not in CLOSED
+    heads = ["method.trains=features"] if trains and stream == "features" else []
+    return last(
+        [
+            f"method={method}",
+            *STREAMS[stream],
+            *fixed,
+            *(BUDGET[stream] if trains else []),
+            *OWN.get(method, []),
+            *heads,
+        ]
+    )
+
+
+def last(overrides: list[str]) -> list[str]:
+    """Each key once, with its last value."""
+    return list({text.partition("=")[0]: text for text in overrides}.values())
+
+
 def _row(method: str, stream: str, fixed: list[str], trials: int) -> str:
     """A method's A_T, the mean of the seeds, in each column."""
-    trains = method in (*AVERAGING, "regmean", "moon", "fedgen", *EXEMPLARS) or stream == "images"
-    typed = [f"method={method}", *fixed, *(BUDGET[stream] if trains else []), *OWN.get(method, [])]
-    typed += ["method.trains=features"] if trains and stream == "features" else []
-    new, gates = _accuracy(typed)
-    old = _accuracy([*typed, *OLD[method]])[0] if method in OLD else new
-    tuned = _accuracy([*typed, *_tuned(method, stream, typed, trials)])[0] if trials else ""
+    present = typed(method, stream, *fixed)
+    new, gates = _accuracy(present)
+    old = _accuracy([*present, *OLD[method]])[0] if method in OLD else new
+    tuned = _accuracy([*present, *_tuned(method, stream, present, trials)])[0] if trials else ""
     return f"| `{method}` | {old} | {new} | {tuned} | {', '.join(sorted(gates))} |"
 
 
-def _accuracy(typed: list[str]) -> tuple[str, set[str]]:
+def _accuracy(overrides: list[str]) -> tuple[str, set[str]]:
     """The mean final accuracy in per cent, or what the run was refused for; and the gates."""
     found, gates = [], set()
     for seed in SEEDS:
         try:
-            run = fcl_bench.run(overrides=_last(typed), seed=seed)
+            run = fcl_bench.run(overrides=last(overrides), seed=seed)
         except UserError as error:
             return f"failed: {str(error)[:60]}", gates
         found.append(run.metrics["A_T"])
@@ -148,12 +149,12 @@ def _accuracy(typed: list[str]) -> tuple[str, set[str]]:
     return f"{statistics.fmean(found):.1f}", gates
 
 
-def _tuned(method: str, stream: str, typed: list[str], trials: int) -> list[str]:
+def _tuned(method: str, stream: str, present: list[str], trials: int) -> list[str]:
     """The knobs that `fcl-bench tune` chooses."""
     name = f"{stream}-{method}"
-    out = next(text.removeprefix("out=") for text in typed if text.startswith("out="))
+    out = next(text.removeprefix("out=") for text in present if text.startswith("out="))
     try:
-        tune.work([*_last(typed), "--trials", str(trials), "--study", name])
+        tune.work([*present, "--trials", str(trials), "--study", name])
     except UserError as error:
         if "nothing to search" in str(error):
             return []
@@ -162,17 +163,13 @@ def _tuned(method: str, stream: str, typed: list[str], trials: int) -> list[str]
     return list(_flat("", choice))
 
 
-def _last(typed: list[str]) -> list[str]:
-    """Each key once, with its last value."""
-    return list({text.partition("=")[0]: text for text in typed}.values())
-
-
-def _flat(prefix: str, values: dict):
+def _flat(prefix: str, values: dict[str, Any]) -> Iterator[str]:
+    """Overrides of nested keys."""
     for key, value in values.items():
         if isinstance(value, dict):
             yield from _flat(f"{prefix}{key}.", value)
         else:
-            yield f"{prefix}{key}={'null' if value is None else str(value).lower() if isinstance(value, bool) else value}"
+            yield f"{prefix}{key}={json.dumps(value) if value is None or isinstance(value, bool) else value}"
 
 
 def _small(path: Path, out: Path) -> Path:
