@@ -33,7 +33,7 @@ SHARED = {"my_method": "", "memory": "_gradient"}
         (
             "memory",
             "class MemoryClient(",
-            "kept: 20\n",
+            "kept: 20\nloss_classes: seen\n",
             TRAINING,
         ),
     ],
