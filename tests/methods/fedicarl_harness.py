@@ -26,7 +26,7 @@ def training(**knobs) -> Training:
 
 
 def fedicarl(**knobs) -> FediCaRL:
-    return FediCaRL(**{"training": training(), "memory": 8, **knobs})
+    return FediCaRL(**{"training": training(), "memory": 8, "classify": "softmax", **knobs})
 
 
 def context_on(trains: str, **options) -> Context:

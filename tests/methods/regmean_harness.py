@@ -13,7 +13,7 @@ EXACT = {"wire": "float64"}
 
 def regmean(**knobs) -> RegMean:
     own = {name: knobs.pop(name) for name in ("damping", "trains", "frozen_heads", "loss_classes") if name in knobs}
-    return RegMean(training(**{"weight_decay": 0.0, **knobs}), **own)
+    return RegMean(training(**{"weight_decay": 0.0, **knobs}), **{"damping": 1.0, "loss_classes": "seen", **own})
 
 
 def joint(values, weight: str) -> np.ndarray:

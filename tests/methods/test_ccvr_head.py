@@ -35,7 +35,8 @@ def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])
     models, ways = {}, {}
     for way in ("none", "gaussian"):
-        method = made(name, training=training(rounds=1), ccvr=way, gaussian=Gaussian(samples=20, lr=0.1))
+        own = {"classify": "softmax"} if name == "fedicarl" else {}
+        method = made(name, training=training(rounds=1), ccvr=way, gaussian=Gaussian(samples=20, lr=0.1), **own)
         federation = learnt(method, tiny_context(), tasks)
         models[way] = model_of(federation)
         ways[way] = federation
@@ -165,7 +166,7 @@ def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head
             own = np.flatnonzero(of_class & (np.arange(len(of_class)) % 2 == client // 2))
             clients.append((torch.from_numpy(Z[train][own]), torch.from_numpy(y[train][own])))
         tasks.append(clients)
-    method = FedAvg(training(rounds=5, lr=0.1, batch_size=16), trains="features", ccvr="gaussian")
+    method = FedAvg(training(rounds=5, lr=0.1, batch_size=16), loss_classes="seen", trains="features", ccvr="gaussian")
     federation = learnt(method, feature_context(64, seed=seed), tasks)
 
     def accuracy() -> float:

@@ -176,7 +176,7 @@ def test_training_on_features_is_the_oracles(kind, weighting):
         # As many samples each, of the same distribution.
         return by_hand(table / table.sum(axis=1, keepdims=True), 0.4, 0.05, kind)
 
-    method = FedDisco(knobs, trains="features", a=0.4, b=0.05, discrepancy=kind)
+    method = FedDisco(knobs, loss_classes="seen", trains="features", a=0.4, b=0.05, discrepancy=kind)
     expected = Oracle(knobs, shares=shares).run(context, TASKS)
     np.testing.assert_allclose(class_weights(learnt(method, context, TASKS)), expected, atol=1e-5)
     assert np.abs(Oracle(knobs).run(context, TASKS) - expected).max() > 1e-3

@@ -38,7 +38,7 @@ def test_it_is_that_of_the_pooled_samples_however_they_are_dealt():
     (images, labels), _, _ = pictures()[0]
     more, theirs = pictures()[0][1]
     images, labels = torch.cat([images, more]), torch.cat([labels, theirs])
-    method = FedEWC(training(), fisher_max=None)
+    method = FedEWC(training(), normalise="none")
     pooled, _ = answers(method, [(images, labels)])
     assert pooled.fisher.keys() == {name for name, _ in pooled.network.named_parameters()}
     chance = np.random.default_rng(0).permutation(len(labels))
@@ -52,7 +52,7 @@ def test_it_is_that_of_the_pooled_samples_however_they_are_dealt():
 
 def test_it_adds_up_over_tasks_with_gamma_and_is_clipped():
     """F <- min(gamma F + F_t, fisher_max), by uploads that are made up."""
-    method = FedEWC(training(), trains="features", gamma=0.5, fisher_max=3.0)
+    method = FedEWC(training(), trains="features", gamma=0.5, normalise="none", fisher_max=3.0)
     server, told = method.server(feature_context(2)), []
     for task in images_stream(feature_tasks(inputs=2)):
         server.start_task(task)
@@ -85,7 +85,7 @@ def test_it_adds_up_over_tasks_with_gamma_and_is_clipped():
 @pytest.mark.parametrize("recurring", [False, True])
 def test_it_is_of_the_model_after_the_task_over_the_classes_that_compete(recurring):
     tasks, told = feature_tasks(recurring), []
-    method = FedEWC(training(), trains="features", loss_classes="task", fisher_max=None, gamma=0.0, strength=1e-9)
+    method = FedEWC(training(), trains="features", loss_classes="task", normalise="none", gamma=0.0, strength=1e-9)
     server = learn_images(
         method, feature_context(INPUTS), tasks, after=lambda _, server: told.append(dict(server.fisher))
     )
@@ -114,7 +114,7 @@ def test_what_never_trains_again_is_not_measured_and_frozen_rows_rest():
     server, _ = answers(method, pictures()[0])
     assert {name.split(".")[1] for name in server.fisher} == {"stage3", "stage4", "0"}
     heads = []
-    frozen = FedEWC(training(), trains="features", frozen_heads=True, strength=10.0, fisher_max=None)
+    frozen = FedEWC(training(), trains="features", frozen_heads=True, strength=10.0)
     learn_images(
         frozen,
         feature_context(INPUTS),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -156,7 +157,7 @@ def test_rows_of_classes_that_do_not_come_back_have_no_weight_decay_however_it_i
 
 
 @pytest.mark.parametrize("knobs", [{"server_optimizer": "momentum"}, {"server_optimizer": "adam", "server_lr": 0.1}])
-@pytest.mark.parametrize("kind", [FedAvg, FedDyn])
+@pytest.mark.parametrize("kind", [FedAvg, partial(FedDyn, reset=False)], ids=["FedAvg", "FedDyn"])
 def test_rows_of_classes_that_do_not_come_back_take_no_step_of_the_servers(kind, knobs):
     """What the server's optimiser knows of them waits, as it does for parameters that are frozen altogether."""
     states = []

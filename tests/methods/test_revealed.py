@@ -37,7 +37,11 @@ from tests.small_methods import NAMES, architecture, class_of, made, trains_by_g
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.01, augment="none")
 #: Of methods whose rounds reveal nothing.
 ONCE = Training(rounds=1, epochs=1, batch_size=8, lr=0.01, augment="none")
-SMALL = {"mfcl": {"generator": mfcl.Generation(width=8, noise=8, steps=2, batch_size=8), "synthetic": 8}}
+SMALL = {
+    "mfcl": {"generator": mfcl.Generation(width=8, noise=8, steps=2, batch_size=8), "synthetic": 8},
+    # With nme: `test_a_lone_exemplar_is_told_after_every_task_and_counts_as_one_sample`.
+    "fedicarl": {"classify": "softmax"},
+}
 #: [task][client] -> class: samples. Single samples of a class, a client with a single sample, a class that comes back.
 HELD = [
     [{0: 5, 1: 1}, {2: 1}, {0: 4, 1: 3, 2: 1}, {}],

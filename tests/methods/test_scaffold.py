@@ -93,7 +93,7 @@ def test_rounds_over_two_tasks_are_those_of_plain_numpy(weighting, momentum, eta
     knobs = {**SMALL, "rounds": 3, "weight_decay": 0.02, "fraction": 0.7, "lr": 0.1, "momentum": momentum}
     knobs = Training(**{**knobs, "weighting": weighting})
     method, context, tasks = (
-        Scaffold(knobs, trains="features", eta_g=eta_g),
+        Scaffold(knobs, loss_classes="seen", trains="features", eta_g=eta_g),
         feature_context(),
         feature_tasks(1, [3, 2], COUNTS[:2]),
     )

@@ -255,8 +255,8 @@ class RegMean(GradientMethod):
         super().check(context, classes_per_task)
         self.require(": method=regmean makes the new model itself", server_optimizer="average")
         if self.local == "ridge":
-            why = ": method.local=ridge is on features, with whole Gram matrices"
-            self.require(why, ", or method.local=sgd", trains="features", ccvr="none", damping=1.0)
+            why = ": method.local=ridge is on features"
+            self.require(why, ", or method.local=sgd", trains="features", ccvr="none")
             return
         network = self.build_network(context)
         self.grow(network, [1], seed=0)
