@@ -11,7 +11,7 @@ import os
 import shutil
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -25,7 +25,6 @@ from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
 from fcl_bench.environment import autotunes, available_cores, exact_kernels
 from fcl_bench.errors import UserError, first_line
-from fcl_bench.protocol import compute
 
 #: What turns graphs into code; tests of everything else take one that needs no C++ compiler.
 BACKEND = "inductor"
@@ -54,11 +53,17 @@ def require_compiler(device: torch.device) -> None:
         raise UserError(f"{_KEY}: a CPU takes a C++ compiler, and {cxx} is not there", f"g++, CXX=..., or {_REMEDY}")
 
 
-def compile_body(body: torch.nn.Module) -> None:
+def compile_body(
+    body: torch.nn.Module, at_call: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None
+) -> None:
     """Have `body` run compiled from its next call on, whoever calls it; names, parameters and hooks stay as they are.
 
     A copy of `body` runs as written, until it is compiled itself. The number of images is open from the first batch on:
     numbers would otherwise depend on which sizes came before, and a resumed run would end with other bits.
+
+    Args:
+        body: the network.
+        at_call: called like a forward pre-hook, which compiled code would not run as written.
 
     Raises (when `body` is called):
         UserError: it cannot be compiled as a whole, so nothing runs as written unnoticed.
@@ -68,7 +73,8 @@ def compile_body(body: torch.nn.Module) -> None:
     assert compiled is not None
 
     def call(images: torch.Tensor) -> torch.Tensor:
-        compute.count_pass(body, (images,))
+        if at_call:
+            at_call(body, (images,))
         torch._dynamo.maybe_mark_dynamic(images, 0)
         try:
             features: torch.Tensor = compiled(images)

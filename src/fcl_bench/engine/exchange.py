@@ -20,7 +20,7 @@ import torch
 
 from fcl_bench.engine.ledger import NOBODY_KNOWS
 from fcl_bench.errors import UserError, kind_of
-from fcl_bench.protocol.compute import so_far
+from fcl_bench.protocol.compute import TALLY
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
@@ -49,12 +49,12 @@ class Stopwatch:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Add the block's seconds and counts."""
-        begun, before = self._mark(), so_far()
+        begun, before = self._mark(), TALLY.counts.copy()
         try:
             yield
         finally:
             ended = self._mark()
-            self.counts = self.counts + (so_far() - before)
+            self.counts = self.counts + (TALLY.counts - before)
             if isinstance(begun, float):
                 self.seconds += ended - begun
             else:

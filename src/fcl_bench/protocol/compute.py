@@ -1,7 +1,7 @@
 """Gradient steps and samples that passed a network, counted where all of them come by, whoever asked for them.
 
 Every optimiser of torch, and the body of every `training.network.Network`, counts by itself. Code that steps or
-differentiates without these says so (`count`). What a block of code did is the difference of two looks (`so_far`).
+differentiates without these says so (`count`). What a block of code did is the difference of two looks at `TALLY`.
 """
 
 from __future__ import annotations
@@ -25,38 +25,28 @@ class _Tally(threading.local):
         self.counts: Counter[str] = Counter()
 
 
-_TALLY = _Tally()
-
-
-def so_far() -> Counter[str]:
-    """All that this thread has computed."""
-    return _TALLY.counts.copy()
+#: Its `counts` are of all that this thread has computed.
+TALLY = _Tally()
 
 
 def count(steps: int = 0, trained: int = 0, forward: int = 0) -> None:
     """Add what no optimiser of torch's and no network's body counts."""
-    _TALLY.counts.update({STEPS: steps, TRAINED: trained, FORWARD: forward})
+    TALLY.counts.update({STEPS: steps, TRAINED: trained, FORWARD: forward})
 
 
 @contextmanager
 def uncounted() -> Iterator[None]:
     """A block that computes what is no method's work, or is counted otherwise."""
-    before = so_far()
+    before = TALLY.counts.copy()
     try:
         yield
     finally:
-        _TALLY.counts = before
-
-
-def count_pass(body: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-    """A pass of `inputs[0]` (b, ...): backward too, if autograd records it. A forward pre-hook of networks' bodies."""
-    if not torch.compiler.is_compiling():  # else who calls the compiled network counts
-        _TALLY.counts[TRAINED if torch.is_grad_enabled() else FORWARD] += len(inputs[0])
+        TALLY.counts = before
 
 
 def _count_step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
     if not isinstance(optimiser, torch.optim.LBFGS):  # whose closure counts the many that it makes
-        _TALLY.counts[STEPS] += 1
+        TALLY.counts[STEPS] += 1
 
 
 register_optimizer_step_post_hook(_count_step)

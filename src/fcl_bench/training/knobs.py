@@ -12,7 +12,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
-from fcl_bench.protocol import compute
+from fcl_bench.protocol.compute import STEPS, TALLY
 from fcl_bench.training.network import Network
 
 #: `training.aggregate`: see `methods/gradient/robust.py`.
@@ -168,7 +168,7 @@ class SGD:
     @torch.no_grad()
     def step(self) -> None:
         """weight -= rate * gradient, or rate * v."""
-        compute.count(steps=1)
+        TALLY.counts[STEPS] += 1
         for group in self.param_groups:
             moving = [weight for weight in group["params"] if weight.grad is not None]
             if moving:

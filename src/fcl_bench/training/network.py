@@ -9,18 +9,24 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from fcl_bench.backbones.backbone import Trainable
 from fcl_bench.backbones.network_extractor import compile_body
-from fcl_bench.protocol import compute
+from fcl_bench.protocol.compute import FORWARD, TALLY, TRAINED, uncounted
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import seeded
 
 #: Every layer that normalises by statistics of the batch, and keeps running ones.
 _NORMS = torch.nn.modules.batchnorm._BatchNorm
+
+
+def _count_pass(body: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+    """A pass of `inputs[0]` (b, ...): backward too, if autograd records it. A forward pre-hook of bodies."""
+    if not torch.compiler.is_compiling():  # else who calls the compiled body counts
+        TALLY.counts[TRAINED if torch.is_grad_enabled() else FORWARD] += len(inputs[0])
 
 
 def linear_to_fill(inputs: int, outputs: int) -> torch.nn.Linear:
@@ -79,7 +85,7 @@ class Network(torch.nn.Module):
         self._mode: bool | None = None
         body = start.build()
         # Bodies that are put in its place have it inside.
-        body.register_forward_pre_hook(compute.count_pass)
+        body.register_forward_pre_hook(_count_pass)
         self.put_body(body)
         # Says where the network is, even of a body without parameters; no part of its state.
         self.register_buffer("_here", torch.empty(0), persistent=False)
@@ -88,7 +94,7 @@ class Network(torch.nn.Module):
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
         if self._compiled:
-            compile_body(body)
+            compile_body(body, _count_pass)
         self.body = body
         self._found = self._mode = None
         #: Parameters that stay as everyone has them from the start.
@@ -172,7 +178,7 @@ class Network(torch.nn.Module):
             called: set[str] = set()
             hooks = [m.register_forward_hook(lambda *_, name=n: called.add(name)) for n, m in layers]
             training = self.body.training
-            with torch.inference_mode(), compute.uncounted():
+            with torch.inference_mode(), uncounted():
                 self.body.eval()(torch.zeros(1, 3, self._size, self._size, device=self._here.device))
             self._mode = None
             self.train(training)
