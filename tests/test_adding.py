@@ -33,7 +33,7 @@ SHARED = {"my_method": "", "memory": "_gradient"}
         (
             "memory",
             "class MemoryClient(",
-            "kept: 20\n",
+            "loss_classes: seen\nkept: 20\n",
             TRAINING,
         ),
     ],
