@@ -31,7 +31,6 @@ OWN = {
     "glfc": PROXY,
     "lga": (*PROXY, "method.training.rounds=18"),  # its accuracy still rises after 12
     **dict.fromkeys(("feddyn", "fedntd"), ("method.training.rounds=20",)),  # as well
-    "fedewc": ("method.fisher_max=null", "method.strength=1"),  # the usual bound holds most of F
     "mfcl": ("method.generator.steps=60", "method.generator.lr=0.005"),  # 3 steps make images of one class
     "lorm": ("method.training.lr=0.001", "+method.training.rates.heads=0.03"),
     "pilora": ("method.training.lr=0.003", "method.training.rates.heads=0.05"),

@@ -33,7 +33,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedicarl nme": ("fedicarl", {"classify": "nme", "memory": 6}),
     "fedicarl published": (
         "fedicarl",
-        {"variant": "published", "memory": 5, "training": dataclasses.replace(FAST, weighting="uniform")},
+        {
+            "variant": "published",
+            "classify": "softmax",
+            "memory": 5,
+            "training": dataclasses.replace(FAST, weighting="uniform"),
+        },
     ),
     "fedklda of two maps": ("fedklda", {"ensemble": 2}),
     "fedlda of all tasks": ("fedlda", {"centre": "all_tasks", "prior": "counts"}),

@@ -6,8 +6,8 @@ Client k keeps d_k, the sum of its drifts w_k - w0 over the rounds in which it t
 
 which is a proximal term around w0 - d_k. The server keeps h = -alpha (1/N) sum_k d_k and sends w0 = m - h / alpha, m
 the mean of the last participants' w_k. m is the model that predicts, as in the authors' code: the running statistics
-are its own, and it does not overshoot. Where training comes to rest, m = w0 minimises the clients' losses together: all
-clients' loss, sum_k f_k, or all samples', sum_k n_k f_k, if `scaled`, where alpha_k = alpha (n / N) / n_k (the authors').
+are its own, and it does not overshoot. Where training comes to rest, m = w0 minimises the clients' losses together:
+sum_k f_k, or sum_k n_k f_k (all samples' loss) if `scaled`, where alpha_k = alpha (n / N) / n_k, as in their code.
 """
 
 from __future__ import annotations
