@@ -55,7 +55,8 @@ def test_accuracy_in_bfloat16_is_that_in_float32_to_a_few_points(tmp_path):
     """docs/how-to/training.md: within five points on digits; and the record says which was which."""
     found = {}
     for kind in ("auto", "float32", "bfloat16"):
-        record = run_in(tmp_path, *TRAINED, *ROUNDS, "method.loss_classes=seen", f"method.training.precision={kind}").record
+        typed = (*TRAINED, *ROUNDS, "method.loss_classes=seen", f"method.training.precision={kind}")
+        record = run_in(tmp_path, *typed).record
         found[kind] = record["metrics"]["A_T"]
         wanted = "bfloat16" if kind == "bfloat16" else "float32"
         assert record["precision"] == {"method": wanted, "adapt": None, "features": None}

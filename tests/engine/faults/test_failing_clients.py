@@ -216,8 +216,8 @@ LISTED = ListedFaults(silent=["1@0", "3@1", "0@1"])
 @pytest.mark.parametrize("missed", ["1@0.2", "1@0.3"])
 def test_a_client_that_missed_the_moments_still_chooses_its_exemplars(missed, tmp_path):
     """Nothing that comes later builds on either, and the client was left out for the rest of the task."""
-    trained = ("method=fedicarl", "method.trains=features", "method.ccvr=gaussian", "method.training.rounds=2")
-    small = ("backbone=pixels", "data=digits", "tasks=2", "clients=3", "beta=100")
+    trained = ("method=fedicarl", "method.classify=softmax", "method.trains=features", "method.ccvr=gaussian")
+    small = ("method.training.rounds=2", "backbone=pixels", "data=digits", "tasks=2", "clients=3", "beta=100")
     out = run_in(tmp_path, *trained, *small, "faults=listed", f"faults.silent=[{missed}]")
     uploads = pd.read_csv(out.folder / "uploads.csv")
     own = uploads[(uploads["client"] == 1) & (uploads["task"] == 0)]

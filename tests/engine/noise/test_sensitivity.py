@@ -28,7 +28,7 @@ from tests.small_methods import ALIASES, NAMES, architecture, class_of
 #: What is declared, all of it: adding to this list is a claim about a method's uploads that this file has to try.
 STATISTICS = {"acil", "fed3r", "fedlda", "fedncm", "gacl", "ranpac", "stsa"}
 UPDATES = {
-    *("coda_prompt", "cprompt", "dualprompt", "fedavg", "feddyn", "fedicarl", "fedlwf"),
+    *("coda_prompt", "cprompt", "dualprompt", "fedavg", "feddyn", "fedlwf"),
     *("fedntd", "fedprox", "l2p", "mfcl", "moon", "target"),
 }
 METHODS = [STSA(M=None), STSA(M=12), RanPAC(M=None), AFL(upload="sums"), FedNCM(), FedLDA(), FedLDA(M=12)]
@@ -73,6 +73,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert not uploads_of(FedLDA(centre="later_tasks")).one_sample()
     assert not uploads_of(RanPAC(ridge="folds")).one_sample()
     assert not uploads_of(class_of("fedavg")(ccvr="gaussian")).only_models
+    assert uploads_of(class_of("fedicarl")(classify="softmax")).only_models
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")

@@ -78,7 +78,7 @@ ON_FEATURES = {
     "scaffold by samples": Scaffold(trains="features", training=SHORT),
     "feddyn": FedDyn(trains="features", training=ALIKE),
     "fedewc": FedEWC(trains="features", training=SHORT),
-    "fedicarl": FediCaRL(trains="features", training=SHORT, memory=4),
+    "fedicarl": FediCaRL(trains="features", training=SHORT, memory=4, classify="softmax"),
     "fot": FOT(trains="features", training=SHORT, frozen_stages=0, projected_heads=True, columns=8),
     "fot of all inputs": FOT(
         trains="features",
