@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
@@ -120,6 +121,8 @@ def test_data_cut_down_is_another_setting(finished, runs, tmp_path):
     for classes, differing in (("null", []), ("25", ["data.classes=null, here 25"])):
         config = settings_of((*overrides(wanted), f"data.classes={classes}")).resolved
         (folder / "config.yaml").write_text(json.dumps(config))
+        write_json(folder / "run.json", {"class_samples": [500] * 100, "unseen_test_samples": 0})
+        (folder / "tasks.csv").write_text("test_samples\n10000\n")
         run = runs.iloc[[0]].assign(data="cifar100", folder="x")
         assert Matcher(run, tmp_path / "runs").differences(wanted) == {run.index[0]: differing}
 

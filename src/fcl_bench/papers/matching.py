@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fcl_bench.composition import composed
 from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
+from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
+from fcl_bench.papers.known import doubts, other_counts
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ _OURS = ": ours"
 _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "predictions", "method.bounds", "method.theory"}
 #: A metric -> keys that affect it alone: the best of every round is not the best of every second.
 _DIFFERENT_FOR = {"A_T_best": {"evaluate_rounds"}}
+#: Keys of data that a run's id leaves out, since the fingerprint tells them; a printed setting has no fingerprint.
+_SIDES = ("train_split", "test_split")
 #: An override that changes the value of a key that is there, and no choice of a group.
 _KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'logger'))})=|hydra\.)[\w.]+=")
 
@@ -77,7 +81,8 @@ def _of_choices(choices: tuple[str, ...]) -> DictConfig:
 def comparable(settings: Settings, metric: str = "") -> dict[str, Any]:
     """Return the flat identity, without keys that do not affect the numbers, or not those of `metric`."""
     indifferent = _INDIFFERENT - _DIFFERENT_FOR.get(metric, set())
-    return {key: value for key, value in _flat(settings.identity()).items() if key not in indifferent}
+    sides = {f"data.{side}": getattr(settings.data, side) for side in _SIDES if hasattr(settings.data, side)}
+    return {key: value for key, value in (_flat(settings.identity()) | sides).items() if key not in indifferent}
 
 
 def setting_key(settings: Settings, left_open: Container[str] = (), metric: str = "") -> str:
@@ -96,7 +101,9 @@ class Matcher:
 
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
         self._runs = runs
+        self._folder = folder
         self._config = functools.cache(lambda run: RunFolder(folder / run).config())
+        self._record = functools.cache(lambda run: read_json(folder / run / "run.json"))
         self._same = functools.cache(self._by_settings)
 
     def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
@@ -159,7 +166,14 @@ class Matcher:
         ]
         if run["method.revision"] != str(wanted.method.revision):
             found.append(f"revision {wanted.method.revision} of the method, here {run['method.revision']}")
+        if not found and wanted.data == settings_of((f"method={cell['method']}", f"data={cell['data']}")).data:
+            return other_counts(self._record(run["folder"]), self._folder / run["folder"], wanted)
         return found
+
+    def doubts(self, run: pd.Series) -> str:
+        """Return why a run that has a printed setting, by its own account, is not known to have it; "" if it is."""
+        settings = _loaded(run, self._whole(run))
+        return "" if settings is None else ", ".join(doubts(self._record(run["folder"]), settings))
 
     def _whole(self, run: pd.Series) -> dict[str, Any]:
         """Return the run's configuration; a checkpoint may no longer exist, and fingerprints identify its content."""
@@ -170,18 +184,22 @@ class Matcher:
 
 
 def groups_of(
-    differences: dict[Hashable, list[str]], runs: pd.DataFrame, left_open: Sequence[str]
+    differences: dict[Hashable, list[str]],
+    runs: pd.DataFrame,
+    left_open: Sequence[str],
+    doubted: Mapping[Hashable, str],
 ) -> dict[str, list[Hashable]]:
     """Group the runs without differences by the values of what the paper leaves open: "beta 0.1" -> indices.
 
-    Runs on other features or files than others (their fingerprints tell) are kept apart from these, too.
+    Runs on other features or files than others (their fingerprints tell) are kept apart from these, too, and so are
+    the `doubted` ones (index -> why).
     """
     exact = [index for index, differing in differences.items() if not differing]
     prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
     found: dict[str, list[Hashable]] = {}
     for index in exact:
         difference = ", ".join(f"{key} {text(runs.loc[index, key]) or 'none'}" for key in (*left_open, *prints))
-        found.setdefault(difference, []).append(index)
+        found.setdefault(", ".join(filter(None, [difference, doubted.get(index)])), []).append(index)
     return found
 
 

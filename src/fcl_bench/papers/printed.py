@@ -12,8 +12,9 @@ import yaml
 _LEGEND = (
     "Printed: as printed. Ours: mean ± standard deviation over seeds (number of seeds) of complete runs in exactly the "
     "printed setting, every key that it does not name at its default; the difference is ours less printed. In each "
-    "column and setting the best is bold and the second underlined, ceilings and runs that meet a gate aside. The "
-    "command for each number is in the CSV."
+    "column and setting the best is bold and the second underlined, ceilings and runs that meet a gate aside. Runs "
+    "marked as of unknown data, weights or code are not known to have the setting and are not compared. The command "
+    "for each number is in the CSV."
 )
 _COUNTED = (
     "Counted here: from the method's own accounting under the paper's convention, without a run; MB of these tables "

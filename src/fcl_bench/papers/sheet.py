@@ -33,8 +33,9 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         title: the table's title.
         cells: the printed number of each line; one has several lines where runs differ in what the paper leaves open.
         lines: with the same index: `cell` (the same for lines of one printed number), `open` (values of what the paper
-            leaves open), `at` (these, and remarks on ours), `state`, `nominal`, `as_sent`, and for each column of runs
-            `<column> mean`, `<column> std`, `<column> n`, `<column> gates`; NaN where there is none.
+            leaves open), `at` (these, and remarks on ours), `state`, `doubts` (why the runs are not known to have the
+            printed setting: they do not compete and are not compared), `nominal`, `as_sent`, and for each column of
+            runs `<column> mean`, `<column> std`, `<column> n`, `<column> gates`; NaN where there is none.
         notes: paragraphs below the table.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
@@ -47,7 +48,8 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     once = cells[~lines["cell"].duplicated()]
     printed_marks = lines["cell"].map(_marks(once, once["number"]).set_axis(lines.loc[once.index, "cell"]))
     ours = cells.assign(open=lines["open"])
-    sound = {part: lines[f"{part} mean"].mask(lines[f"{part} gates"].fillna("") != "") for part in parts}
+    unsound = {part: (lines[f"{part} gates"].fillna("") != "") | (lines["doubts"] != "") for part in parts}
+    sound = {part: lines[f"{part} mean"].mask(unsound[part]) for part in parts}
     marks = {part: _marks(ours, sound[part]) for part in parts if part.startswith(OURS)}
     rows: list[list[Cell]] = []
     for position, cell in cells.iterrows():
@@ -77,12 +79,12 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
     for part in _parts(lines):
         own = lines[[f"{part} {name}" for name in ("mean", "std", "n")]].copy()
         if part.startswith(OURS):
-            own[f"{part} difference"] = own[f"{part} mean"] - cells["number"]
+            own[f"{part} difference"] = (own[f"{part} mean"] - cells["number"]).mask(lines["doubts"] != "")
         has_run = own[f"{part} n"].notna()
         belongs = [_belongs(cell, part) for _, cell in cells.iterrows()]
         absent = np.select([has_run, belongs], [NOT_DEFINED, NOT_RUN], NOTHING)
         values = values.join(own.astype(object).where(own.notna(), pd.Series(absent, own.index), axis=0))
-    values["state"] = lines["state"]
+    values["state"] = lines["state"].where(lines["doubts"] == "", lines["state"] + ": " + lines["doubts"])
     runs = lines["state"].isin([HAS_RUNS, NOT_RUN])
     typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
     commands = pd.Series(typed, values.index, dtype=object)
@@ -135,7 +137,10 @@ def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Ce
         shown = mean_cell(mean, line[f"{part} std"], 2, mark, n)
         if gates := line[f"{part} gates"]:
             shown = replace(shown, text=f"{shown.text} [gate: {gates}]")
-    return [shown, *([_difference(mean, cell)] if part.startswith(OURS) else [])]
+        if line["doubts"]:
+            # Without its number, so that nothing else compares it either.
+            shown = replace(shown, text=f"{shown.text} [{line['doubts']}]", number=None)
+    return [shown, *([_difference(np.nan if line["doubts"] else mean, cell)] if part.startswith(OURS) else [])]
 
 
 def _difference(ours: float, cell: pd.Series) -> Cell:

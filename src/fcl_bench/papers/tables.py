@@ -96,7 +96,10 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         elif not state:
             differences = matcher.differences(cell)
         left_open = [key for key in STATED if not cell[key]]
-        found = groups_of(differences, runs, left_open) or {"": []}
+        # A miniature has no printed setting that it could be taken for.
+        same = [] if quick else [index for index, differing in differences.items() if not differing]
+        doubted = {index: matcher.doubts(runs.loc[index]) for index in same}
+        found = groups_of(differences, runs, left_open, doubted) or {"": []}
         used: set[Any] = set()
         for at, matching in found.items():
             indices = _newest(runs.loc[matching])
@@ -104,13 +107,15 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             chosen = [text(runs.loc[indices[0], key]) for key in left_open] if indices else []
             line = {"cell": position, "at": _where(cell, at), "open": ", ".join(chosen)}
             line |= {"state": state or (HAS_RUNS if indices else NOT_RUN)}
+            line |= {"doubts": doubted.get(indices[0], "") if indices else ""}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
-            behind.append({**known, "used": index in used, "differs": "; ".join(differing) or nothing})
+            told = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
+            behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, told))})
     title, footnotes = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
     if quick:
         title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
