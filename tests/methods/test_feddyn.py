@@ -101,7 +101,7 @@ def test_two_classes_per_client_cost_it_less_than_fedavg(seed):
     clients = [(torch.from_numpy(images[own]), torch.from_numpy(labels[own])) for own in dealt]
     knobs = Training(rounds=30, epochs=1, batch_size=64, lr=0.2, weight_decay=0.0, augment="none")
     loss = {}
-    for method in (FedDyn(knobs, trains="features"), FedAvg(knobs, trains="features")):
+    for method in (FedDyn(knobs, trains="features", alpha=0.1), FedAvg(knobs, trains="features")):
         *_, (_, _, server, _, _) = rounds_of(method, feature_context(64), [clients])
         loss[method.name], _ = loss_gradient(theta_of(server.network.state(), 1), images, labels)
     assert loss["feddyn"] < 0.3 * loss["fedavg"]

@@ -82,12 +82,12 @@ class FedDynServer(ClientSumServer):
         message = super().broadcast(task, round_)
         if self.stage != MODEL:
             return message
-        for name in self.parameters():
-            if name in self.sums:
-                moved = (self.sent[name].double() + self.mean(name)).float()
-                if name in self.frozen_rows():
-                    moved[self.frozen_rows()[name]] = self.sent[name][self.frozen_rows()[name]]
-                self.sent[name] = moved
+        frozen = self.frozen_rows()
+        for name in self.sums.keys() & set(self.parameters()):
+            moved = (self.sent[name].double() + self.mean(name)).float()
+            rows = frozen.get(name, [])
+            moved[rows] = self.sent[name][rows]
+            self.sent[name] = moved
         return message.with_tensors({**message, **self.sent})
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
