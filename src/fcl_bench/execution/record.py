@@ -68,6 +68,7 @@ def run_record(
         "noise": settings.noise.name,
         "secure": settings.secure.name,
         "experiment": scalars.experiment,
+        "track": scalars.track,
         "profile": scalars.profile,
         "seed": scalars.seed,
         "beta": settings.beta,

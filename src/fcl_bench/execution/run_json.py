@@ -158,6 +158,7 @@ class Result(TypedDict):
     noise: str  # whether clients added noise, and which
     secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
+    track: str | None  # the leaderboard's track and its version, such as features-1
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int
     beta: float | None  # concentration of the Dirichlet law; None where the partition does not use it

@@ -20,7 +20,7 @@ from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = (
-    *("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written"),
+    *("seed", "run_id", "folder", "profile", "experiment", "track", "evaluate_rounds", "git_commit", "written"),
     *("gates", "gate_texts", "first_task", "first_samples"),
 )
 
@@ -28,7 +28,7 @@ RUN_COLUMNS = (
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml that do not affect the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
-_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
+_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "track", "profile")
 #: Keys of a transport that say how its processes find each other.
 _MEETING = ("transport.link", "transport.ca")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
@@ -74,7 +74,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
         single: names of measures of a single task.
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
-    run |= {"profile": record["profile"], "experiment": record["experiment"]}
+    run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record.get("track")}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
     # Of a gate that is met after several tasks, what was said last.
