@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fcl_bench.engine.checkpoint import read_json, write_json
 from fcl_bench.papers.matching import Matcher, settings_of
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
@@ -38,6 +39,28 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     wanted = settings_of(("method=fedavg", "data=digits", "backbone=pixels", "tasks=1", "clients=2", *matched.split()))
     found = {metric: runs.loc[matcher.exactly(wanted, metric), "seed"].tolist() for metric in ("A_T_best", "A_T")}
     assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
+
+
+def test_the_note_below_says_how_skewed_the_partitions_behind_the_numbers_are(tmp_path):
+    """Of those that stand beside printed numbers alone, one setting after the other."""
+    records = {
+        (beta, seed): run_in(tmp_path, *SMALL[:-1], f"beta={beta}", f"seed={seed}").record["partition_skew"]
+        for beta, seed in ((0.1, 0), (0.1, 1), (1, 0), (5, 0))
+    }
+    cells = [cell(), cell(beta="1", column="another")]
+    runs = runs_in(tmp_path)
+
+    def notes():
+        return [note for note in table_of(runs, tmp_path / "runs", *cells).sheet.notes if "Total variation" in note]
+
+    said = {at: f"{found['total_variation']:.3f} ({found['percentile']:g})" for at, found in records.items()}
+    first = f"dirichlet beta 0.1, 2 clients, 2 tasks: seed 0 {said[0.1, 0]}, seed 1 {said[0.1, 1]}"
+    [note] = notes()
+    assert note.endswith(f": digits, {first}; digits, dirichlet beta 1, 2 clients, 2 tasks: seed 0 {said[1, 0]}.")
+    for file in tmp_path.glob("runs/*/run.json"):  # as earlier versions wrote them
+        without = {key: value for key, value in read_json(file).items() if key not in ("partition_skew", "checksum")}
+        write_json(file, without)
+    assert notes() == []
 
 
 def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):

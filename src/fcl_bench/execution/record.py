@@ -13,6 +13,7 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.base import Holdings
+from fcl_bench.data.partitions.skew import skew
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
@@ -37,6 +38,7 @@ from fcl_bench.execution.run_json import (
 from fcl_bench.execution.tables import accuracy_by_client
 from fcl_bench.protocol.compute import COUNTED
 from fcl_bench.protocol.method import Server
+from fcl_bench.training.knobs import precision_of
 
 
 def run_record(
@@ -78,6 +80,7 @@ def run_record(
         "data_origin": dataset.origin,
         "unseen_test_samples": plan.dealt.stream.unseen_tests,
         "class_samples": plan.dealt.stream.class_samples.tolist(),
+        "partition_skew": skew(settings.partition, plan.dealt.stream.train_columns, plan.dealt.shards),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
         "precision": _precisions(settings, device, inputs.precision),
@@ -124,15 +127,10 @@ def _precisions(settings: Settings, device: torch.device, features: str | None) 
         features: of the frozen network; None where there was none.
     """
     return {
-        "method": _of_training(settings.method, device),
-        "adapt": _of_training(settings.adapt, device) if settings.adapt.trains_network else None,
+        "method": precision_of(settings.method, device),
+        "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
         "features": features,
     }
-
-
-def _of_training(choice: Any, device: torch.device) -> str | None:
-    training = getattr(choice, "training", None)
-    return None if training is None else training.forward_precision(device.type)
 
 
 def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:

@@ -42,6 +42,10 @@ from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 
 #: The bytes that were really sent, shown beside the paper's count.
 _SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
+_PARTITIONS = (
+    "Total variation between the classes of a client and of its task, mean over clients and tasks of our runs, and"
+    " percentile among other draws of the partition (docs/reference/partitions.md):"
+)
 _RUNS = ("row", "column", "metric", "run_id", "seed", "device", "protocol", "used", "differs")
 
 
@@ -84,6 +88,7 @@ def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile:
 def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matcher: Matcher, quick: bool) -> Table:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
+    compared: set[Any] = set()
     for position, cell in cells.iterrows():
         state = _state(cell)
         differences: dict[Any, list[str]] = {}
@@ -110,6 +115,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             line |= {"doubts": doubted.get(indices[0], "") if indices else ""}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
+        compared |= used
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
@@ -117,6 +123,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             told = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
             behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, told))})
     title, footnotes = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
+    footnotes += _partitions(runs.loc[[position for position in runs.index if position in compared]])
     if quick:
         title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
     # It is NaN where nothing is counted.
@@ -128,6 +135,21 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )
+
+
+def _partitions(runs: pd.DataFrame) -> list[str]:
+    """Return the paragraph on how skewed the partitions of runs are; none where no record says it."""
+    told: dict[str, dict[str, str]] = {}
+    for _, run in runs.iterrows():
+        found = read_json(run["record"]).get("partition_skew", {})  # records of earlier versions have none
+        if found.get("total_variation") is None:
+            continue
+        beta = f" beta {text(run['beta'])}" if text(run["beta"]) else ""
+        setting = f"{run['data']}, {run['partition']}{beta}, {run['clients']} clients, {run['tasks']} tasks"
+        rank = "" if found["percentile"] is None else f" ({found['percentile']:g})"
+        told.setdefault(setting, {})[f"seed {run['seed']}"] = f"{found['total_variation']:.3f}{rank}"
+    lines = [f"{setting}: {', '.join(map(' '.join, seeds.items()))}" for setting, seeds in told.items()]
+    return [f"{_PARTITIONS} {'; '.join(lines)}."] if lines else []
 
 
 def _newest(runs: pd.DataFrame) -> list[Any]:

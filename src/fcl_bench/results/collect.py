@@ -226,7 +226,8 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             key: value
             for group in _GROUPS
             for key, value in _flat(config.get(group, {}), f"{group}.")
-            if key != "partition.beta"  # the record has it as `beta`
+            # The record has the first as `beta`; runs from before there was `split.order` have none, which is null.
+            if key != "partition.beta" and (key, value) != ("split.order", "null")
         },
         **{
             key: value
