@@ -37,7 +37,7 @@ class Environment(TypedDict):
     """The `environment` of a run record: versions of packages, and the machine."""
 
     fcl_bench: str
-    git_commit: str | None  # with `-dirty` for uncommitted changes; None if installed
+    git_commit: str | None  # `-dirty`: uncommitted changes; several of a run resumed under other code; None: installed
     python: str
     torch: str
     numpy: str
