@@ -79,8 +79,6 @@ def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile:
         profile: "full" for runs of the printed settings, "quick" for runs of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
-    # The folders that hold their records.
-    runs = runs.assign(record=[folder / name / "run.json" for name in runs["folder"]]) if len(runs) else runs
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
         yield _table(paper, table, group.reset_index(drop=True), runs, matcher, profile == "quick")
 
@@ -122,12 +120,12 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
             told = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
             behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, told))})
-    title, footnotes = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
+    # It is NaN where nothing is counted.
+    frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
+    title, footnotes = f"{paper}, {table}", notes(paper, table, frame["nominal"].notna().any())
     footnotes += _partitions(runs.loc[[position for position in runs.index if position in compared]])
     if quick:
         title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
-    # It is NaN where nothing is counted.
-    frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
@@ -191,20 +189,28 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
         for column, metric in columns.items():
-            numbers = _values(part, metric)
+            numbers = _values(part, metric) / _unit(cell, part)
             name = f"{column}, {device}, {protocol}"
             found[f"{name} mean"] = float(numbers.mean())
             found[f"{name} std"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else np.nan
             found[f"{name} n"] = len(numbers)
             found[f"{name} gates"] = gates_of(part)
+            found[f"{name} runs"] = dict(zip(part["seed"], zip(numbers, part["path"], strict=True), strict=True))
     return found
+
+
+def _unit(cell: pd.Series, runs: pd.DataFrame) -> Any:
+    """Return by what our numbers are divided: percent for shares, and the models of a task for that of one round."""
+    if cell["metric"].startswith("model_mib"):
+        return runs["method.training.rounds"].to_numpy(float)
+    return 100.0 if cell["unit"] == "share" else 1.0
 
 
 def _values(runs: pd.DataFrame, metric: str) -> np.ndarray:
     """Return a metric per run, NaN where not defined; `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
     part, _, name = metric.rpartition(".")
     if single := by_task(name):
-        return np.array([single.of(read_json(file), part) for file in runs["record"]], dtype=float)
+        return np.array([single.of(read_json(Path(path, "run.json")), part) for path in runs["path"]], dtype=float)
     if not part:
         return runs[name].to_numpy(float)
-    return np.array([read_json(file).get(part, {}).get(name) for file in runs["record"]], dtype=float)
+    return np.array([read_json(Path(path, "run.json")).get(part, {}).get(name) for path in runs["path"]], dtype=float)
