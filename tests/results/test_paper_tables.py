@@ -15,7 +15,7 @@ import pytest
 
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
-from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
+from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, left_to_us, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.papers.sheet import NO_METRIC
 from fcl_bench.papers.tables import paper_tables, printed_cells
@@ -235,6 +235,19 @@ def test_what_we_chose_stands_beside_the_number(finished, runs):
     assert told["our runs"] == "no key for: linear: without ReLU"
     with_beta = by_heading(table_of(runs, finished, {**chosen, "beta": ""}))
     assert re.fullmatch(r"beta [\d.]+; rank is not said", with_beta["where"])
+
+
+def test_what_we_chose_stands_beside_every_printed_number_that_it_is_of(everything):
+    """The column "where" has the words of all its cells, in each paper."""
+    marked = set()
+    for table in everything:
+        paper, title = table.values["paper"].iloc[0], table.values["table"].iloc[0]
+        where = table.sheet.headers.index("where") if "where" in table.sheet.headers else None
+        shown = [set() if where is None else set(row[where].text.split("; ")) for row in table.sheet.rows]
+        for words, setting in zip(shown, printed_cells(paper, title)["setting"], strict=True):
+            assert set(left_to_us(setting)) <= words, (table.name, setting)
+            marked |= {paper} if left_to_us(setting) else set()
+    assert marked == {"afcl", "afl", "fedprotip", "fedran", "stsa"}
 
 
 def test_the_best_round_is_compared_where_it_was_measured(tmp_path):
