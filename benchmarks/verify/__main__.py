@@ -80,12 +80,12 @@ def _compared(claim: Claim, value: float, good: str) -> tuple[str, str]:
     return (good if agrees(claim.printed, value) else DIFFERS), f"{value:.6g}"
 
 
-def stored_runs() -> list[Claim]:
-    """Every row of results/*.csv, as a claim of what its own command gives."""
+def stored_runs(each: float) -> list[Claim]:
+    """Every row of results/*.csv that takes no more than `each` seconds, as a claim of what its own command gives."""
     claims = []
     for name in STORED:
         source = Source({"stored": name})
-        for index, row in source.fixed().iterrows():
+        for index, row in source.affordable(each).iterrows():
             printed = " / ".join(f"{row[measure]:.6g}" for measure in _MEASURES)
             where = {"run_id": text(row["run_id"])}
             claims.append(Claim(f"results/{name}.csv", int(str(index)) + 2, printed, None, source, where, ""))
@@ -106,7 +106,9 @@ def rerun(claim: Claim, bench: Bench) -> tuple[str, str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("-n", type=int, default=25, help="how many numbers; 0: only the list of those without a command")
+    parser.add_argument(
+        "-n", type=int, default=25, help="how many numbers; 0: only the list of those without a command"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--only", default="", metavar="TEXT", help="numbers of pages whose name has TEXT")
     parser.add_argument("--minutes", type=float, default=15, help="processor minutes of all runs together")
@@ -128,7 +130,7 @@ def verified(asked: argparse.Namespace) -> int:
     claimed = every()
     silent = [line for page in claimed for line in page.silent()]
     print(*silent, f"numbers without a command: {len(silent)}", sep="\n")
-    pool = [*(claim for page in claimed for claim in page.claims), *stored_runs()]
+    pool = [*(claim for page in claimed for claim in page.claims), *stored_runs(asked.each)]
     kinds = Counter(claim.source.kind for claim in pool)
     print(f"{len(pool)} numbers:", ", ".join(f"{count} {kind}" for kind, count in kinds.items()))
     pool = [claim for claim in pool if asked.only in claim.page]

@@ -21,13 +21,13 @@ import pandas as pd
 import yaml
 
 import fcl_bench
+from benchmarks.verify.pages import NUMBER, REPOSITORY
 from fcl_bench.config import YAML_LOADER, is_number, number_text, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.results.collect import frame_of, run_row
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.reference import FROM, load
 from fcl_bench.results.summarise import setting
-from benchmarks.verify.pages import NUMBER, REPOSITORY
 
 STORED = yaml.load((Path(__file__).parent / "claims" / "stored.yaml").read_text(), Loader=YAML_LOADER)
 #: Stored runs; runs of fcl-bench; a program's table; a test that asserts the number; a machine's seconds and memory; runs
@@ -106,8 +106,8 @@ class Bench:
         """What a program prints, run in the repository once."""
         if command not in self.printed:
             begin = os.times()
-            words = [re.sub(r"^(FEATURES|CIFAR100)\b.*", self._file, word) for word in shlex.split(command)]
-            words = [sys.executable, *words[1:]] if words[0].endswith("python") else words
+            words = [re.sub(r"\b(FEATURES|CIFAR100)\b.*", self._file, word) for word in shlex.split(command)]
+            words = [sys.executable, *(words[1:] if words[0].endswith("python") else ["-m", *words])]
             done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise UserError(f"{command}: exit code {done.returncode}", done.stderr.strip()[-200:] or "no message")
@@ -146,6 +146,14 @@ class Source:
         """The stored rows; of another kind, none."""
         return _stored(self.told["stored"]) if self.kind == "stored" else pd.DataFrame()
 
+    def affordable(self, each: float) -> pd.DataFrame:
+        """The stored rows whose run takes at most `each` seconds and that the present code can give."""
+        about, rows = STORED[self.told["stored"]], self.fixed()
+        methods = rows["method"].map(
+            lambda name: name not in about.get("old", {}) and _cost(about["cost"], name) <= each
+        )
+        return rows[methods]
+
     def fresh(self, bench: Bench, where: dict[str, str]) -> pd.DataFrame:
         """What the commands give now, of the jobs that do not contradict `where`.
 
@@ -156,7 +164,7 @@ class Source:
             (command,) = self.commands
             if command not in bench.printed:
                 bench.afford(self.told["cost"])
-            return markdown_table(bench.program(command))
+            return markdown_table(bench.program(f"{command} {self.told.get('with', '')}"))
         jobs = list(self._jobs(where))
         for words, _ in jobs:
             bench.with_files(words)
