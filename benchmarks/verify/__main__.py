@@ -2,9 +2,9 @@
 
 python -m benchmarks.verify -n 25 --seed 1 --features FEATURES.npz --cifar100 FOLDER
 
-First comes the list of numbers without a command, which has to be empty. Cheap runs are made anew; of dearer ones (--each,
---minutes) the stored row is compared. Seconds and memory are of a machine: of these only the command is looked up. Exit
-code 1: a number differs, or has no command.
+First comes the list of numbers without a command, which has to be empty. Cheap runs are made anew; of dearer ones
+(--each, --minutes) the stored row is compared. Seconds and memory are of a machine: of these only the command is looked
+up. Stored runs dearer than --each are not drawn. Exit code 1: a number differs, or has no command.
 """
 
 from __future__ import annotations

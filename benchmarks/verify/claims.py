@@ -1,8 +1,9 @@
 """What claims/*.yaml say of the numbers on pages, found on the pages; and the numbers of which they say nothing.
 
-A file has the `page`, named `sources`, and `claims`. A claim is of a `text`, quoted with {} for each number, or of the table
-`under` a heading: `rows` by first cells, `columns` by position. `is` says how the source gives each number: `mean A_T`, or an
-expression of the functions in `sources.values` and of the page's `names` for conditions. `exempt` instead says why a number is no measurement of ours.
+A file has the `page`, named `sources`, and `claims`. A claim is of a `text`, quoted with {} for each number, or of the
+table `under` a heading: `rows` by first cells, `columns` by position. `is` says how the source gives each number:
+`mean A_T`, or an expression of the functions in `sources.values` and of the page's `names` for conditions. `exempt`
+instead says why a number is no measurement of ours.
 """
 
 from __future__ import annotations
@@ -158,12 +159,10 @@ def _found(page: Page, entry: dict[str, Any]) -> Iterator[tuple[Span, dict[str, 
         rows += [(row, about) for row in same]
     for row, about in rows:
         for index, column in _labelled(entry["columns"]):
-            parts = [
-                part if isinstance(part, dict) else {"is": part}
-                for part in (column, about.get("columns", {}).get(index))
-            ]
-            merged = {**about, **parts[0], **(parts[1] if parts[1].get("is") is not None else {})}
-            where = where_of(about.get("where", "")) | where_of(parts[0].get("where", ""))
+            column = column if isinstance(column, dict) else {"is": column}
+            own = about.get("columns", {}).get(index)  # of this row alone
+            merged = {**about, **column, **({} if own is None else {"is": own})}
+            where = where_of(about.get("where", "")) | where_of(column.get("where", ""))
             if int(index) < len(row.cells) + 1:
                 yield row.spans[int(index) - 1], where, _expressions(merged.get("is")), merged.get("source", source)
 
@@ -184,7 +183,7 @@ def _expressions(told: str | list[str] | None) -> list[str]:
 
 
 def _stands_on(page: Page, source: Source) -> None:
-    """Raise a `UserError` unless a reader of the page finds the source's commands, there or on the `page` that it names."""
+    """Raise a `UserError` unless a reader finds the source's commands on the page, or on the one that it names."""
     where = Page(source.told["page"]) if "page" in source.told else page
     places = " ".join(where.text.split()), (REPOSITORY / "Makefile").read_text()
     for command in source.commands if source.kind not in ("stored", "arithmetic") else []:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Page:
 def _row(line: str, offset: int) -> Row:
     """Cells end at bars that no backslash escapes."""
     bars = [found.start() for found in re.finditer(r"(?<!\\)\|", line)]
-    pairs = list(zip(bars, bars[1:], strict=False))
+    pairs = list(itertools.pairwise(bars))
     cells = [line[left + 1 : right].strip() for left, right in pairs]
     return Row(cells, [Span(offset + left + 1, offset + right) for left, right in pairs])
 

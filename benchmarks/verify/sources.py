@@ -30,8 +30,8 @@ from fcl_bench.results.reference import FROM, load
 from fcl_bench.results.summarise import setting
 
 STORED = yaml.load((Path(__file__).parent / "claims" / "stored.yaml").read_text(), Loader=YAML_LOADER)
-#: Stored runs; runs of fcl-bench; a program's table; a test that asserts the number; a machine's seconds and memory; runs
-#: of hours that are not stored; an equation.
+#: Stored runs; runs of fcl-bench; a program's table; a test that asserts the number; a machine's seconds and memory;
+#: runs of hours that are not stored; an equation.
 KINDS = ("stored", "run", "output", "test", "timing", "costly", "arithmetic")
 #: Kinds of which no value is read.
 UNREAD = ("test", "timing", "costly")
@@ -149,10 +149,8 @@ class Source:
     def affordable(self, each: float) -> pd.DataFrame:
         """The stored rows whose run takes at most `each` seconds and that the present code can give."""
         about, rows = STORED[self.told["stored"]], self.fixed()
-        methods = rows["method"].map(
-            lambda name: name not in about.get("old", {}) and _cost(about["cost"], name) <= each
-        )
-        return rows[methods]
+        cheap = rows["method"].map(lambda name: _cost(about["cost"], name) <= each)
+        return rows[cheap & ~rows["method"].isin(about.get("old", {}))]
 
     def fresh(self, bench: Bench, where: dict[str, str]) -> pd.DataFrame:
         """What the commands give now, of the jobs that do not contradict `where`.

@@ -136,7 +136,7 @@ def test_conditions_and_measures_that_no_run_has_are_errors():
 
 
 def test_a_programs_tables_are_read_by_their_headers():
-    printed = "some words\n| K | size |\n|---:|---|\n| 5 | 30 1083.5 |\n| 50 | **7** |\n\n| K | other |\n|---|---|\n| 5 | 1 |\n"
+    printed = "words\n| K | size |\n|-:|-|\n| 5 | 30 1083.5 |\n| 50 | **7** |\n\n| K | more |\n|---|---|\n| 5 | 1 |\n"
     frame = sources.markdown_table(printed)
     assert frame.shape == (3, 3)
     cell = sources.values(frame, {"K": "50"})["cell"]
