@@ -140,7 +140,10 @@ def verified(asked: argparse.Namespace) -> int:
         files = {name.upper(): getattr(asked, name) for name in ("features", "cifar100", "weights")}
         bench = Bench(asked.out or Path(temporary), files, 60 * asked.minutes, asked.each)
         for claim in sorted(drawn, key=lambda claim: (claim.page, claim.line)):
-            state, found = (checked if claim.span else rerun)(claim, bench)
+            try:
+                state, found = (checked if claim.span else rerun)(claim, bench)
+            except UserError as error:
+                state, found = DIFFERS, error.what
             states[state] += 1
             print(f"{claim.page}:{claim.line}: {claim.printed} | {found} | {state}", flush=True)
     print(", ".join(f"{count} {state}" for state, count in sorted(states.items())))

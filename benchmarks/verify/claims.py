@@ -34,7 +34,7 @@ _ALL = "all"
 
 @dataclass(frozen=True)
 class Claim:
-    """One number on a page and where it comes from.
+    """One number on a page, or a row of results/ (without `span`), and where it comes from.
 
     Attributes:
         where: the conditions on the source's rows.
@@ -45,7 +45,7 @@ class Claim:
     page: str
     line: int
     printed: str
-    span: Span
+    span: Span | None
     source: Source
     where: dict[str, str]
     expression: str
@@ -63,7 +63,7 @@ class Claimed:
     def silent(self) -> list[str]:
         """The measured-looking numbers of which no claim and no exemption says anything, one line each."""
         general = [Span(*m.span()) for pattern in _general() for m in re.finditer(pattern, self.page.text)]
-        known = [*(claim.span for claim in self.claims), *self.exempt, *general]
+        known = [*(claim.span for claim in self.claims if claim.span), *self.exempt, *general]
         return [
             f"{self.page.name}:{self.page.line(span.start)}: {self.page.text[span.start : span.end]} has no command"
             for span in self.page.candidates()

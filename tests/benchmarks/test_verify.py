@@ -84,6 +84,39 @@ def test_a_planted_wrong_number_is_found(right, wrong, bench):
     ]
 
 
+def unread(**told) -> claims.Claim:
+    return claims.Claim("page.md", 1, "2.5", Span(0, 3), sources.Source(told), {}, "")
+
+
+def test_of_seconds_only_the_command_is_told_and_a_test_passes_or_fails(bench, monkeypatch):
+    assert verify.checked(unread(timing="make bench"), bench) == (verify.TIMING, "make bench")
+    assert verify.checked(unread(costly="make training"), bench) == (verify.NOT_RUN, "make training")
+    claim = unread(test="pytest x.py", cost=1)
+    bench.printed["pytest x.py"] = "1 passed"
+    assert verify.checked(claim, bench) == (verify.BY_TEST, "pytest x.py")
+
+    def fails(command):
+        raise UserError(f"{command}: exit code 1", "no message")
+
+    monkeypatch.setattr(bench, "program", fails)
+    assert verify.checked(claim, bench) == (verify.DIFFERS, "pytest x.py: exit code 1")
+
+
+def test_a_program_runs_in_the_repository_and_its_failure_is_told(tmp_path):
+    made = sources.Bench(tmp_path, {}, seconds=100)
+    assert made.program("python -c 'import os; print(os.path.isfile(\"Makefile\"))'") == "True\n"
+    with pytest.raises(UserError, match="exit code 3"):
+        made.program("python -c 'raise SystemExit(3)'")
+    with pytest.raises(sources.Missing, match="needs FEATURES="):
+        made.program("python -c 'pass' FEATURES.npz")
+
+
+def test_rows_that_are_too_dear_or_of_old_code_are_not_drawn():
+    on_features = sources.Source({"stored": "on-features"})
+    assert set(on_features.affordable(20)["method"]) == {"afl", "stsa_e"}
+    assert "feddyn" in set(on_features.fixed()["method"]) - set(on_features.affordable(1e9)["method"])
+
+
 def test_what_is_too_dear_or_lacks_its_data_is_not_run(bench):
     bench.rows.clear()
     bench.seconds = 9
