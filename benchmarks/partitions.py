@@ -25,7 +25,6 @@ from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.splits.base import Stream
 from fcl_bench.errors import UserError
-from fcl_bench.randomness import generator
 
 CIFAR100 = ("data=cifar100", "data.path=../shared/data/cifar100")
 #: How the data is cut over time, as on the command line.
@@ -41,6 +40,7 @@ PLAIN = (("partition=iid",), ("partition=shards", "partition.shards=5"), ("parti
 SKEWED = (
     ("partition=dirichlet",),
     ("partition=dirichlet", "partition.min_size=0"),
+    ("partition=published",),
     ("partition=dirichlet_all_classes",),
     ("partition=dirichlet_equal_sizes",),
 )
@@ -56,7 +56,7 @@ def shards_of(stream: Stream, settings: Settings, clients: int, seed: int) -> li
     shards = []
     for task, indices in enumerate(stream.train):
         labels = stream.train_columns[indices]
-        parts = settings.partition.holdings(labels, clients, generator(seed, "partition", task))
+        parts = settings.partition.holdings(labels, clients, settings.partition.generator(seed, task))
         shards.append([labels[part] for part in parts])
     return shards
 

@@ -25,6 +25,8 @@ from tests.quick_composition import hasten
 
 # No test reaches a network; code that tries fails at once instead of retrying.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# `precision=auto` is float32 on every CPU, so that numbers in tests are the same.
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"
 # As the command does, before torch is imported: tests may share their cores with other work.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if "PYTEST_XDIST_WORKER" in os.environ:

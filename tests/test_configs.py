@@ -19,11 +19,12 @@ from fcl_bench.config import GROUPS, load_settings, target_class
 from fcl_bench.errors import UserError
 from tests.small_methods import ALIASES, NAMES, architecture
 
-#: Tested elsewhere: `logger` in tests/tracking, experiments and profiles here and in tests/papers.
+#: Tested elsewhere: `logger` in tests/tracking, `track` in test_tracks.py, experiments and profiles here and in
+#: tests/papers.
 CHOICES = sorted(
     (file.parent.name, file.stem)
     for file in config_dir().glob("*/[!_]*.yaml")
-    if file.parent.name not in ("experiment", "profile", "logger")
+    if file.parent.name not in ("experiment", "profile", "track", "logger")
 )
 
 

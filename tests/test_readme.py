@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib import import_module
 
 import pytest
 
@@ -36,10 +37,8 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     for argument in arguments:
         if found := re.fullmatch(r"backbone\.checkpoint=([A-Z0-9_]+\.safetensors)", argument):
             (tmp_path / found[1]).touch()
-    if arguments[:1] == ["predict"]:
-        from fcl_bench.cli.predict import parsed
-
-        assert parsed(arguments[1:]).run
+    if arguments[0] in ("predict", "runs"):
+        assert import_module(f"fcl_bench.cli.{arguments[0]}").parsed(arguments[1:])
         return
     if "--help" in arguments or arguments[0] == "show":
         assert command(*arguments)[0] == 0

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -18,8 +19,11 @@ from fcl_bench.config import GROUPS, YAML_LOADER
 #: The arguments of this process's command that named folders with choices of one's own, which are in `FOLDERS`.
 NAMED_BY: list[str] = []
 log = logging.getLogger(__name__)
+#: What the YAML of a method has that takes the knobs of training which all gradient methods share.
+_TRAINS = re.compile(r"^defaults:.*_gradient", re.MULTILINE)
 
-#: Old names stay as aliases. Old group or top-level key -> today's; and old knob of a method -> today's.
+#: Old names stay as aliases. Old group or top-level key -> today's, where that has the choice; and old
+#: knob of a method -> today's.
 KEYS = {"track": "logger"}
 KNOBS = {"loss_over": "loss_classes", "on": "trains", "replay_head": "ccvr"}
 #: Today's key -> its old values and today's.
@@ -39,7 +43,10 @@ def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictCon
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
+    overrides = list(overrides)
     register_presets()
+    if any("track" in typed for typed in overrides):
+        register_budgets()
     own = ",".join("'file://{}'".format(str(folder).replace("'", "\\'")) for folder in FOLDERS[1:])
     beside = [f"hydra.searchpath=[{own}]"] if own else []
     at_work = GlobalHydra.instance().is_initialized()  # as while it carries out a sweep
@@ -68,6 +75,34 @@ def register_presets() -> list[str]:
     return names
 
 
+def register_budgets() -> None:
+    """Make what each track gives to each method a choice of Hydra's, `track/NAME/METHOD`, which config.yaml takes.
+
+    A track's YAML has it as `budget`: `training` is for every method with the knobs of `method/_gradient.yaml`; what
+    stands under a method's name is for that one, over it. Call this before Hydra composes a track.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    trained = {name for name in choices_of("method") if _TRAINS.search(file_of("method", name).read_text())}
+    for track in choices_of("track"):
+        budget = _budget(track)
+        for method in (trained | set(budget)) - {"training"}:
+            node = OmegaConf.create()
+            given = {**(budget.get("training", {}) if method in trained else {}), **budget.get(method, {})}
+            for key, value in given.items():
+                OmegaConf.update(node, key, value)
+            ConfigStore.instance().store(method, node, group=f"track/{track}", package="_global_")
+
+
+def _budget(track: str) -> dict[str, dict[str, Any]]:
+    """The `budget` of a track's YAML over those of the tracks that its defaults name."""
+    written = yaml.load(file_of("track", track).read_text(), Loader=YAML_LOADER)
+    found: dict[str, dict[str, Any]] = {}
+    for below in [entry for entry in written.get("defaults", ()) if entry in choices_of("track")]:
+        found |= _budget(below)
+    return found | written.get("budget", {})
+
+
 def combinations(overrides: Iterable[str]) -> list[tuple[str, ...]]:
     """The runs of `fcl-bench -m overrides...`, in the order of Hydra's own sweeper: the overrides of each.
 
@@ -93,6 +128,12 @@ def config_dir() -> Path:
     package = Path(__file__).resolve().parent
     installed = package / "conf"
     return installed if installed.is_dir() else package.parents[1] / "conf"
+
+
+def file_of(group: str, name: str) -> Path:
+    """The YAML of a choice, or of what choices share; Hydra, too, looks in the folders in this order."""
+    files = [folder / group / f"{name}.yaml" for folder in FOLDERS]
+    return next((file for file in files if file.is_file()), files[0])
 
 
 #: The folders of YAML files in the order in which Hydra looks for a choice.
@@ -134,6 +175,8 @@ def _current(argument: str) -> str:
     group, dot, below = typed.lstrip("+~").partition(".")
     prefix = typed.removesuffix(group + dot + below)
     below = KNOBS.get(below, below) if group == "method" else below
-    key = KEYS.get(group, group) + dot + below
+    new = KEYS.get(group, group)
+    moved = dot or value.partition(",")[0] in choices_of(new)
+    key = (new if moved else group) + dot + below
     names = VALUES.get(key, {})
     return prefix + key + equals + re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value)

@@ -54,7 +54,7 @@ STATISTICS_DTYPES = ("float64", "float32")
 #: `wire.dtype`, by torch's names.
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: Keys that are not part of a run: other things to run, and loggers, whose classes have a `start`.
-_OUTSIDE = ("hydra", "grid", "logger")
+_OUTSIDE = ("hydra", "grid", "budget", "logger")
 #: The C parser takes a tenth of OmegaConf's time.
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -153,6 +153,7 @@ class _Scalars:
     force: bool = knob(identity=False)
     preview: bool = knob(identity=False)
     experiment: str | None = knob(identity=False)
+    track: str | None = knob(identity=False)
     profile: str = knob(identity=False)
     wire: Wire = knob()
     out: str = knob(filled=True, words="a folder, such as out=outputs", identity=False)

@@ -37,7 +37,7 @@ class Environment(TypedDict):
     """The `environment` of a run record: versions of packages, and the machine."""
 
     fcl_bench: str
-    git_commit: str | None  # with `-dirty` for uncommitted changes; None if installed
+    git_commit: str | None  # `-dirty`: uncommitted changes; several of a run resumed under other code; None: installed
     python: str
     torch: str
     numpy: str
@@ -96,12 +96,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether this CPU multiplies bfloat16 matrices in hardware (AMX), according to Linux."""
-    try:
-        flags = cpuinfo.read_text(errors="replace")
-    except OSError:
+    """Whether this CPU multiplies bfloat16 in hardware (AMX, AVX-512), and `ONEDNN_MAX_CPU_ISA` does not forbid that.
+
+    torch says so from 2.11 on, before that Linux in `cpuinfo`.
+    """
+    import torch
+
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA", "ALL").upper()
+    if not any(kind in most for kind in ("BF16", "FP16", "AMX", "AVX10", "ALL", "DEFAULT")):
         return False
-    return any(line.startswith("flags") and "amx_bf16" in line.split() for line in flags.splitlines())
+    if hasattr(torch.cpu, "get_capabilities"):
+        there = {name for name, found in torch.cpu.get_capabilities().items() if found}
+    else:
+        lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.is_file() else []
+        there = {flag for line in lines if line.startswith("flags") for flag in line.split()}
+    return not there.isdisjoint(("amx_bf16", "avx512_bf16"))
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from fcl_bench.errors import UserError
+
 
 def _entropy(seed: int, purpose: str, indices: tuple[int, ...]) -> np.random.SeedSequence:
     # The count distinguishes () from (0,): short entropy is padded with zeros.
@@ -31,6 +33,16 @@ def derived_seed(seed: int, purpose: str, *indices: int) -> int:
     """A 63-bit seed for `purpose`, for a library's own generator or for the wire (8 bytes)."""
     state = _entropy(seed, purpose, indices).generate_state(2, np.uint32)
     return (int(state[0]) << 31) ^ int(state[1])
+
+
+def legacy_generator(seed: int) -> np.random.RandomState:
+    """What draws after `np.random.seed(seed)`, as in much public code; a `UserError` if that takes no such seed."""
+    if seed >= 2**32:
+        raise UserError(
+            f"seed={seed}: NumPy's old generator, which public code draws from, takes none of this size",
+            f"0 to {2**32 - 1}",
+        )
+    return np.random.RandomState(seed)
 
 
 @contextmanager

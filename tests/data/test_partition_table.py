@@ -26,7 +26,7 @@ def test_every_partition_is_in_the_table_and_what_is_refused_says_why(monkeypatc
     asked = ["data=digits", "--clients", "4", "400", "--betas", "0.1", "--out", str(tmp_path)]
     assert partitions.main([*asked, "--limit", "1000"]) == 0
     table = pd.read_csv(tmp_path / "partitions.csv")
-    assert len(table) == 2 * 2 * (3 + 4)
+    assert len(table) == 2 * 2 * (3 + 5)
     assert {name.split()[0] for name in table["partition"]} == {
         file.stem for file in config_dir().glob("partition/*.yaml")
     }

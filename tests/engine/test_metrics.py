@@ -41,7 +41,7 @@ def test_every_task_has_its_own_stability_plasticity_and_retention():
     assert found["plasticity_by_task"] == [80, 75, 90]
     ratios = [1, (60 / 80 + 1) / 2, (70 / 80 + 50 / 75 + 1) / 3]
     assert found["retention_by_task"] == pytest.approx([100 * ratio for ratio in ratios])
-    # Eq. 50 from the two: A_t = ((t - 1) S_t + P_t) / t.
+    # The mean accuracy from the two: A_t = ((t - 1) S_t + P_t) / t.
     assert found["A_T_tasks"] == pytest.approx((2 * 60 + 90) / 3)
 
 

@@ -11,16 +11,18 @@ from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.execution import inputs
-from fcl_bench.execution.adapt import adapted_extractor
-from fcl_bench.execution.inputs import tell_of_extraction, tell_of_training
+from fcl_bench.execution.adapt import adaptation_identity, adapted_extractor
+from fcl_bench.execution.inputs import tell_of_extraction
+from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.serve import Site
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.small_runs import run_in, settings_for
 
 CPU = torch.device("cpu")
-FLAGS = "processor\t: 0\nflags\t\t: fpu avx512_bf16 {} amx_tile amx_int8\nbugs\t\t: amx_bf16_of_a_bug\n"
+FLAGS = "processor\t: 0\nflags\t\t: fpu {} amx_tile amx_int8\nbugs\t\t: amx_bf16_of_a_bug\n"
 TRAINED = ("method=fedavg", "data=digits", "backbone=tiny", "backbone.width=8", "tasks=2", "clients=2", "beta=10")
+ON_FEATURES = "method.trains=features"
 ROUNDS = ("method.training.rounds=3", "method.training.epochs=2", "method.training.lr=0.05")
 
 
@@ -31,11 +33,46 @@ def amx(monkeypatch):
     monkeypatch.setattr(inputs, "_LONG", 1)
 
 
-def test_a_cpu_tells_whether_it_multiplies_bfloat16(tmp_path):
-    for flag, found in (("amx_bf16", True), ("amx_fp16", False)):
-        (tmp_path / "cpuinfo").write_text(FLAGS.format(flag))
-        assert environment.multiplies_bfloat16(tmp_path / "cpuinfo") is found
+@pytest.mark.parametrize(
+    ("flag", "found"), [("amx_bf16", True), ("avx512_bf16", True), ("amx_fp16", False), ("avx512_f", False)]
+)
+def test_a_cpu_tells_whether_it_multiplies_bfloat16(flag, found, tmp_path, monkeypatch):
+    """By torch's own account, or before it had one by Linux's; unless oneDNN may not."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    both = {"amx_bf16": False, "avx512_bf16": False, "architecture": "x86_64", flag: True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: both, raising=False)
+    assert environment.multiplies_bfloat16() is found
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "avx512_core_bf16")
+    assert environment.multiplies_bfloat16() is found
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI")
+    assert environment.multiplies_bfloat16() is False
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+    monkeypatch.delattr(torch.cpu, "get_capabilities")
+    (tmp_path / "cpuinfo").write_text(FLAGS.format(flag))
+    assert environment.multiplies_bfloat16(tmp_path / "cpuinfo") is found
     assert environment.multiplies_bfloat16(tmp_path / "absent") is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has", [False, True])
+def test_auto_decides_by_the_cpu_and_counts_in_the_run_id_where_it_decides_for_bfloat16(has, tmp_path, monkeypatch):
+    def ids(precision):
+        key = f"method.training.precision={precision}"
+        return [make_plan(settings_for(tmp_path, *typed, key)).id for typed in (TRAINED, (*TRAINED, ON_FEATURES))]
+
+    before = ids("auto"), ids("float32")
+    monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: has)
+    used = "bfloat16" if has else "float32"
+    assert Training().forward_precision("cpu", images=True) == used
+    assert [Training().forward_precision(*where) for where in (("cuda", True), ("cuda", False))] == 2 * ["bfloat16"]
+    assert Training().forward_precision("cpu", images=False) == "float32"  # linear heads gain nothing
+    assert Training(precision="bfloat16").forward_precision("cpu", images=False) == "bfloat16"
+    assert [one == other for one, other in zip(ids("auto"), before[0], strict=True)] == [not has, True]
+    assert ids("float32") == before[1]
+    record = run_in(tmp_path, *TRAINED, "method.training.rounds=1", "method.training.epochs=1").record
+    assert record["precision"] == {"method": used, "adapt": None, "features": None}
+    heads = run_in(tmp_path, *TRAINED, ON_FEATURES, "method.training.rounds=1", "method.training.epochs=1").record
+    assert heads["precision"]["method"] == "float32"
 
 
 @pytest.mark.parametrize("architecture", ["conv", "vit"])
@@ -64,16 +101,23 @@ def test_accuracy_in_bfloat16_is_that_in_float32_to_a_few_points(tmp_path):
     assert abs(found["bfloat16"] - found["float32"]) <= 5
 
 
-@pytest.mark.parametrize(("asked", "used"), [("auto", "float32"), ("bfloat16", "bfloat16")])
-def test_a_first_stage_and_the_features_after_it(asked, used, tmp_path, amx, caplog):
-    """What the first stage trained is extracted in the precision that the backbone's key says."""
+@pytest.mark.parametrize(("asked", "features"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_a_first_stage_and_the_features_after_it(asked, features, tmp_path, amx, caplog):
+    """`auto` of the first stage decides by the CPU; its features are extracted as the backbone's key says."""
     stage = ("adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1", f"adapt.training.precision={asked}")
     small = ("method=afl", *TRAINED[1:], *stage, f"backbone.precision={asked}")
     with caplog.at_level("INFO", logger="fcl_bench"):
         record = run_in(tmp_path, *small).record
-    assert record["precision"] == {"method": None, "adapt": used, "features": used}
-    keys = [key for key in ("adapt.training", "backbone") if f"{key}.precision=bfloat16 is another run" in caplog.text]
-    assert keys == (["adapt.training", "backbone"] if used == "float32" else [])
+    assert record["precision"] == {"method": None, "adapt": "bfloat16", "features": features}
+    assert ("backbone.precision=bfloat16 is another run" in caplog.text) is (features == "float32")
+
+
+def test_a_first_stage_of_the_other_precision_is_not_taken_over(tmp_path, monkeypatch):
+    stage = ("adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1")
+    plan = make_plan(settings_for(tmp_path, "method=afl", *TRAINED[1:], *stage))
+    before = adaptation_identity(plan)
+    monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: True)
+    assert adaptation_identity(plan) == {**before, "cpu_precision": "bfloat16"}
 
 
 def test_a_process_of_clients_extracts_in_the_servers_precision(tmp_path):
@@ -99,28 +143,17 @@ def test_runs_without_a_network_have_no_precision(tmp_path):
     assert record["precision"] == {"method": None, "adapt": None, "features": None}
 
 
-def test_long_work_in_float32_is_told_and_no_other(amx, monkeypatch, caplog):
+def test_a_long_pass_in_float32_is_told_and_no_other(amx, monkeypatch, caplog):
     network = torch.nn.Linear(10, 9)  # 99 parameters
-    monkeypatch.setattr(inputs, "_LONG", 99 * 3 * 2 * 5 * 0.5 * 20)
-
-    class Choice:
-        training = Training(rounds=2, epochs=5, fraction=0.5)
-
-    def told(kind="auto", n=20, device=CPU):
-        caplog.clear()
-        Choice.training.precision = kind
-        with caplog.at_level("INFO", logger="fcl_bench"):
-            tell_of_training(Choice, "method.training", device, lambda: network, n)
-        return len(caplog.records)
-
-    assert (told(), told("float32"), told("bfloat16"), told(n=19), told(device=torch.device("cuda"))) == (1, 1, 0, 0, 0)
+    monkeypatch.setattr(inputs, "_LONG", 99 * 300)
     with caplog.at_level("INFO", logger="fcl_bench"):
-        caplog.clear()
         for kind, n in (("float32", 300), ("float32", 299), ("bfloat16", 10**6)):
             tell_of_extraction(network, kind, CPU, n)
+        tell_of_extraction(network, "float32", torch.device("cuda"), 300)
+        assert len(caplog.records) == 1
+        monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: False)
+        tell_of_extraction(network, "float32", CPU, 300)
     assert len(caplog.records) == 1
-    monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: False)
-    assert told() == 0
 
 
 def test_the_frozen_copy_of_a_trained_network_takes_a_precision():

@@ -10,7 +10,8 @@ import pytest
 
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
-from fcl_bench.papers.matching import left_to_us, words_without_key
+from fcl_bench.papers.matching import NO_METHOD, left_to_us, words_without_key
+from fcl_bench.results.measures import by_task
 from tests.conftest import shared
 from tests.papers.reading import Cells, as_typed, cells, compose_all, grid, numbers, numbers_typed, printed_by
 from tests.papers.settings import overrides
@@ -282,7 +283,7 @@ def test_the_baselines_knobs_are_those_of_the_text(frame, text):
             assert knobs == (synthesis[row.data] if row.data != "cifar100" else (None, None, None))
             assert row.table == "Table 7" or left_to_us(row.setting)[0].endswith("random anchors")
         no_key = ["images made at 32 pixels, then resized"] if row.table == "Table 7" else []
-        assert words_without_key(row.setting) == no_key
+        assert row.method == "" or words_without_key(row.setting) == no_key
 
 
 def test_the_split_is_that_of_the_text(frame, text):
@@ -304,10 +305,26 @@ def test_the_backbone_is_the_captions(frame):
         assert row.backbone == (cifar.get(row.table, "resnet18_fedprotip") if row.data == "cifar100" else "resnet18")
 
 
-def test_a_number_of_one_task_matches_no_run(frame):
-    single = frame["table"].isin(["Table 9", "Table 14"])
-    assert (frame["setting"].str.contains('"(?:task |T1 )') == single).all()
-    assert not frame.loc[single, "metric"].isin([*METRICS.values()]).any()
+def test_a_number_of_one_task_is_a_measure_of_that_task(frame):
+    """Table 9: what is sent in the stage that the row names; Table 14: how often the task is right after it."""
+    stages = {"Model": "model_mib", "Act": "bases_mib", "Base": "bases_mib", "Ref": "references_mib"}
+    lost = frame["setting"].str.contains('"T1 to T10 or T11 to T20"')
+    assert (lost.sum(), set(frame.loc[lost, "table"])) == (10, {"Table 14"})
+    single = frame["table"].isin(["Table 9", "Table 14"]) & ~lost
+    for row in frame[single].itertuples():
+        of = by_task(row.metric)
+        assert (of.last, of.task) == (stages.get(row.row, "routing"), int(re.search(r"\d+$", row.column)[0]))
+        assert words_without_key(row.setting) == []
+        assert ("after the task, of all so far" in left_to_us(row.setting)) == (row.table == "Table 14")
+    assert not frame.loc[~single, "metric"].map(by_task).any()
+
+
+def test_a_method_that_is_not_here_says_why(frame):
+    none = frame[frame["method"] == ""]
+    assert set(none["row"]) == {"Fed+PEC", "Fed+SCR", "Tar+LODE"}
+    for setting in none["setting"]:
+        [why] = words_without_key(setting)
+        assert re.fullmatch(f"{NO_METHOD}: .{{20,}}", why)
 
 
 @pytest.mark.slow

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+
 import pytest
 import yaml
 
 from fcl_bench.composition import combinations, composed, config_dir, register_presets
 from fcl_bench.config import YAML_LOADER, load_settings
+from tests.conftest import REPOSITORY
 
 FILES = sorted(config_dir().glob("experiment/settings/*.yaml"))
 
@@ -38,6 +42,28 @@ def test_the_first_stage_as_stsas_code_has_it_differs_in_the_three_rows_of_docs_
     published.adapt.head, published.adapt.training.augment = ours.adapt.head, ours.adapt.training.augment
     published.backbone.model_args = {}
     assert published == ours
+
+
+def test_the_three_runs_of_make_stsa_table1_compose_and_go_on(tmp_path):
+    """The public code's rate; its classes and shares too; and these at E.2's rate: three runs, each with its id."""
+    makefile = (REPOSITORY / "Makefile").read_text()
+    rule = re.search(r"^stsa-table1:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE).group(1)
+    defined = dict(re.findall(r"^(STSA_\w+) := ((?:.*\\\n)*.*)$", makefile, re.MULTILINE))
+    found = []
+    for line in rule.splitlines():
+        for name, value in defined.items():
+            line = line.replace(f"$({name})", value)
+        typed = shlex.split(re.sub(r"\$\(if .*?\),data.path=.*?\)\)|\\\n", " ", line).replace("$(BIN)/fcl-bench", ""))
+        settings = load_settings(composed([*typed, f"out={tmp_path}"]))
+        training = settings.adapt.training
+        assert (settings.backbone.model_args, settings.adapt.head) == ({"zero_init_last": False}, "cosine")
+        assert (training.precision, training.augment) == ("bfloat16", "crop_flip_brightness")
+        assert (settings.beta, settings.scalars.seed, settings.scalars.checkpoint_rounds) == (0.5, 0, 2)
+        assert (settings.method.name, settings.method.M, settings.method.gamma) == ("stsa", 5000, 1e4)
+        assert (settings.scalars.clients, settings.scalars.tasks, training.rounds, training.epochs) == (5, 10, 100, 2)
+        found.append((training.lr, settings.split.order, settings.partition.name))
+    published = ("published", "published")
+    assert found == [(0.2, None, "dirichlet"), (0.2, *published), (0.04, *published)]
 
 
 def test_no_two_presets_have_one_name():

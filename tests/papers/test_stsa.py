@@ -202,7 +202,7 @@ def test_what_the_text_leaves_open_of_the_first_stage_is_the_public_codes(frame,
         schedule = ("step", "[50,75]") if tiny else ("cosine", None)
         assert (keys["adapt.training.schedule"], keys.get("adapt.training.milestones")) == schedule
         assert (keys["adapt.training.momentum"], keys["adapt.training.weighting"]) == ("0.9", "uniform")
-        ours = ["average"] + ["momentum"] * (tiny or vit) + ["schedule"] * (not tiny) + ["stem"] * tiny
+        ours = ["average"] + ["momentum"] * (tiny or vit) + ["schedule"] * (not tiny) + ["stem"] * (not vit)
         ours += ["pixels"] * (tiny or vit)
         [said] = left_to_us(row.setting)
         assert re.findall(r"\w+", said.partition(" as in")[0].replace(" and", "")) == ours

@@ -38,6 +38,7 @@ def made_up(*runs: dict[str, Any]) -> pd.DataFrame:
             "seed": 0,
             "run_id": f"run{number}",
             "written": float(number),
+            "path": "",
             **dict.fromkeys(MEASURES, np.nan),
             "A_avg": 80.0,
             "A_T": 70.0,

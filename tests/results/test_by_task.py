@@ -15,6 +15,7 @@ from fcl_bench.results.collect import collect, selected
 from fcl_bench.results.measures import MEASURES, SERIES, by_task, direction, measure_named
 from fcl_bench.results.summarise import setting, summarise, used_runs
 from tests.results.frames import real_runs
+from tests.small_runs import run_in
 
 NAMES = ["S_2", "P_1", "P_2", "R_2", "A_1", "cumulative_seconds_1", "S_1", "S_7"]
 
@@ -98,3 +99,30 @@ def test_a_printed_number_of_one_task_is_compared_with_it(finished, metric, part
     [ours] = table.values.filter(regex="^ours.* mean$").iloc[0]
     found = [record[part]["stability_by_task"][1] for record in records(finished, runs)]
     assert ours == pytest.approx(np.mean(found))
+
+
+@pytest.mark.slow
+def test_what_is_sent_and_named_after_each_task_stands_beside_fedprotips_tables(tmp_path):
+    """Tables 9 and 14: sizes of a stage, of one round for the model, and shares; of the record and uploads.csv."""
+    small = ("trains=features", "frozen_stages=0", "columns=8", "training.rounds=3", "training.epochs=1")
+    run_in(tmp_path, "method=fedprotip", *(f"method.{knob}" for knob in small), "tasks=2", "clients=2")
+    runs = used_runs(collect(tmp_path / "runs"))
+    [record] = records(tmp_path, runs)
+    common = {"paper": "made up", "table": "Table 9", "row": "Base", "method": "fedprotip", "value": "1", "spread": ""}
+    common |= {"data": "digits", "backbone": "pixels", "tasks": "2", "clients": "2", "beta": "", "number": 1.0}
+    common |= {"setting": " ".join(f"method.{knob}" for knob in small), "spread_number": np.nan}
+    metrics = [f"{stage}_mib_{task}" for stage in ("model", "bases", "references") for task in (1, 2)] + ["routing_2"]
+    cells = [{**common, "metric": m, "column": m, "unit": "share" if m == "routing_2" else "MB"} for m in metrics]
+    [table] = paper_tables(pd.DataFrame(cells), runs, tmp_path / "runs")
+    ours = table.values.set_index("metric").filter(regex="^ours.* mean$").iloc[:, 0]
+    uploads = pd.read_csv(tmp_path / "runs" / runs["folder"][0] / "uploads.csv")
+    sent = uploads.groupby(["stage", "task", "client"])["up_bytes"].sum().groupby(["stage", "task"]).max() / 2**20
+    for stage, rounds in (("model", 3), ("bases", 1), ("references", 1)):
+        for task in (0, 1):
+            assert ours[f"{stage}_mib_{task + 1}"] == pytest.approx(sent[stage, task] / rounds)
+    assert ours["routing_2"] == pytest.approx(record["routing"]["accuracy"][1] / 100)
+    assert runs["bases_mib"].item() == pytest.approx(sent["bases", 1])
+    assert measure_named("bases_mib_1").header == "upload of bases, task 1 (MiB)"
+    shown = {row[1].text: row for row in table.sheet.rows}
+    place = next(n for n, header in enumerate(table.sheet.headers) if header.startswith("ours"))
+    assert shown["routing_2"][place].text.startswith(f"{ours['routing_2']:.3f} (1)")

@@ -1,46 +1,16 @@
-"""What is bold, what is underlined, and how numbers are printed."""
+"""How numbers are printed."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.results.measures import MEASURES
-from fcl_bench.results.tables.cells import Cell, best_and_second, decimals, mean_cell, value_cell
-
-NUMBERS = st.lists(st.integers(-5, 5).map(float) | st.just(math.nan), max_size=12)
-
-
-def marks_oracle(values: list[float], higher: bool) -> list[str]:
-    """The best is better than or equal to every competitor; the second is beaten by the best alone."""
-    there = [value for value in values if not math.isnan(value)]
-    sign = 1 if higher else -1
-    marks = []
-    for value in values:
-        ahead = {other for other in there if sign * other > sign * value}
-        competes = not math.isnan(value) and len(there) > 1
-        marks.append({0: "bold", 1: "underline"}.get(len(ahead), "") if competes else "")
-    return marks
-
-
-@given(NUMBERS, st.booleans())
-def test_marks_are_as_a_slow_count_of_better_values_has_them(values, higher):
-    groups = pd.Series("a", range(len(values)), dtype=object)
-    assert list(best_and_second(pd.Series(values, dtype=float), groups, higher)) == marks_oracle(values, higher)
-
-
-@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=20), st.booleans())
-def test_groups_do_not_compete_with_each_other(rows, higher):
-    groups, printed = pd.Series([g for g, _ in rows]), pd.Series([float(v) for _, v in rows])
-    marks = best_and_second(printed, groups, higher)
-    for group in set(groups):
-        own = list(printed[groups == group])
-        assert list(marks[groups == group]) == marks_oracle(own, higher)
+from fcl_bench.results.tables.cells import Cell, decimals, mean_cell, value_cell
 
 
 @pytest.mark.parametrize(

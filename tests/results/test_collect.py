@@ -168,14 +168,14 @@ def test_conditions_on_any_key_of_the_record(finished):
         told = [record["environment"]["threads"] if key.startswith("env") else record[key] for record in records]
         expected = sum(text(found) == value for found in told)
         if expected:
-            assert len(selected(frame, [condition], finished)) == expected
+            assert len(selected(frame, [condition])) == expected
         else:
             with pytest.raises(UserError, match="no run has"):
-                selected(frame, [condition], finished)
+                selected(frame, [condition])
     with pytest.raises(UserError, match="unknown key environment.nothing"):
-        selected(frame, ["environment.nothing=1"], finished)
+        selected(frame, ["environment.nothing=1"])
     # After another condition, the rows that are left.
-    assert selected(frame, ["seed=1", f"schema={SCHEMA}"], finished)["seed"].tolist() == [1]
+    assert selected(frame, ["seed=1", f"schema={SCHEMA}"])["seed"].tolist() == [1]
 
 
 def test_a_partition_without_a_beta_has_none(runs):

@@ -168,7 +168,7 @@ def test_a_row_that_meets_a_gate_is_crossed_out_and_never_on_the_front():
     assert legend(figure)[-2:] == ["Pareto front", "meets a gate: not on the front"]
 
 
-@pytest.mark.parametrize(("least", "most"), [(1, 5), (0.001, 0.09), (0.0005, 80), (45, 4000)])
+@pytest.mark.parametrize(("least", "most"), [(1, 5), (0.001, 0.09), (0.0005, 80), (45, 4000), (1.02, 1.031), (3, 3)])
 def test_numbers_on_a_log_axis_of_three_beside_each_other_lie_apart(least, most):
     figure, grid = canvas(3, 3, ["a figure"], height=3.4)
     for axes in grid:

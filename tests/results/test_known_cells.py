@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import pandas as pd
 import pytest
-import yaml
+import torch
 
-from fcl_bench.engine.checkpoint import write_json
-from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import file_checksum
+from fcl_bench import environment
+from fcl_bench.execution.folder import run_id
+from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.papers import known
 from fcl_bench.papers.known import EDITED, UNKNOWN_CODE, UNKNOWN_DATA, UNKNOWN_WEIGHTS
 from fcl_bench.papers.matching import Matcher, overrides, settings_of
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
+from fcl_bench.results.verifying import verify
 from tests.conftest import shared
+from tests.data.hub_copies import cifar100, labelled, write_rows
+from tests.results.forging import edit_arrays, edit_model, edit_table, resealed
 from tests.results.test_paper_tables import DIFFERENCE, NOT_RUN, NOTHING, OURS, by_heading, cell, table_of
-from tests.small_runs import run_in
+from tests.small_runs import interrupted_in, run_in
 
 SMALL = ("method=fedran", "method.M=32", "method.rank=8", "tasks=2", "clients=2", "beta=0.1")
 
@@ -39,30 +43,6 @@ def copied(honest, tmp_path):
     shutil.copytree(honest, runs)
     [record] = runs.glob("*/run.json")
     return runs, record.parent
-
-
-def resealed(folder, record=None, config=None, samples=None):
-    """Edit a run folder and seal it again: its checksums hold."""
-    written = json.loads((folder / "run.json").read_text())
-    written.pop("checksum")
-    for key, value in (record or {}).items():
-        *path, last = key.split(".")
-        at = written
-        for name in path:
-            at = at[name]
-        at[last] = value
-    if config:
-        whole = yaml.safe_load((folder / "config.yaml").read_text())
-        for key, value in config.items():
-            group, _, name = key.rpartition(".")
-            (whole[group] if group else whole)[name] = value
-        (folder / "config.yaml").write_text(yaml.safe_dump(whole))
-    if samples:
-        tasks = pd.read_csv(folder / "tasks.csv")
-        tasks.loc[0, "test_samples"] += samples
-        tasks.to_csv(folder / "tasks.csv", index=False)
-    written["files"] = {name: file_checksum(folder / name) for name in written["files"]}
-    write_json(folder / "run.json", written)
 
 
 def shown(runs, *cells):
@@ -155,7 +135,9 @@ def test_a_damaged_or_partial_folder_reaches_no_cell(copied, damage):
 )
 def test_other_numbers_of_samples_are_another_setting(copied, edits, samples, differs):
     runs, folder = copied
-    resealed(folder, edits, samples=samples)
+    tests = pd.read_csv(folder / "tasks.csv")["test_samples"]
+    edit_table(folder / "tasks.csv", "test_samples", 0, tests[0] + samples)
+    resealed(folder, edits)
     table = shown(runs)
     assert by_heading(table)["our runs"] == NOT_RUN
     assert differs in table.runs.loc[0, "differs"]
@@ -199,12 +181,9 @@ def test_the_other_side_of_the_data_is_another_setting(honest, tmp_path, typed):
         (("backbone=pixels",), {"features": {}}, True),
     ],
 )
-def test_weights_that_are_not_drawn_whole_must_be_on_the_list(monkeypatch, backbone, record, knows):
-    settings = settings_of(("method=fedran", "data=cifar100", *backbone))
-    monkeypatch.setattr(known, "known", lambda: {"data": {}, "weights": {settings.backbone.name: ["known"]}})
-    whole = {"checkpoint": None, "data_fingerprint": "", "run_id": "", "seed": 0}
-    whole |= {"environment": {"device": "cpu", "git_commit": "0" * 40}} | record
-    assert (UNKNOWN_WEIGHTS not in known.doubts(whole, settings)) == knows
+def test_weights_that_are_not_drawn_whole_must_be_on_the_list(backbone, record, knows):
+    found = known.weights_of({"checkpoint": None} | record, settings_of(("data=cifar100", *backbone)).backbone)
+    assert (found in (None, "known")) == knows
 
 
 @pytest.mark.slow
@@ -214,10 +193,199 @@ def test_the_list_has_what_is_loaded_here():
         dataset = source.load()
         assert dataset.fingerprint in known.known()["data"][source.name]
         assert (len(dataset.train), len(dataset.test)) == (source.about.train, source.about.test)
+    features = settings_of(("data=features", f"data.path={shared('data/cifar100-mobilenetv2.npz')}")).data.load()
+    assert known.known_as("data", features.fingerprint) == "features"
+    file = shared("weights/mobilenetv2_100/model.safetensors")
+    backbone = settings_of(("backbone=mobilenetv2", f"backbone.checkpoint={file}")).backbone
+    weights = backbone.open(settings_of(("data=digits",)).data.load(), torch.device("cpu")).identity["weights"]
+    assert known.known_as("weights", weights) == backbone.name
 
 
-def test_the_seal_is_no_proof(copied):
-    """What the page says: a resealed folder is complete, for the seal has no key."""
-    _, folder = copied
+def identified(folder, record=None, config=None, model=None):
+    """Edit a run and give it the id that follows, in run.json and, with `model`, in what the model says of itself."""
+    resealed(folder, record, config)
+    written, settings = json.loads((folder / "run.json").read_text()), verify(folder).settings
+    about = {key: written[key] for key in ("data_fingerprint", "features")}
+    name = run_id({**settings.identity(), **about, "device": written["environment"]["device"]})
+    if model is not None:
+        edit_model(folder / "model.safetensors", {**model, "run_id": name})
+    resealed(folder, {"run_id": name})
+
+
+def better(folder):
+    """All answers right in the matrix, and one number that says so."""
+    edit_table(folder / "accuracy_matrix.csv", "task_0", 0, 100.0)
     resealed(folder, {"metrics.A_avg": 100.0})
-    assert RunFolder(folder).complete_record() is not None
+
+
+def fewer_tests(folder):
+    """A subset whose missing test samples are called unseen, so that there are as many as the whole set has."""
+    edit_arrays(folder / "partition.npz", test_t0=lambda own: own[5:])
+    tests = pd.read_csv(folder / "tasks.csv")["test_samples"]
+    edit_table(folder / "tasks.csv", "test_samples", 0, tests[0] - 5)
+    resealed(folder, {"unseen_test_samples": 5})
+
+
+def other_answers(folder):
+    edit_arrays(folder / "confusion.npz", answer=lambda own: np.zeros_like(own))
+    resealed(folder)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    {
+        "a metric": lambda folder: resealed(folder, {"metrics.A_avg": 100.0}),
+        "metrics and their matrix": better,
+        "an accuracy of tasks.csv": lambda folder: [
+            edit_table(folder / "tasks.csv", "accuracy", 0, 1),
+            resealed(folder),
+        ],
+        "bytes": lambda folder: resealed(folder, {"communication.up_max_bytes": 1}),
+        "answers": other_answers,
+        "a miniature called whole": lambda folder: resealed(folder, config={"profile": "quick"}),
+        "a seed with its id": lambda folder: identified(folder, {"seed": 1}, {"seed": 1}),
+        "known data with their id": lambda folder: identified(
+            folder, {"data_origin": "other"}, model={"data": "other"}
+        ),
+        "another network with its id": lambda folder: identified(folder, {"features": {"backbone": "pixels"}}),
+        "another device with its id": lambda folder: identified(folder, {"environment.device": "NVIDIA H100"}),
+        "a subset called whole": fewer_tests,
+        "another order of classes": lambda folder: [
+            edit_arrays(folder / "partition.npz", class_order=lambda own: own[::-1]),
+            resealed(folder),
+        ],
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_a_record_that_its_own_files_contradict_is_marked(copied, edit):
+    runs, folder = copied
+    edit[1](folder)
+    row = by_heading(shown(runs))
+    [ours] = [own for heading, own in row.items() if heading.startswith("ours, ")]
+    [difference] = [own for heading, own in row.items() if heading.startswith("difference")]
+    assert (ours.endswith(f"[{EDITED}]"), difference) == (True, NOTHING)
+
+
+def test_another_device_has_a_column_of_its_own(copied):
+    """Whoever edits all that tells of the device is not found; but numbers of two devices are never averaged."""
+    runs, folder = copied
+    other = shutil.copytree(folder, runs / "other")
+    identified(other, {"environment.device": "NVIDIA H100"}, model={})
+    table = shown(runs)
+    counts = {head: table.values[head].tolist() for head in table.values if head.endswith(" n")}
+    assert counts == {f"{OURS} n": [1], f"{OURS.replace('cpu', 'NVIDIA H100')} n": [1]}
+
+
+def test_an_earlier_revision_is_another_setting_whatever_its_record_says(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(FedRAN, "revision", FedRAN.revision - 1)
+        folder = run_in(tmp_path, *SMALL).folder
+    assert by_heading(shown(tmp_path / "runs"))["our runs"] == NOT_RUN
+    resealed(folder, {"method_revision": FedRAN.revision})
+    assert by_heading(shown(tmp_path / "runs"))[f"{OURS} (n)"].endswith(f"[{EDITED}]")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_folder_under_the_name_of_another_seed_is_no_second_one(copied, link):
+    runs, folder = copied
+    other = runs / "fedran-digits-pixels-0123456789ab"
+    if link:
+        other.symlink_to(folder)
+    else:
+        shutil.copytree(folder, other)
+    assert shown(runs).values[f"{OURS} n"].tolist() == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("data.validation=0.1",),
+        ("data.validation=0.2", "data.test=false"),
+        ("label_rate=0.5",),
+        ("split.order_seed=7",),
+        ("split=si_blurry",),
+        ("partition=iid",),
+        ("wire.dtype=float16",),
+        ("dtype=float32",),
+        ("faults=random",),
+        ("backbone.size=4",),
+    ],
+    ids=" ".join,
+)
+def test_a_run_with_one_more_key_is_another_setting(tmp_path, typed):
+    run_in(tmp_path, *SMALL, *typed)
+    assert by_heading(shown(tmp_path / "runs"))["our runs"] == NOT_RUN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{"data.validation": 0.0, "data.test": True}, {"label_rate": 1.0}])
+def test_a_run_whose_key_was_taken_out_afterwards_is_marked(tmp_path, config):
+    typed = ["label_rate=0.5"] if "label_rate" in config else ["data.validation=0.2", "data.test=false"]
+    folder = run_in(tmp_path, *SMALL, *typed).folder
+    identified(folder, {"validation": None}, config, model={})
+    row = by_heading(shown(tmp_path / "runs"))
+    assert row.get("our runs") == NOT_RUN or row[f"{OURS} (n)"].endswith(f"[{EDITED}]")
+
+
+def test_a_run_that_was_resumed_under_other_code_is_of_unknown_code(tmp_path, monkeypatch):
+    begun, ended = "a" * 40, "b" * 40
+    monkeypatch.setattr(environment, "git_commit", lambda: begun)
+    with interrupted_in(1, monkeypatch):
+        run_in(tmp_path, *SMALL)
+    monkeypatch.setattr(environment, "git_commit", lambda: ended)
+    record = run_in(tmp_path, *SMALL).record
+    assert record["environment"]["git_commit"] == f"{begun}, {ended}"
+    assert by_heading(shown(tmp_path / "runs"))[f"{OURS} (n)"].endswith(f"[{UNKNOWN_CODE}]")
+
+
+@pytest.mark.slow
+def test_random_weights_in_a_pretrained_network_are_unknown_weights(tmp_path, command):
+    """End to end: a checkpoint in the form of ResNet-18 whose numbers nobody trained, on the whole of known data."""
+    import timm
+    from safetensors.torch import save_file
+
+    save_file(timm.create_model("resnet18", num_classes=0).state_dict(), tmp_path / "random.safetensors")
+    setting = ("method.M=32", "method.rank=8", "backbone.transform.size=32")
+    made = ("backbone=resnet18", f"backbone.checkpoint={tmp_path / 'random.safetensors'}", f"out={tmp_path}")
+    code, _, _ = command("data=digits", *SMALL, *setting, *made)
+    assert code == 0
+    row = by_heading(shown(tmp_path / "runs", cell(backbone="resnet18", setting=" ".join(setting))))
+    assert row[f"{OURS} (n)"].endswith(f"[{UNKNOWN_WEIGHTS}]")
+    code, printed, _ = command("runs", "verify", *map(str, tmp_path.glob("runs/fedran*")))
+    assert code == 0
+    assert [line for line in printed.splitlines() if line.startswith("  weights ") and line.endswith(": unknown")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", [(), ("data.train_split=test",)])
+def test_a_small_data_set_in_the_place_of_a_known_one_is_another_setting(tmp_path, command, typed):
+    """End to end: four images in the layout of CIFAR-100."""
+    cifar100(tmp_path)
+    [path] = tmp_path.glob("uoft-cs/*/*")
+    made = ("data=cifar100", f"data.path={path}", "backbone=pixels", f"out={tmp_path}", "partition.min_size=0", *typed)
+    code, _, told = command(*SMALL, *made)
+    assert code == 0, told
+    setting = "method.M=32 method.rank=8 partition.min_size=0"
+    table = shown(tmp_path / "runs", cell(data="cifar100", backbone="pixels", setting=setting))
+    assert by_heading(table)["our runs"] == NOT_RUN
+    why = "data.train_split=train, here test" if typed else "train samples 50000, here 4; test samples 10000, here 2"
+    assert why in table.runs.loc[0, "differs"]
+
+
+@pytest.mark.slow
+def test_other_images_in_the_right_number_are_unknown_data(tmp_path, command):
+    """End to end: 60,000 images of 3 x 2 pixels in the layout of CIFAR-100."""
+    import datasets
+
+    types = {"fine_label": datasets.Value("int64"), "coarse_label": datasets.Value("int64")}
+    for split, count in (("train", 50_000), ("test", 10_000)):
+        hundred = labelled(list(range(100)), "img", "fine_label")
+        rows = [{**row, "coarse_label": 0} for row in hundred] * (count // 100)
+        write_rows(tmp_path / "data" / f"{split}-00000-of-00001.parquet", rows, types, "img")
+    made = ("data=cifar100", f"data.path={tmp_path / 'data'}", "backbone=pixels", f"out={tmp_path}")
+    code, _, told = command(*SMALL, *made)
+    assert code == 0, told
+    row = by_heading(shown(tmp_path / "runs", cell(data="cifar100", backbone="pixels")))
+    assert row[f"{OURS} (n)"].endswith(f"[{UNKNOWN_DATA}]")
+    assert row[DIFFERENCE] == NOTHING

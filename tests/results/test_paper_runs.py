@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fcl_bench.engine.checkpoint import read_json, write_json
 from fcl_bench.papers.matching import Matcher, settings_of
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
@@ -40,6 +41,28 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
 
 
+def test_the_note_below_says_how_skewed_the_partitions_behind_the_numbers_are(tmp_path):
+    """Of those that stand beside printed numbers alone, one setting after the other."""
+    records = {
+        (beta, seed): run_in(tmp_path, *SMALL[:-1], f"beta={beta}", f"seed={seed}").record["partition_skew"]
+        for beta, seed in ((0.1, 0), (0.1, 1), (1, 0), (5, 0))
+    }
+    cells = [cell(), cell(beta="1", column="another")]
+    runs = runs_in(tmp_path)
+
+    def notes():
+        return [note for note in table_of(runs, tmp_path / "runs", *cells).sheet.notes if "Total variation" in note]
+
+    said = {at: f"{found['total_variation']:.3f} ({found['percentile']:g})" for at, found in records.items()}
+    first = f"dirichlet beta 0.1, 2 clients, 2 tasks: seed 0 {said[0.1, 0]}, seed 1 {said[0.1, 1]}"
+    [note] = notes()
+    assert note.endswith(f": digits, {first}; digits, dirichlet beta 1, 2 clients, 2 tasks: seed 0 {said[1, 0]}.")
+    for file in tmp_path.glob("runs/*/run.json"):  # as earlier versions wrote them
+        without = {key: value for key, value in read_json(file).items() if key not in ("partition_skew", "checksum")}
+        write_json(file, without)
+    assert notes() == []
+
+
 def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
     for bounds, seed in (("false", 0), ("true", 0), ("false", 1)):
         run_in(tmp_path, *SMALL, f"method.bounds={bounds}", f"seed={seed}")
@@ -55,7 +78,7 @@ def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
 
 
 def test_lines_of_different_settings_do_not_compete(tmp_path):
-    """The paper leaves beta open: ours at two values is no contest, nor is the printed number beside each of them."""
+    """The paper leaves beta open: ours at two values is no contest."""
     for rank, beta in ((8, 0.1), (8, 1), (16, 0.1)):
         run_in(tmp_path, *SMALL, f"method.rank={rank}", f"beta={beta}")
     runs = runs_in(tmp_path)
@@ -63,16 +86,14 @@ def test_lines_of_different_settings_do_not_compete(tmp_path):
 
     def marks(*cells):
         sheet = table_of(runs, tmp_path / "runs", *cells).sheet
-        columns = [sheet.headers.index(header) for header in ("where", "printed", f"{OURS} (n)")]
-        return [(row[columns[0]].text, *(row[column].mark for column in columns[1:])) for row in sheet.rows]
+        where, ours = (sheet.headers.index(header) for header in ("where", f"{OURS} (n)"))
+        return [(row[where].text, row[ours].mark) for row in sheet.rows], sheet.notes[-1]
 
     wide, narrow = (cell(beta="", row=str(r), setting=f"method.M=32 method.rank={r}", value=str(r)) for r in (8, 16))
-    assert marks(wide) == [("beta 0.1", "", ""), ("beta 1", "", "")]
-    assert marks(wide, narrow) == [
-        ("beta 0.1", "underline", "bold"),
-        ("beta 1", "underline", ""),
-        ("beta 0.1", "bold", "underline"),
-    ]
+    assert marks(wide)[0] == [("beta 0.1", ""), ("beta 1", "")]
+    found, note = marks(wide, narrow)
+    assert found == [("beta 0.1", "bold"), ("beta 1", ""), ("beta 0.1", "")]
+    assert note == "Without an interval (one seed, no predictions=true) the best number alone is bold."
 
 
 def test_a_run_that_meets_a_gate_is_never_the_best_beside_a_printed_number(tmp_path):

@@ -15,7 +15,7 @@ import pytest
 
 from fcl_bench.engine.checkpoint import write_json
 from fcl_bench.errors import UserError
-from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, overrides, settings_of
+from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, left_to_us, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
 from fcl_bench.papers.sheet import NO_METRIC
 from fcl_bench.papers.tables import paper_tables, printed_cells
@@ -189,13 +189,11 @@ def test_sizes_and_accuracies_of_one_table_do_not_share_columns(finished, runs):
     assert table.values.loc[1, "measured, a task, cpu, task-agnostic mean"] == pytest.approx(np.mean(sent))
 
 
-def test_best_and_second_are_marked_in_each_column(finished):
-    rows = [("A", "", "91.0"), ("B", "", "93.0"), ("C", "", "92.0"), ("D", "centralised_ridge", "99.0")]
-    cells = [cell(row=row, method=method, value=value) for row, method, value in rows]
-    cells.append(cell(row="A", column="other", value="1.0"))
-    table = table_of(NO_RUNS, finished, *cells)
+def test_a_printed_number_is_never_marked_since_it_is_a_rounded_mean_of_unknown_runs(finished, runs):
+    cells = [cell(row=row, value=value, spread="0.01") for row, value in (("A", "91.0"), ("B", "93.0"), ("C", "92.0"))]
+    table = table_of(runs, finished, *cells)
     printed = table.sheet.headers.index("printed")
-    assert [row[printed].mark for row in table.sheet.rows] == ["", "bold", "underline", "", ""]
+    assert {row[printed].mark for row in table.sheet.rows} == {""}
 
 
 @pytest.mark.parametrize("metric", ["A_T_tasks", "task_aware.A_T_tasks", "seconds_per_task"])
@@ -208,16 +206,16 @@ def test_metrics_are_read_from_the_part_of_the_record_that_they_name(finished, r
     assert table.values.loc[0, f"{OURS} mean"] == np.mean(values)
 
 
-def test_fewer_than_60_printed_numbers_are_of_methods_that_are_not_here(everything):
-    """Beside 105 of which the copy has lost whose they are; each such row is of no known method. FedMGP's say why."""
+def test_fewer_than_60_printed_numbers_are_of_methods_that_are_not_here_and_say_why(everything):
+    """Beside 105 of which the copy has lost whose they are; each such row is of no known method."""
     states = pd.concat([table.values[["paper", "table", "row", "method", "state"]] for table in everything])
     missing = states[states["state"].str.startswith(NO_METHOD)]
     attacks = missing["state"].str.startswith(f"{NO_METHOD}: an attack")
     assert (attacks.sum(), set(missing.loc[attacks, "table"])) == (15, {"Table 6"}), "scores of images, STSA's"
     missing = missing[~attacks]
     assert 0 < len(missing) < 60
-    impossible = missing[missing["state"].str.startswith(f"{NO_METHOD}: ")]
-    assert (len(impossible), set(impossible["row"])) == (42, {"FedMGP"})
+    assert missing["state"].str.startswith(f"{NO_METHOD}: ").all()
+    assert missing["row"].value_counts().to_dict() == {"FedMGP": 42, "Tar+LODE": 6, "Fed+PEC": 4, "Fed+SCR": 2}
     assert (missing["method"] == NOTHING).all()
     ours = {name.replace("_", "") for name in NAMES}
     assert not [row for row in missing["row"].unique() if re.sub(r"\W", "", row.lower()) in ours]
@@ -237,6 +235,19 @@ def test_what_we_chose_stands_beside_the_number(finished, runs):
     assert told["our runs"] == "no key for: linear: without ReLU"
     with_beta = by_heading(table_of(runs, finished, {**chosen, "beta": ""}))
     assert re.fullmatch(r"beta [\d.]+; rank is not said", with_beta["where"])
+
+
+def test_what_we_chose_stands_beside_every_printed_number_that_it_is_of(everything):
+    """The column "where" has the words of all its cells, in each paper."""
+    marked = set()
+    for table in everything:
+        paper, title = table.values["paper"].iloc[0], table.values["table"].iloc[0]
+        where = table.sheet.headers.index("where") if "where" in table.sheet.headers else None
+        shown = [set() if where is None else set(row[where].text.split("; ")) for row in table.sheet.rows]
+        for words, setting in zip(shown, printed_cells(paper, title)["setting"], strict=True):
+            assert set(left_to_us(setting)) <= words, (table.name, setting)
+            marked |= {paper} if left_to_us(setting) else set()
+    assert marked == {"afcl", "afl", "fedprotip", "fedran", "stsa"}
 
 
 def test_the_best_round_is_compared_where_it_was_measured(tmp_path):

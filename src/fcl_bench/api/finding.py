@@ -38,7 +38,6 @@ def runs(out: str | Path = "outputs", **where: Any) -> pd.DataFrame:
     frame = collect(folder)
     if frame.empty:
         return pd.DataFrame(columns=[*FIRST[:-1], "run_id", "path"])
-    frame["path"] = [str(folder / name) for name in frame["folder"]]
     return arranged(selected(frame, [f"{key}={_values(value)}" for key, value in where.items()]))
 
 

@@ -13,7 +13,7 @@ from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
 from fcl_bench.cli.job import job, no_collection
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
-from fcl_bench.composition import config_dir, current, groups, register_presets
+from fcl_bench.composition import config_dir, current, groups, register_budgets, register_presets
 from fcl_bench.environment import spin_briefly
 from fcl_bench.errors import UserError
 from fcl_bench.tracking.console import say
@@ -69,6 +69,8 @@ def _hydra(arguments: list[str]) -> int:
     # Only experiments have presets, and registering them takes as long as composing a run.
     if any("experiment" in argument for argument in arguments):
         register_presets()
+    if any("track" in argument for argument in arguments):
+        register_budgets()
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")

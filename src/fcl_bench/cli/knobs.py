@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.composition import FOLDERS, NAMED_BY, choices_of, config_dir, groups
+from fcl_bench.composition import FOLDERS, NAMED_BY, choices_of, config_dir, file_of, groups
 from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError
 
 #: Matches `key: value  # comment` at any depth.
 _LINE = re.compile(r'( *)"?(\w+)"?:(?: +(.*?))?(?: *# ?(.*))?')
 #: Groups whose choices set keys of the whole run and have no keys of their own.
-WHOLE_RUNS = ("experiment", "profile")
+WHOLE_RUNS = ("experiment", "profile", "track")
 #: Keys of a choice's YAML that are not knobs.
 _NO_KNOBS = ("_target_", "defaults")
 
@@ -59,12 +59,6 @@ class Choice:
         return [f"{self.group}.{name}" for name in self.knobs if name not in _parts(self.knobs)]
 
 
-def _file_of(group: str, name: str) -> Path:
-    """The YAML of a choice, or of what choices share; Hydra, too, looks in the folders in this order."""
-    files = [folder / group / f"{name}.yaml" for folder in FOLDERS]
-    return next((file for file in files if file.is_file()), files[0])
-
-
 def search_also(folders: list[Path], arguments: list[str]) -> None:
     """From now on, look for choices in these folders, too, and for no others; `arguments` named them."""
     if folders != FOLDERS[1:]:
@@ -87,7 +81,7 @@ def read_choice(group: str, name: str) -> Choice:
     Raises:
         UserError: its YAML cannot be read.
     """
-    file = _file_of(group, name)
+    file = file_of(group, name)
     text = file.read_text(errors="replace")
     try:
         content = yaml.load(text, Loader=YAML_LOADER)
@@ -98,7 +92,7 @@ def read_choice(group: str, name: str) -> Choice:
     knobs: dict[str, Knob] = {}
     brings = {}
     for entry in content.get("defaults") or [] if isinstance(content, dict) else []:
-        if isinstance(entry, str) and _file_of(group, entry).is_file():
+        if isinstance(entry, str) and file_of(group, entry).is_file():
             knobs |= read_choice(group, entry).knobs
         elif isinstance(entry, dict):
             for key, value in entry.items():

@@ -25,6 +25,7 @@ COMMANDS = {
     "show": "fcl_bench.cli.show",
     "tune": "fcl_bench.cli.tune",
     "predict": "fcl_bench.cli.predict",
+    "runs": "fcl_bench.cli.runs",
 }
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.

@@ -160,7 +160,7 @@ def _tables() -> int:
         frame = beside(frame, arguments.reference)
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
-    chosen_runs = frame if frame.empty else selected(frame, arguments.where, out / "runs")
+    chosen_runs = frame if frame.empty else selected(frame, arguments.where)
     if not frame.empty and (arguments.latest or arguments.sweep is not None):
         chosen_runs = of_sweep(chosen_runs, out, arguments.sweep or "")
     if arguments.reference is not None and not is_ours:

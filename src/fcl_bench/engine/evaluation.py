@@ -372,14 +372,7 @@ class RoundAccuracy:
         if not self.every:
             return None
         rows, (first, evaluation) = self._rows.array, next(iter(self._evaluations.items()))
-        best: BestRounds = {"every": self.every, "best": [], "best_round": []}
-        for task in range(len(evaluation.tested.by_task)):
-            own = rows[rows["task"] == task]
-            known = not np.isnan(own[first]).all()
-            row = own[np.nanargmax(own[first])] if known else None
-            best["best"].append(None if row is None else float(row[first]))
-            best["best_round"].append(None if row is None else int(row["round"]))
-        return best
+        return best_rounds(self.every, len(evaluation.tested.by_task), rows["task"], rows["round"], rows[first])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors that a resumed run needs; none if nothing is measured."""
@@ -389,3 +382,13 @@ class RoundAccuracy:
         """Take over what `tensors` returned."""
         if self.every:
             self._rows.restore(tensors[_ROUNDS])
+
+
+def best_rounds(every: int, tasks: int, task: np.ndarray, rounds: np.ndarray, accuracy: np.ndarray) -> BestRounds:
+    """The best round of each of `tasks` tasks, of n rounds: (n,) their task, number and accuracy, NaN for none."""
+    best: BestRounds = {"every": every, "best": [], "best_round": []}
+    for own in (np.flatnonzero(task == number) for number in range(tasks)):
+        first = None if np.isnan(accuracy[own]).all() else own[np.nanargmax(accuracy[own])]
+        best["best"].append(None if first is None else float(accuracy[first]))
+        best["best_round"].append(None if first is None else int(rounds[first]))
+    return best

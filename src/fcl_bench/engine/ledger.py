@@ -228,11 +228,11 @@ class Ledger:
                 row[_RIGHT] = unknown if row[_RIGHT] == NOBODY_KNOWS else row[_RIGHT]
                 yield tuple(row)
 
-    def add_round(self, task: int, round_: int, stage: str, columns: Mapping[str, Any]) -> None:
-        """Enter the exchanges of one round.
+    def add_round(self, task: int, round_: int | np.ndarray, stage: str, columns: Mapping[str, Any]) -> None:
+        """Enter the exchanges of one round, or of several of a stage.
 
         Args:
-            task, round_, stage: of all of them.
+            task, round_, stage: of all of them; or (m,) the round of each.
             columns: `client` and the other fields of `Upload`, (m,) each, or one value for all.
 
         Raises:

@@ -18,9 +18,9 @@ class Metrics(TypedDict):
     A_T_tasks: float | None
     forgetting: float | None  # 1/(T-1) sum over tau < T of max over t < T of a[t, tau], minus a[T, tau] (STSA)
     forgetting_fedprotip: float | None  # the same sum over T
-    retention: float | None  # R_T, the last of the series below (AFCL Eq. 51)
-    stability: float | None  # mean of S_2 .. S_T (AFCL Eq. 52)
-    plasticity: float | None  # mean of P_1 .. P_T (AFCL Eq. 53)
+    retention: float | None  # R_T, the last of the series below (AFCL F.2)
+    stability: float | None  # mean of S_2 .. S_T
+    plasticity: float | None  # mean of P_1 .. P_T
     stability_by_task: list[float | None]  # [S_1 .. S_T], mean over tau < t of a[t, tau] (AFCL's tables F.4); S_1: None
     plasticity_by_task: list[float | None]  # [P_1 .. P_T], a[t, t]
     retention_by_task: list[float | None]  # [R_1 .. R_T], mean over tau <= t of a[t, tau] / a[tau, tau]

@@ -30,6 +30,7 @@ from fcl_bench.files import locked
 from fcl_bench.options.none import NoAdaptation
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
+from fcl_bench.training.knobs import cpu_precision
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ def adaptation_identity(plan: Plan) -> dict[str, object]:
         "network": plan.identity,
         "data_fingerprint": plan.dealt.dataset.fingerprint,
         "device": environment.device_kind(plan.context.device),
+        **cpu_precision(plan.context.device, _stage(plan)),
     }
 
 

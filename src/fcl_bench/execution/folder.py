@@ -80,7 +80,7 @@ class RunFolder:
         """
         if not (self.path / "run.json").exists():
             return None
-        record, trouble = self._checked(None, read)
+        record, trouble = self.checked(read=read)
         if trouble:
             log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
         return record
@@ -91,12 +91,14 @@ class RunFolder:
         Raises:
             UserError: the record is damaged, or one of the files is damaged or not there.
         """
-        record, trouble = self._checked(names, names)
+        record, trouble = self.checked(names, names)
         if record is None:
             raise UserError(f"run folder {self.path}{trouble}", "the run's command again redoes it")
         return record
 
-    def _checked(self, names: Collection[str] | None, read: Container[str] | None) -> tuple[RunRecord | None, str]:
+    def checked(
+        self, names: Collection[str] | None = None, read: Container[str] | None = None
+    ) -> tuple[RunRecord | None, str]:
         """The record if it and its files `names` (None: all) are as they were written; otherwise None and what is not.
 
         Of files that are not in `read` (None: all) only the presence is checked.

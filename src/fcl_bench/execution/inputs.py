@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,8 +32,6 @@ _FLOAT32 = torch.finfo(torch.float32).eps
 #: Parameters of the network times images that pass through it, from which on a run counts as long: ResNet-18 with 9,000
 #: images, which is minutes on one core.
 _LONG = 1e11
-#: The cost of a training step relative to a pass through a frozen network: forward and backward.
-_TRAINED = 3
 
 
 @dataclass(frozen=True)
@@ -68,8 +66,6 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     network, device = context.network, context.device
     if settings.method.trains_network:
         assert network is not None
-        trained = sum(map(len, plan.dealt.stream.train))
-        tell_of_training(settings.method, "method.training", device, network.build, trained)
         return Inputs(*load_images(plan))
     cache_folder = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
@@ -77,13 +73,7 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
         from fcl_bench.execution.adapt import adapt, adapted_extractor
 
         assert network is not None
-
-        def images() -> tuple[torch.Tensor, torch.Tensor]:
-            first = len(plan.dealt.stream.train[0])
-            tell_of_training(settings.adapt, "adapt.training", device, network.build, first)
-            return load_images(plan)
-
-        adapted = adapt(plan, images, cache_folder or folder / "checkpoint", link)
+        adapted = adapt(plan, lambda: load_images(plan), cache_folder or folder / "checkpoint", link)
         extractor = adapted_extractor(settings.backbone, adapted.body, network, device)
         link.hand_on(adapted.trained)
     cache = None if cache_folder is None else FeatureCache(cache_folder)
@@ -200,39 +190,11 @@ def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
         )
 
 
-def tell_of_training(
-    choice: Any, key: str, device: torch.device, network: Callable[[], torch.nn.Module], n: int
-) -> None:
-    """Print a hint if a network is trained for long in float32 on a CPU that has bfloat16.
-
-    Args:
-        choice: the method or the first stage, with its `training`.
-        key: where the user sets it, such as method.training.
-        device: where it trains.
-        network: makes it.
-        n: training samples of all tasks that it trains on.
-    """
-    training = getattr(choice, "training", None)
-    if training is None or training.forward_precision(device.type) != "float32" or not _would_gain(device):
-        return
-    passages = _TRAINED * n * training.rounds * training.epochs * training.fraction
-    _hint(f"{key}.precision=bfloat16", network(), passages)
-
-
 def tell_of_extraction(network: torch.nn.Module, precision: str, device: torch.device, n: int) -> None:
     """Print a hint if features of n images are extracted in float32 on a CPU that has bfloat16."""
-    if precision == "float32" and _would_gain(device):
-        _hint("backbone.precision=bfloat16", network, n)
-
-
-def _would_gain(device: torch.device) -> bool:
-    return device.type == "cpu" and environment.multiplies_bfloat16()
-
-
-def _hint(override: str, network: torch.nn.Module, passages: float) -> None:
-    if passages * sum(weight.numel() for weight in network.parameters()) >= _LONG:
+    long = n * sum(weight.numel() for weight in network.parameters()) >= _LONG
+    if long and precision == "float32" and device.type == "cpu" and environment.multiplies_bfloat16():
         log.info(
-            "this CPU multiplies bfloat16 in hardware (AMX), and float32 is slower (a third of the speed for ResNet-18"
-            " in training): %s is another run, with numbers rounded otherwise",
-            override,
+            "this CPU multiplies bfloat16 in hardware, and float32 is slower: backbone.precision=bfloat16 is another"
+            " run, with numbers rounded otherwise"
         )

@@ -94,16 +94,16 @@ def write_model(path: Path, tensors: dict[str, torch.Tensor], description: Mappi
         save_file(for_disk(tensors), temporary, metadata={_KEY: json.dumps(description, sort_keys=True)})
 
 
-def read_model(path: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a saved model says of itself, and its tensors on the device.
+def read_model(path: Path, device: torch.device | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a saved model says of itself, and its tensors on the device; None: no tensors are read.
 
     Raises:
         UserError: it is no model of fcl-bench's, or damaged.
     """
     try:
-        with safe_open(regular(path), framework="pt", device=str(device)) as file:
+        with safe_open(regular(path), framework="pt", device=str(device or "cpu")) as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            tensors = {name: file.get_tensor(name) for name in (file.keys() if device else ())}
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}", "the model.safetensors of a run") from error
     if _KEY not in metadata:

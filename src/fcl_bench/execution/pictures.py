@@ -45,7 +45,7 @@ def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
     seen = [task.columns_seen for task in stream.tasks]
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
     if record["rounds"]:
-        figures["rounds.png"] = rounds_figure(title, federation.rounds.values(), record["rounds"])
+        figures["rounds.png"] = rounds_figure(title, [row[:3] for row in federation.rounds.values()], record["rounds"])
     if "drift" in federation.audits and len(stream.tasks) > 1:
         drift = drift_matrix(federation.audits["drift"].rows, len(stream.tasks))
         figures["drift.png"] = drift_figure(title, drift, matrix)

@@ -26,6 +26,7 @@ from fcl_bench.files import file_checksum, json_hash, slug, user_path
 from fcl_bench.options.none import NoNoise, NoSecurity
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.randomness import generator
+from fcl_bench.training.knobs import cpu_precision
 
 if TYPE_CHECKING:
     from fcl_bench.execution.adapt import FirstStage
@@ -132,6 +133,7 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     _check_share(settings, context)
     fingerprint = json_hash([dataset.fingerprint, sites]) if dataset.elsewhere else dataset.fingerprint
     data = {"data_fingerprint": fingerprint, "device": environment.device_kind(device)}
+    data |= cpu_precision(device, settings.method, settings.adapt)
     identity = run_id({**settings.identity(), **data, "features": features})
     checkpoint = _checkpoint_hash(settings.backbone)
     plan = Plan(settings, dealt, extractor, context, features, identity, fingerprint, checkpoint)
@@ -306,7 +308,7 @@ def deal(settings: Settings) -> Dealt:
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
     shards = []
     for t, indices in enumerate(stream.train):
-        rng = generator(scalars.seed, "partition", t)
+        rng = settings.partition.generator(scalars.seed, t)
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
     if share := settings.held_out.validation:

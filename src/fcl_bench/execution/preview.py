@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from fcl_bench.config import Settings
+from fcl_bench.data.partitions.skew import skew
 from fcl_bench.data.splits.base import SampleSplit
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.execution.plan import Dealt, deal
-from fcl_bench.execution.screen import ScreenConsole, partition_name, screen_table
+from fcl_bench.execution.screen import ScreenConsole, partition_name, screen_table, skew_line
 from fcl_bench.files import locked, remove_leftovers, replacing, slug, user_path, writable
 
 #: What the preview depends on, of a run's identity.
@@ -69,6 +70,7 @@ def preview(settings: Settings) -> Path:
         f" {test} of {len(dataset.test)} test samples",
         soft_wrap=True,
     )
+    console.print(skew_line(skew(settings.partition, stream.train_columns, dealt.shards)), soft_wrap=True)
     console.print(f"preview: {folder} (split.png, counts.csv)", soft_wrap=True)
     return folder
 

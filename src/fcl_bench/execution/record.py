@@ -13,6 +13,7 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.base import Holdings
+from fcl_bench.data.partitions.skew import skew
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_accuracy
@@ -34,9 +35,10 @@ from fcl_bench.execution.run_json import (
     Transport,
     ValidationSamples,
 )
-from fcl_bench.execution.tables import accuracy_by_client
+from fcl_bench.execution.tables import accuracy_by_client, held_samples
 from fcl_bench.protocol.compute import COUNTED
 from fcl_bench.protocol.method import Server
+from fcl_bench.training.knobs import precision_of
 
 
 def run_record(
@@ -57,26 +59,12 @@ def run_record(
     return {
         "schema": SCHEMA,
         "run_id": plan.id,
-        "method": settings.method.name,
-        "method_revision": settings.method.revision,
-        "data": settings.data.name,
-        "backbone": settings.backbone.name,
-        "split": settings.split.name,
-        "partition": settings.partition.name,
-        "adapt": settings.adapt.name,
-        "faults": settings.faults.name,
-        "noise": settings.noise.name,
-        "secure": settings.secure.name,
-        "experiment": scalars.experiment,
-        "profile": scalars.profile,
-        "seed": scalars.seed,
-        "beta": settings.beta,
-        "clients": scalars.clients,
-        "tasks": scalars.tasks,
+        **configured(settings),  # type: ignore[typeddict-item]
         "data_fingerprint": plan.fingerprint,
         "data_origin": dataset.origin,
         "unseen_test_samples": plan.dealt.stream.unseen_tests,
         "class_samples": plan.dealt.stream.class_samples.tolist(),
+        "partition_skew": skew(settings.partition, plan.dealt.stream.train_columns, plan.dealt.shards),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
         "precision": _precisions(settings, device, inputs.precision),
@@ -114,6 +102,29 @@ def run_record(
     }
 
 
+def configured(settings: Settings) -> dict[str, Any]:
+    """What run.json repeats of config.yaml."""
+    return {
+        "method": settings.method.name,
+        "method_revision": settings.method.revision,
+        "data": settings.data.name,
+        "backbone": settings.backbone.name,
+        "split": settings.split.name,
+        "partition": settings.partition.name,
+        "adapt": settings.adapt.name,
+        "faults": settings.faults.name,
+        "noise": settings.noise.name,
+        "secure": settings.secure.name,
+        "experiment": settings.scalars.experiment,
+        "track": settings.scalars.track,
+        "profile": settings.scalars.profile,
+        "seed": settings.scalars.seed,
+        "beta": settings.beta,
+        "clients": settings.scalars.clients,
+        "tasks": settings.scalars.tasks,
+    }
+
+
 def _precisions(settings: Settings, device: torch.device, features: str | None) -> Precision:
     """What run.json says: which forward passes were made in which precision.
 
@@ -123,21 +134,21 @@ def _precisions(settings: Settings, device: torch.device, features: str | None) 
         features: of the frozen network; None where there was none.
     """
     return {
-        "method": _of_training(settings.method, device),
-        "adapt": _of_training(settings.adapt, device) if settings.adapt.trains_network else None,
+        "method": precision_of(settings.method, device),
+        "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
         "features": features,
     }
-
-
-def _of_training(choice: Any, device: torch.device) -> str | None:
-    training = getattr(choice, "training", None)
-    return None if training is None else training.forward_precision(device.type)
 
 
 def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
     """run.json's `client_accuracy`; None if no client has an accuracy."""
     matrix = accuracy_by_client(federation, shards)
-    known = np.zeros(0) if matrix is None else matrix[-1][~np.isnan(matrix[-1])]
+    return None if matrix is None else over_clients(matrix[-1])
+
+
+def over_clients(accuracies: np.ndarray) -> ClientAccuracy | None:
+    """The summary of the clients' accuracies (K,) after the last task; None if no client has one."""
+    known = accuracies[~np.isnan(accuracies)]
     if not len(known):
         return None
     return {
@@ -180,8 +191,7 @@ def _privacy(plan: Plan, federation: Federation) -> Privacy:
 
 def _compute(federation: Federation, inputs: Inputs) -> Compute:
     """What clients and the server computed, and the samples of which a frozen network made features."""
-    state, tasks = federation.state, federation.stream.tasks
-    held = sum(int(federation.transport.samples(task.index)[0].sum()) for task in tasks)
+    state, held = federation.state, sum(held_samples(federation))
     counts = {"client": state.client_counts, "server": state.server_counts}
     found = {f"{who}_{what}": own.get(what, 0) for who, own in counts.items() for what in COUNTED}
     return cast(Compute, {**found, "client_samples_extracted": 0 if inputs.precision is None else held})
@@ -195,11 +205,14 @@ def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:
     """How often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
         return None
-    return {
-        "accuracy": finite(pooled_accuracy(answers["routed"], tests)),
-        "by_task": finite(accuracy_matrix(answers["routed"], tests)[-1]),
-        "unrouted": metrics(answers["unrouted"], tests),
-    }
+    unrouted = metrics(answers["unrouted"], tests)
+    return cast(Routing, {**routed(answers["routed"], tests), "unrouted": unrouted})
+
+
+def routed(correct: np.ndarray, tests: np.ndarray) -> dict[str, list[float | None]]:
+    """How often the right task was named, given how often by task (T, T), of (T,) test samples."""
+    by_task = finite(accuracy_matrix(correct, tests)[-1])
+    return {"accuracy": finite(pooled_accuracy(correct, tests)), "by_task": by_task}
 
 
 def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
@@ -219,10 +232,9 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
     """The seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
     totals = [federation.state.ledger.task_totals(task.index) for task in federation.stream.tasks]
-    samples = [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
     seconds = [
         total["client_seconds"] + total["server_seconds"] + cost * count
-        for total, count in zip(totals, samples, strict=True)
+        for total, count in zip(totals, held_samples(federation), strict=True)
     ]
     return np.cumsum(seconds).tolist()
 
@@ -231,7 +243,12 @@ def _drift(federation: Federation) -> Drift | None:
     """The drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
     if "drift" not in federation.audits:
         return None
-    last = drift_matrix(federation.audits["drift"].rows, len(federation.stream.tasks))[-1, :-1]
+    return last_drift(federation.audits["drift"].rows, len(federation.stream.tasks))
+
+
+def last_drift(rows: Sequence[Mapping[str, Any]], tasks: int) -> Drift:
+    """The drift after the last of so many tasks, given the rows of drift.csv."""
+    last = drift_matrix(rows, tasks)[-1, :-1]
     return {"last": [float(value) for value in last], "mean": float(last.mean()) if len(last) else None}
 
 

@@ -143,7 +143,7 @@ def _learn(
         by_sample=settings.scalars.predictions,
         train=inputs.train if settings.held_out.validation and settings.held_out.test else None,
     )
-    seconds_before = _resume(federation, folder)
+    seconds_before, commits = _resume(federation, folder)
 
     tracked = TrackedRun(
         id=plan.id,
@@ -160,7 +160,7 @@ def _learn(
             if done:
                 _tell(tracker, federation)
             state, tensors = federation.save()
-            state["seconds"] = seconds_before + time.perf_counter() - begin
+            state |= {"seconds": seconds_before + time.perf_counter() - begin, "commits": commits}
             if settings.scalars.force and _JOB in os.environ:
                 state[_FORCED] = os.environ[_JOB]
             folder.checkpoint.save(state, tensors)
@@ -172,6 +172,8 @@ def _learn(
 
         seconds = seconds_before + time.perf_counter() - begin
         record = run_record(plan, federation, inputs, link.about(), seconds)
+        if len(commits) > 1:
+            record["environment"]["git_commit"] = ", ".join(commit or "unknown" for commit in commits)
         # This comes before the record is written: a run that is killed in between reports it again.
         summary = {"metrics": record["metrics"], "communication": record["communication"], "runtime": record["runtime"]}
         tracker.finish(numbers(summary))
@@ -218,16 +220,16 @@ def _tell(tracker: Tracker, federation: Federation) -> None:
     tracker.task(numbers({"accuracy": None if np.isnan(accuracy) else accuracy, **known}), task.index)
 
 
-def _resume(federation: Federation, folder: RunFolder) -> float:
-    """Bring `federation` to the last checkpoint, if there is one; returns the seconds spent before it."""
-    found = folder.checkpoint.load()
+def _resume(federation: Federation, folder: RunFolder) -> tuple[float, list[str | None]]:
+    """Bring `federation` to the last checkpoint, if any; returns the seconds before it and the code's commits."""
+    found, commit = folder.checkpoint.load(), environment.git_commit()
     if found is None:
-        return 0.0
+        return 0.0, [commit]
     saved, tensors = found
     federation.restore(saved, tensors)
     within = f", round {saved['rounds_done']}" if saved["rounds_done"] else ""
     log.info("going on after task %d of %d%s", saved["tasks_done"], len(federation.stream.tasks), within)
-    return float(saved["seconds"])
+    return float(saved["seconds"]), list(dict.fromkeys([*saved.get("commits", [None]), commit]))
 
 
 class _RunLog(logging.FileHandler):

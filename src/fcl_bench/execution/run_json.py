@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, TypedDict
 
+from fcl_bench.data.partitions.skew import Skew
 from fcl_bench.engine.reports import (
     Absences,
     BatchedTurns,
@@ -158,6 +159,7 @@ class Result(TypedDict):
     noise: str  # whether clients added noise, and which
     secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
+    track: str | None  # the leaderboard's track and its version, such as features-1
     profile: str  # of an experiment: full, or quick for its miniature
     seed: int
     beta: float | None  # concentration of the Dirichlet law; None where the partition does not use it
@@ -168,6 +170,7 @@ class Result(TypedDict):
     data_origin: str  # which files the data came from; empty where the name says it all
     unseen_test_samples: int  # of classes that are never learnt; they count in no accuracy
     class_samples: list[int]  # training samples of each class, in the order of their columns
+    partition_skew: Skew
     features: dict[str, str]  # what determines the features, or the network that training starts from
     weights: str | None  # hash of the network that the features come from
     precision: Precision

@@ -9,6 +9,7 @@ from rich.columns import Columns
 from rich.console import Console
 from rich.table import Table
 
+from fcl_bench.data.partitions.skew import Skew
 from fcl_bench.engine.reports import Guarantee, Metrics, Raw
 from fcl_bench.execution.run_json import TASK_AGNOSTIC, Result, RunRecord
 
@@ -117,10 +118,20 @@ def partition_name(name: str, beta: float | None) -> str:
     return name if beta is None else f"{name} beta {beta:g}"
 
 
+def skew_line(skew: Skew) -> str:
+    """How skewed the partition is, in one line."""
+    if skew["total_variation"] is None:
+        return f"partition: its total variation is not known, since {skew['why']}"
+    among = f"percentile {skew['percentile']:g} of {skew['draws']} other draws" if skew["draws"] else skew["why"]
+    return f"partition: total variation {skew['total_variation']:.3f} from the classes of each task; {among}"
+
+
 def print_record(record: RunRecord, folder: str) -> None:
     """Print accuracies, then one table of bytes, counts and seconds, then warnings and the run's folder."""
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
+    if found := record.get("partition_skew"):  # records of earlier versions have none
+        console.print(skew_line(found), soft_wrap=True)
     if (held := record["validation"]) is not None:
         tested = "in the test set's place" if held["replaces_test"] else "tested beside the test set"
         console.print(f"{held['samples']:,} validation samples, held out of training, are {tested}.", soft_wrap=True)

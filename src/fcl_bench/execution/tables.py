@@ -10,12 +10,13 @@ from itertools import chain
 import numpy as np
 
 from fcl_bench.data.partitions.base import Holdings
-from fcl_bench.engine.ledger import Upload
+from fcl_bench.engine.ledger import Ledger, Upload
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, client_accuracy, finite, pooled_accuracy
 from fcl_bench.engine.reports import Metrics
 from fcl_bench.execution.adapt import Adapted
 from fcl_bench.execution.folder import Table
+from fcl_bench.protocol.context import Task
 
 _TASKS = (
     "task",
@@ -52,7 +53,9 @@ def run_tables(
     classes = [f"class_{label}" for label in stream.class_order]
     uploads = chain(adapted.ledger.values("") if adapted else (), state.ledger.values(""))
     tables: dict[str, Table] = {
-        "tasks.csv": _tasks(federation, metrics),
+        "tasks.csv": task_table(
+            stream.tasks, state.ledger, held_samples(federation), tests, metrics, _validated(federation)
+        ),
         "accuracy_matrix.csv": (names, accuracy_matrix(state.answers["correct"], tests).tolist()),
         "task_aware_matrix.csv": (names, accuracy_matrix(state.answers["aware"], tests).tolist()),
         "class_accuracy.csv": (classes, accuracy_by_class(federation).tolist()),
@@ -75,22 +78,44 @@ def run_tables(
     return tables
 
 
-def _tasks(federation: Federation, metrics: Metrics) -> Table:
-    stream, ledger = federation.stream, federation.state.ledger
+def held_samples(federation: Federation) -> list[int]:
+    """(T,) how many training samples the clients have."""
+    return [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
+
+
+def _validated(federation: Federation) -> tuple[np.ndarray, np.ndarray] | None:
+    answers = federation.state.validation
+    return None if answers is None else (answers["correct"], federation.stream.validation_sizes)
+
+
+def task_table(
+    tasks: Sequence[Task],
+    ledger: Ledger,
+    held: Sequence[int],
+    tests: np.ndarray,
+    metrics: Metrics,
+    validation: tuple[np.ndarray, np.ndarray] | None,
+) -> Table:
+    """tasks.csv.
+
+    Args:
+        tasks, ledger: T tasks and the exchanges of all of them.
+        held, tests: (T,) numbers of training and test samples.
+        metrics: of the run.
+        validation: right answers (T, T) and samples (T,), where validation samples were asked about beside the test's.
+    """
     series = list(zip(*(metrics[name] for name in _SERIES), strict=True))  # type: ignore[literal-required]
     rows, totals = [], {}
-    for task in stream.tasks:
+    for task in tasks:
         labels, totals = ledger.labels(task.index), ledger.task_totals(task.index)
         known: list[object] = [task.index, task.columns_seen, len(task.columns)]
-        known += [int(federation.transport.samples(task.index)[0].sum()), labels["labelled"], labels["accepted"]]
-        known += [labels["right"], len(stream.test[task.index])]
+        known += [held[task.index], labels["labelled"], labels["accepted"], labels["right"], int(tests[task.index])]
         seconds = totals["client_seconds"] / ledger.clients + totals["server_seconds"]
         rows.append([*known, *series[task.index], *totals.values(), seconds])
     header = [*_TASKS, *totals, "seconds"]
-    if (answers := federation.state.validation) is not None:
-        sizes = federation.stream.validation_sizes
-        accuracies = finite(pooled_accuracy(answers["correct"], sizes))
-        rows = [[*row, size, accuracy] for row, size, accuracy in zip(rows, sizes.tolist(), accuracies, strict=True)]
+    if validation is not None:
+        accuracies, sizes = finite(pooled_accuracy(*validation)), validation[1].tolist()
+        rows = [[*row, size, accuracy] for row, size, accuracy in zip(rows, sizes, accuracies, strict=True)]
         header += ["validation_samples", "validation"]
     return header, rows
 

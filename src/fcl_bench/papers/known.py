@@ -12,10 +12,10 @@ import pandas as pd
 import yaml
 
 from fcl_bench.config import Settings
-from fcl_bench.execution.folder import run_id
+from fcl_bench.results.verifying import verify
 
 UNKNOWN_DATA, UNKNOWN_WEIGHTS, UNKNOWN_CODE = "unknown data", "unknown weights", "unknown code"
-#: The record's id is not the hash of what the folder says was run, or its seed is not the configuration's.
+#: The record is not what follows from the folder's other files (`results.verifying`).
 EDITED = "edited record"
 
 
@@ -26,32 +26,40 @@ def known() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def doubts(record: Mapping[str, Any], settings: Settings) -> list[str]:
+def known_as(kind: str, fingerprint: str) -> str:
+    """Return the name under which known.yaml has a hash of the kind "data" or "weights"; "" for one that it lacks."""
+    return next((name for name, hashes in known()[kind].items() if fingerprint in hashes), "")
+
+
+def doubts(record: Mapping[str, Any], settings: Settings, folder: Path) -> list[str]:
     """Return why a run is not known to be of its settings; nothing for one that is.
 
     Args:
         record: the run's run.json.
         settings: the run's, of its config.yaml.
+        folder: the run's; a copy of a model may be large, and its checksum is not verified here.
     """
-    data = {"data_fingerprint": record["data_fingerprint"], "device": record["environment"]["device"]}
-    same_id = run_id({**settings.identity(), **data, "features": record["features"]}) == record["run_id"]
-    same_seed = settings.scalars.seed == record["seed"]
+    weights = weights_of(record, settings.backbone)
     found = {
         UNKNOWN_DATA: record["data_fingerprint"] in known()["data"].get(settings.data.name, []),
-        UNKNOWN_WEIGHTS: _knows_weights(record, settings.backbone),
+        UNKNOWN_WEIGHTS: weights is None or weights in known()["weights"].get(settings.backbone.name, []),
         UNKNOWN_CODE: re.fullmatch(r"[0-9a-f]{40}", record["environment"]["git_commit"] or ""),
-        EDITED: same_id and same_seed,
+        EDITED: not verify(folder, read=()).wrong,
     }
     return [doubt for doubt, holds in found.items() if not holds]
 
 
-def _knows_weights(record: Mapping[str, Any], backbone: Any) -> bool:
-    loads = getattr(backbone, "pretrained", False) or record["checkpoint"] is not None
-    if backbone.draws_weights and not loads:
-        return True
-    found = record["checkpoint"] if backbone.draws_weights else record["features"].get("weights")
-    no_weights = not backbone.draws_weights and not hasattr(backbone, "pretrained") and found is None
-    return no_weights or found in known()["weights"].get(backbone.name, [])
+def weights_of(record: Mapping[str, Any], backbone: Any) -> str | None:
+    """Return the hash of a network's weights that the seed does not draw, "" where the record has none; None: no such.
+
+    Args:
+        record: the run's run.json.
+        backbone: of its settings.
+    """
+    if backbone.draws_weights:
+        loads = getattr(backbone, "pretrained", False) or record["checkpoint"] is not None
+        return (record["checkpoint"] or "") if loads else None
+    return record["features"].get("weights", "" if hasattr(backbone, "pretrained") else None)
 
 
 def other_counts(record: Mapping[str, Any], folder: Path, wanted: Settings) -> list[str]:

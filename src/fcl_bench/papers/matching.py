@@ -21,6 +21,7 @@ from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.papers.known import doubts, other_counts
+from fcl_bench.results.verifying import settings_in
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +106,7 @@ class Matcher:
         self._config = functools.cache(lambda run: RunFolder(folder / run).config())
         self._record = functools.cache(lambda run: read_json(folder / run / "run.json"))
         self._same = functools.cache(self._by_settings)
+        self._doubts = functools.cache(self._doubts_of)  # many numbers are of one run
 
     def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
         """Return the index of each run with exactly these settings (any seed), by this version of the code.
@@ -119,7 +121,7 @@ class Matcher:
     @functools.cached_property
     def _of_today(self) -> list[tuple[Hashable, Settings]]:
         """Return the runs that this version of the code would repeat, with their settings."""
-        loaded = [(index, run, _loaded(run, self._config(run["folder"]))) for index, run in self._runs.iterrows()]
+        loaded = [(index, run, self._settings(run)) for index, run in self._runs.iterrows()]
         return [
             (index, settings)
             for index, run, settings in loaded
@@ -154,7 +156,7 @@ class Matcher:
         return {index: self._differing(run, cell, wanted) for index, run in candidates.iterrows()}
 
     def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings) -> list[str]:
-        settings = _loaded(run, self._whole(run))
+        settings = self._settings(run)
         if settings is None:
             return ["a configuration of another version"]
         here, there = comparable(settings, cell["metric"]), comparable(wanted, cell["metric"])
@@ -172,15 +174,19 @@ class Matcher:
 
     def doubts(self, run: pd.Series) -> str:
         """Return why a run that has a printed setting, by its own account, is not known to have it; "" if it is."""
-        settings = _loaded(run, self._whole(run))
-        return "" if settings is None else ", ".join(doubts(self._record(run["folder"]), settings))
+        return self._doubts(run["folder"])
 
-    def _whole(self, run: pd.Series) -> dict[str, Any]:
-        """Return the run's configuration; a checkpoint may no longer exist, and fingerprints identify its content."""
-        config = self._config(run["folder"])
-        if "checkpoint" in config["backbone"]:
-            return {**config, "backbone": {**config["backbone"], "checkpoint": None}}
-        return config
+    def _doubts_of(self, folder: str) -> str:
+        settings = settings_in(self._config(folder))
+        return ", ".join(doubts(self._record(folder), settings, self._folder / folder))
+
+    def _settings(self, run: pd.Series) -> Settings | None:
+        """Return a run's settings; None if this version of the code has no such configuration."""
+        try:
+            return settings_in(self._config(run["folder"]))
+        except UserError as error:
+            log.debug("run %s: %s", run["run_id"], error)
+            return None
 
 
 def groups_of(
@@ -201,15 +207,6 @@ def groups_of(
         difference = ", ".join(f"{key} {text(runs.loc[index, key]) or 'none'}" for key in (*left_open, *prints))
         found.setdefault(", ".join(filter(None, [difference, doubted.get(index)])), []).append(index)
     return found
-
-
-def _loaded(run: pd.Series, config: dict[str, Any]) -> Settings | None:
-    """Return a run's settings; None if this version of the code has no such configuration."""
-    try:
-        return load_settings(OmegaConf.create(config))
-    except UserError as error:
-        log.debug("run %s: %s", run["run_id"], error)
-        return None
 
 
 def _shown(identity: dict[str, Any], key: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Iterable
 
 import pandas as pd
@@ -17,17 +16,15 @@ from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import lost_megabytes
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
+from fcl_bench.results.measures import by_task
 
 MIB = 2**20
 CONVENTIONS = ("fedran_mib", "stsa_mib")
 RELATIVE = "communication relative to FedRAN"
-#: FedProTIP's Tables 9 and 19, whose MB are MiB: the model that a client sends in one round of a task, FOT's
-#: activations and the sketches of FedProTIP's bases.
-MODEL = "upload per client and task: model"
-ACTIVATIONS = "upload per client and task: activations"
+#: FedProTIP's Table 19, whose MB are MiB: the sketches of its bases.
 SKETCHES = "upload per client and task: sketches"
 #: Metrics of printed numbers that are sizes under a paper's convention.
-SIZES = (*CONVENTIONS, RELATIVE, MODEL, ACTIVATIONS, SKETCHES)
+SIZES = (*CONVENTIONS, RELATIVE, SKETCHES)
 
 #: Of FedProTIP's ResNet-18: 512 channels in 2 x 2 cells.
 _FEATURES = 2048
@@ -42,8 +39,12 @@ def nominal(cell: pd.Series) -> float | None:
     Returns:
         MiB under the cell's convention; of the metric `RELATIVE` their ratio to FedRAN's.
     """
-    if cell["metric"] in (MODEL, ACTIVATIONS, SKETCHES):
-        return {MODEL: _model_mib, ACTIVATIONS: _activations_mib, SKETCHES: _sketches_mib}[cell["metric"]](cell)
+    if cell["metric"] == SKETCHES:
+        return _sketches_mib(cell)
+    if cell["paper"] == "fedprotip" and (sent := by_task(cell["metric"])):  # Table 9
+        if sent.last == "model_mib":
+            return _model_mib(cell, sent.task)
+        return _activations_mib(cell) if (cell["method"], sent.last) == ("fot", "bases_mib") else None
     if cell["metric"] == RELATIVE:
         own = _target_mib(cell["data"]) if cell["row"] == "TARGET" else _counted(cell, "fedran_mib")
         # The paper divides by its rounded megabytes: TARGET's 31.90 would be 31.91.
@@ -88,14 +89,12 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     return settings.method.paper_bytes(context, [max(sizes)] if one_task else sizes)[convention]
 
 
-def _model_mib(cell: pd.Series) -> float:
-    """Return MiB: FedProTIP's network with the class weights of the tasks up to the cell's ("task 3 of 10"), sent once.
+def _model_mib(cell: pd.Series, task: int) -> float:
+    """Return MiB: FedProTIP's network with the class weights of the tasks up to this one (from 1), sent once.
 
     It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
-    [given] = [words for words in words_without_key(cell["setting"]) if words.startswith("task ")]
-    task, tasks = (int(number) for number in re.findall(r"\d+", given))
-    classes = sum(even_sizes(_classes(cell["data"]), tasks)[:task])
+    classes = sum(even_sizes(_classes(cell["data"]), int(cell["tasks"]))[:task])
     body = sum(weight.numel() for weight in _resnet18(0, True).parameters())
     mapping = (_FEATURES + 1) * 512
     return 4 * (body + mapping + (_FEATURES + 1) * classes) / MIB

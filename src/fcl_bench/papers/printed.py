@@ -12,9 +12,9 @@ import yaml
 _LEGEND = (
     "Printed: as printed. Ours: mean ± standard deviation over seeds (number of seeds) of complete runs in exactly the "
     "printed setting, every key that it does not name at its default; the difference is ours less printed. In each "
-    "column and setting the best is bold and the second underlined, ceilings and runs that meet a gate aside. Runs "
-    "marked as of unknown data, weights or code are not known to have the setting and are not compared. The command "
-    "for each number is in the CSV."
+    "column and setting our best and all of ours that are not distinguishable from it are bold, ceilings and runs "
+    "that meet a gate aside; printed numbers, rounded means of unknown runs, never are. Runs of unknown data, weights "
+    "or code are not known to have the setting and are not compared. The command for each number is in the CSV."
 )
 _COUNTED = (
     "Counted here: from the method's own accounting under the paper's convention, without a run; MB of these tables "
@@ -53,7 +53,7 @@ def notes(paper: str, table: str, has_sizes: bool) -> list[str]:
 
     Args:
         paper, table: as in `printed()`.
-        has_sizes: whether any of its numbers is a size under a paper's convention.
+        has_sizes: whether any of its numbers is counted here, as a size under a paper's convention.
     """
     file = paper_files("notes.yaml").get(paper)
     own = {} if file is None else yaml.safe_load(file.read_text(encoding="utf-8"))

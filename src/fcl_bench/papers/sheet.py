@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,10 @@ import pandas as pd
 
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, STATED, overrides
 from fcl_bench.papers.nominal import SIZES
+from fcl_bench.results.best import Verdict, judged, remarks
 from fcl_bench.results.measures import direction
 from fcl_bench.results.summarise import CEILINGS, signature
-from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, best_and_second, mean_cell
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, Sheet, mean_cell
 
 #: The state of a line that has runs, and some states of lines that cannot have any.
 HAS_RUNS = "run"
@@ -35,7 +37,7 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         lines: with the same index: `cell` (the same for lines of one printed number), `open` (values of what the paper
             leaves open), `at` (these, and remarks on ours), `state`, `doubts` (why the runs are not known to have the
             printed setting: they do not compete and are not compared), `nominal`, `as_sent`, and for each column of
-            runs `<column> mean`, `<column> std`, `<column> n`, `<column> gates`; NaN where there is none.
+            runs `<column> mean`, `... std`, `... n`, `... gates`, `... runs` (see `judged`); NaN where there is none.
         notes: paragraphs below the table.
     """
     parts, counts, is_open = _parts(lines), _counts(lines), lines["at"].ne("").any()
@@ -44,26 +46,21 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
     for part in parts:
         headers += [f"{part} (n)", *([part.replace(OURS, "difference", 1)] if part.startswith(OURS) else [])]
     headers += [] if parts else ["our runs"]
-    # A printed number does not compete with itself.
-    once = cells[~lines["cell"].duplicated()]
-    printed_marks = lines["cell"].map(_marks(once, once["number"]).set_axis(lines.loc[once.index, "cell"]))
-    ours = cells.assign(open=lines["open"])
-    unsound = {part: (lines[f"{part} gates"].fillna("") != "") | (lines["doubts"] != "") for part in parts}
-    sound = {part: lines[f"{part} mean"].mask(unsound[part]) for part in parts}
-    marks = {part: _marks(ours, sound[part]) for part in parts if part.startswith(OURS)}
+    found = {part: _verdicts(cells, lines, part) for part in parts if part.startswith(OURS)}
     rows: list[list[Cell]] = []
     for position, cell in cells.iterrows():
         line = lines.loc[position]
         row = [Cell(cell["row"]), Cell(cell["column"])]
         row += [_text(line["at"])] if is_open else []
-        row += [_text(cell["unit"]), _printed(cell, printed_marks[position])]
+        row += [_text(cell["unit"]), _printed(cell)]
         row += _counted(line, cell) if counts else []
         for part in parts:
-            row += _measured(line, cell, part, marks[part][position] if part in marks else "")
+            row += _measured(line, cell, part, found.get(part, {}).get(position, Verdict()))
         absent = line["state"].startswith((NOT_RUN, NO_METHOD, LOST_METHOD))
         row += [] if parts else [Cell(line["state"], absent=absent)]
         rows.append(row)
-    return Sheet(title, headers, rows, headers.index("printed"), notes)
+    said = remarks((cells["row"][position], verdict) for of in found.values() for position, verdict in of.items())
+    return Sheet(title, headers, rows, headers.index("printed"), [*notes, *([said] if said else [])])
 
 
 def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
@@ -112,9 +109,10 @@ def _text(words: str) -> Cell:
     return Cell(words) if words else _NO_CELL
 
 
-def _printed(cell: pd.Series, mark: str) -> Cell:
+def _printed(cell: pd.Series) -> Cell:
+    """Return the printed number, never marked: it is a rounded mean of unknown runs."""
     shown = f"{cell['value']} ± {cell['spread']}" if cell["spread"] else cell["value"]
-    return Cell(shown, mark, None if np.isnan(cell["number"]) else float(cell["number"]))
+    return Cell(shown, number=None if np.isnan(cell["number"]) else float(cell["number"]))
 
 
 def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
@@ -125,7 +123,7 @@ def _counted(line: pd.Series, cell: pd.Series) -> list[Cell]:
     return [mean_cell(line["nominal"], np.nan, _places(cell)), _difference(line["nominal"], cell), sent]
 
 
-def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Cell]:
+def _measured(line: pd.Series, cell: pd.Series, part: str, verdict: Verdict) -> list[Cell]:
     """Return one column of runs; for ours, also the difference from the printed number."""
     n, mean = line[f"{part} n"], line[f"{part} mean"]
     if np.isnan(n):
@@ -134,7 +132,8 @@ def _measured(line: pd.Series, cell: pd.Series, part: str, mark: str) -> list[Ce
     elif np.isnan(mean):
         shown = Cell(f"{NOT_DEFINED} ({n:.0f})", absent=True)
     else:
-        shown = mean_cell(mean, line[f"{part} std"], 2, mark, n)
+        places = max(2, _places(cell))
+        shown = replace(mean_cell(mean, line[f"{part} std"], places, verdict.mark, n), title=verdict.why)
         if gates := line[f"{part} gates"]:
             shown = replace(shown, text=f"{shown.text} [gate: {gates}]")
         if line["doubts"]:
@@ -152,24 +151,22 @@ def _difference(ours: float, cell: pd.Series) -> Cell:
 
 
 def _places(cell: pd.Series) -> int:
-    return len(cell["value"].partition(".")[2])
+    return 3 if cell["unit"] == "share" else len(cell["value"].partition(".")[2])
 
 
-def _marks(cells: pd.DataFrame, numbers: pd.Series) -> pd.Series:
-    """Mark best and second among the rows of one column and setting, for metrics whose better direction is known.
+def _verdicts(cells: pd.DataFrame, lines: pd.DataFrame, part: str) -> dict[Hashable, Verdict]:
+    """Return, per line, how a column of runs stands beside the best of its column and setting.
 
-    Args:
-        cells: the printed numbers; with `open` where runs of several settings stand beside one.
-        numbers: what is marked.
+    Only metrics whose better direction is known are compared. See `paper_sheet`.
     """
-    marks = pd.Series("", cells.index, dtype=object)
+    sound = lines[f"{part} gates"].eq("") & (lines["doubts"] == "") & ~cells["method"].isin(CEILINGS)
     # The problem that the methods solve, without how they solve it.
     task = [re.sub(r'"[^"]*"|\b(method|adapt)\S*', "", setting).strip() for setting in cells["setting"]]
-    found = [*STATED, "open"] if "open" in cells else STATED
-    groups = signature(cells.assign(task=task), ["column", "metric", "data", *found, "task"])
-    printed = numbers.mask(cells["method"].isin(CEILINGS)).map(lambda number: round(number, 2))
-    for metric, own in printed.groupby(cells["metric"]):
-        known = direction(str(metric))
-        if known is not None:
-            marks.update(best_and_second(own, groups[own.index], known.higher))
-    return marks
+    whole = cells.assign(task=task, open=lines["open"])
+    found: dict[Hashable, Verdict] = {}
+    for _, rows in whole.groupby(signature(whole, ["column", "metric", "data", *STATED, "open", "task"]), sort=False):
+        metric = rows["metric"].iloc[0]
+        if (known := direction(metric)) is not None:
+            runs = [lines.loc[line, f"{part} runs"] if sound[line] else None for line in rows.index]
+            found |= zip(rows.index, judged(runs, metric, known.higher), strict=True)
+    return found

@@ -42,6 +42,10 @@ from fcl_bench.results.tables.cells import NOT_RUN, NOTHING, Table
 
 #: The bytes that were really sent, shown beside the paper's count.
 _SENT = {"measured, a task": "up_max_mib", "measured, all tasks": "up_total_max_mib"}
+_PARTITIONS = (
+    "Total variation between the classes of a client and of its task, mean over clients and tasks of our runs, and"
+    " percentile among other draws of the partition (docs/reference/partitions.md):"
+)
 _RUNS = ("row", "column", "metric", "run_id", "seed", "device", "protocol", "used", "differs")
 
 
@@ -75,8 +79,6 @@ def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile:
         profile: "full" for runs of the printed settings, "quick" for runs of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
-    # The folders that hold their records.
-    runs = runs.assign(record=[folder / name / "run.json" for name in runs["folder"]]) if len(runs) else runs
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
         yield _table(paper, table, group.reset_index(drop=True), runs, matcher, profile == "quick")
 
@@ -84,6 +86,7 @@ def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile:
 def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matcher: Matcher, quick: bool) -> Table:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
+    compared: set[Any] = set()
     for position, cell in cells.iterrows():
         state = _state(cell)
         differences: dict[Any, list[str]] = {}
@@ -110,17 +113,19 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             line |= {"doubts": doubted.get(indices[0], "") if indices else ""}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
             lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
+        compared |= used
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
             told = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
             behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, told))})
-    title, footnotes = f"{paper}, {table}", notes(paper, table, cells["metric"].isin(SIZES).any())
-    if quick:
-        title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
     # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
+    title, footnotes = f"{paper}, {table}", notes(paper, table, frame["nominal"].notna().any())
+    footnotes += _partitions(runs.loc[[position for position in runs.index if position in compared]])
+    if quick:
+        title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
     whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
@@ -128,6 +133,21 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         paper_values(whole, frame),
         pd.DataFrame(behind, columns=list(_RUNS)),
     )
+
+
+def _partitions(runs: pd.DataFrame) -> list[str]:
+    """Return the paragraph on how skewed the partitions of runs are; none where no record says it."""
+    told: dict[str, dict[str, str]] = {}
+    for _, run in runs.iterrows():
+        found = read_json(run["record"]).get("partition_skew", {})  # records of earlier versions have none
+        if found.get("total_variation") is None:
+            continue
+        beta = f" beta {text(run['beta'])}" if text(run["beta"]) else ""
+        setting = f"{run['data']}, {run['partition']}{beta}, {run['clients']} clients, {run['tasks']} tasks"
+        rank = "" if found["percentile"] is None else f" ({found['percentile']:g})"
+        told.setdefault(setting, {})[f"seed {run['seed']}"] = f"{found['total_variation']:.3f}{rank}"
+    lines = [f"{setting}: {', '.join(map(' '.join, seeds.items()))}" for setting, seeds in told.items()]
+    return [f"{_PARTITIONS} {'; '.join(lines)}."] if lines else []
 
 
 def _newest(runs: pd.DataFrame) -> list[Any]:
@@ -169,20 +189,28 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
         for column, metric in columns.items():
-            numbers = _values(part, metric)
+            numbers = _values(part, metric) / _unit(cell, part)
             name = f"{column}, {device}, {protocol}"
             found[f"{name} mean"] = float(numbers.mean())
             found[f"{name} std"] = float(numbers.std(ddof=1)) if len(numbers) > 1 else np.nan
             found[f"{name} n"] = len(numbers)
             found[f"{name} gates"] = gates_of(part)
+            found[f"{name} runs"] = dict(zip(part["seed"], zip(numbers, part["path"], strict=True), strict=True))
     return found
+
+
+def _unit(cell: pd.Series, runs: pd.DataFrame) -> Any:
+    """Return by what our numbers are divided: percent for shares, and the models of a task for that of one round."""
+    if cell["metric"].startswith("model_mib"):
+        return runs["method.training.rounds"].to_numpy(float)
+    return 100.0 if cell["unit"] == "share" else 1.0
 
 
 def _values(runs: pd.DataFrame, metric: str) -> np.ndarray:
     """Return a metric per run, NaN where not defined; `task_aware.A_T_tasks` is A_T_tasks in that part of a record."""
     part, _, name = metric.rpartition(".")
     if single := by_task(name):
-        return np.array([single.of(read_json(file), part) for file in runs["record"]], dtype=float)
+        return np.array([single.of(read_json(Path(path, "run.json")), part) for path in runs["path"]], dtype=float)
     if not part:
         return runs[name].to_numpy(float)
-    return np.array([read_json(file).get(part, {}).get(name) for file in runs["record"]], dtype=float)
+    return np.array([read_json(Path(path, "run.json")).get(part, {}).get(name) for path in runs["path"]], dtype=float)

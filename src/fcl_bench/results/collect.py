@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fcl_bench.config import number_text, text
+from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
@@ -20,7 +21,7 @@ from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = (
-    *("seed", "run_id", "folder", "profile", "experiment", "evaluate_rounds", "git_commit", "written"),
+    *("seed", "run_id", "folder", "path", "profile", "experiment", "track", "evaluate_rounds", "git_commit", "written"),
     *("gates", "gate_texts", "first_task", "first_samples"),
 )
 
@@ -28,7 +29,7 @@ RUN_COLUMNS = (
 _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks")
 #: Keys of config.yaml that do not affect the result, or that the record has in the form that was used.
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
-_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "profile")
+_BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "track", "profile")
 #: Keys of a transport that say how its processes find each other.
 _MEETING = ("transport.link", "transport.ca")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
@@ -40,6 +41,7 @@ _VALUES, _SHOWN = 4, 46
 _UNKNOWN = "unknown"
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
+_READ |= {"predictions.parquet"}
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
@@ -73,8 +75,8 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
         record: the run's run.json.
         single: names of measures of a single task.
     """
-    run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name}
-    run |= {"profile": record["profile"], "experiment": record["experiment"]}
+    run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name, "path": str(folder)}
+    run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record.get("track")}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
     # Of a gate that is met after several tasks, what was said last.
@@ -98,17 +100,16 @@ def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.Dat
     return frame.astype({name: float for name in (*MEASURES, *single) if name in frame}).copy() if rows else frame
 
 
-def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = None) -> pd.DataFrame:
+def selected(frame: pd.DataFrame, conditions: list[str]) -> pd.DataFrame:
     """Return the runs that meet all of `conditions` (key=value, or key=value,value; a list in brackets is one value).
 
-    A key is a column of `frame` or, if the folder `runs` is given, any other key of run.json, such as
-    `environment.torch`. A condition on a knob does not affect methods without it: method.rank=16 keeps STSA, which has
-    no rank.
+    A key is a column of `frame` or any other key of run.json, such as `environment.torch`. A condition on a knob does
+    not affect methods without it: method.rank=16 keeps STSA, which has no rank.
 
     Raises:
         UserError: nothing has the key, or no run has the value.
     """
-    known = [column for column in frame if column not in (*MEASURES, "written") and not by_task(column)]
+    known = [column for column in frame if column not in (*MEASURES, "written", "path") and not by_task(column)]
     records: pd.DataFrame | None = None
     for condition in conditions:
         key, _, wanted = condition.partition("=")
@@ -117,7 +118,7 @@ def selected(frame: pd.DataFrame, conditions: list[str], runs: Path | None = Non
         if key in known:
             column = frame[key]
         else:
-            records = _records(frame, runs) if records is None else records
+            records = _records(frame) if records is None else records
             if key not in records:
                 raise UserError(f"--where {condition}: unknown key {key}", choices(known, key, most=len(known)))
             column = records[key].reindex(frame.index)
@@ -152,15 +153,9 @@ def _list_text(value: str) -> str:
     return "" if found is None else json.dumps(found)
 
 
-def _records(frame: pd.DataFrame, runs: Path | None) -> pd.DataFrame:
-    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; none without a folder.
-
-    Reference runs have no folder of their own.
-    """
-    if runs is None:
-        return pd.DataFrame(index=frame.index)
-    texts = [(runs / folder / "run.json").read_text() if folder else "{}" for folder in frame["folder"]]
-    rows = [dict(_flat(json.loads(content))) for content in texts]
+def _records(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return all keys of the runs' run.json, nested ones with dots, on the index of `frame`; references have none."""
+    rows = [dict(_flat(read_json(Path(path, "run.json")))) if path else {} for path in frame["path"]]
     return pd.DataFrame(rows, frame.index, dtype=object)
 
 
@@ -226,7 +221,8 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
             key: value
             for group in _GROUPS
             for key, value in _flat(config.get(group, {}), f"{group}.")
-            if key != "partition.beta"  # the record has it as `beta`
+            # The record has the first as `beta`; runs from before there was `split.order` have none, which is null.
+            if key != "partition.beta" and (key, value) != ("split.order", "null")
         },
         **{
             key: value
@@ -287,7 +283,7 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
     if rounds := record["rounds"]:
         found["A_T_best"] = rounds["best"][-1]
     if routing := record["routing"]:
-        found |= {"A_T_unrouted": routing["unrouted"]["A_T"], "routing": routing["accuracy"][-1]}
+        found["A_T_unrouted"] = routing["unrouted"]["A_T"]
     if adaptation := record["adaptation"]:
         found["adapt_up_mib"] = adaptation["up_max_bytes"] / 2**20
     return {measure: found.get(measure) for measure in (*MEASURES, *single)}

@@ -73,6 +73,9 @@ MEASURES: dict[str, Measure] = {
         Measure("up_total_max_mib", "upload of all tasks (MiB)", "communication"),
         Measure("down_max_mib", "download (MiB)", "communication"),
         Measure("adapt_up_mib", "first stage's upload (MiB)", "communication"),
+        Measure("model_mib", "upload of models, last task (MiB)", "communication", shown="on request"),
+        Measure("bases_mib", "upload of bases, last task (MiB)", "communication", shown="on request"),
+        Measure("references_mib", "upload of references, last task (MiB)", "communication", shown="on request"),
         Measure("client_storage_mib", "kept by a client (MiB)", "communication", shown="positive"),
         Measure("client_samples_kept", "raw samples kept", "communication", shown="positive"),
         Measure("revealed_percent", "samples told alone (%)", "communication", shown="positive"),
@@ -100,12 +103,16 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-#: For the measures that a record has after every task: the part and the name of the series there.
+_STAGES = "communication.by_stage"
+#: For the measures that a record has after every task: the part and the name of the series there, which has bytes if it
+#: is one of a stage.
 SERIES = {
     "A_T": ("metrics", "accuracy"),
     "S_T": ("metrics", "stability_by_task"),
     "P_T": ("metrics", "plasticity_by_task"),
     "R_T": ("metrics", "retention_by_task"),
+    "routing": ("routing", "accuracy"),
+    **{f"{stage}_mib": (f"{_STAGES}.{stage}", "up_max_bytes_by_task") for stage in ("model", "bases", "references")},
     "cumulative_seconds": ("runtime", "cumulative_seconds"),
 }
 
@@ -127,15 +134,19 @@ class ByTask:
         """Return the measure, like that of the last task."""
         whole = MEASURES[self.last]
         name = f"{self.last.removesuffix('_T')}_{self.task}"
-        header = whole.header.replace("_T", f"_{self.task}")
+        header = whole.header.replace("_T", f"_{self.task}").replace("last task", f"task {self.task}")
         header = header if header != whole.header else f"{header}, up to task {self.task}"
         return Measure(name, header, whole.section, whole.higher, whole.plain, "on request")
 
     def of(self, record: Mapping[str, Any], part: str = "") -> float | None:
         """Return the value in a run record or in another `part` of its metrics; None where it is not defined."""
         own, series = SERIES[self.last]
-        values = (record.get(part or own) or {}).get(series, [])
-        return values[self.task - 1] if self.task <= len(values) else None
+        found: Any = record
+        for key in (part or own).split("."):
+            found = found.get(key) or {}
+        values = found.get(series, [])
+        value = values[self.task - 1] if self.task <= len(values) else None
+        return value if value is None or not own.startswith(_STAGES) else value / 2**20
 
 
 def by_task(name: str) -> ByTask | None:

@@ -78,7 +78,8 @@ def load(name: str) -> pd.DataFrame:
     shared = {key: value for key, value in same.items() if key not in rows}
     rows = pd.DataFrame({**rows, **shared}).map(_value)
     measured = {measure: rows[measure].astype(float) if measure in rows else np.nan for measure in MEASURES}
-    run = {"seed": rows["seed"].astype(int), "folder": "", "profile": "full", "experiment": None, "written": 0.0}
+    run = {"seed": rows["seed"].astype(int), "folder": "", "path": "", "profile": "full", "written": 0.0}
+    run |= {"experiment": None, "track": None}
     return pd.DataFrame({**rows, **measured, **run, FROM: "reference"})
 
 

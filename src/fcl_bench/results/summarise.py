@@ -54,7 +54,7 @@ def knobs(frame: pd.DataFrame) -> list[str]:
 
 def setting(frame: pd.DataFrame) -> list[str]:
     """Return the columns that describe the problem: the whole configuration except the method."""
-    results = {"label", "family", "n", "seeds", "run_ids", *RUN_COLUMNS, *MEASURES}
+    results = {"label", "family", "n", "seeds", "run_ids", "values", "folders", *RUN_COLUMNS, *MEASURES}
     results |= {f"{measure}_{part}" for measure in MEASURES for part in ("mean", "std")}
     others = {*results, *_PRIMARY, "method", *knobs(frame)}
     rest = [column for column in frame if column not in others]
@@ -158,12 +158,14 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
         `gate_texts`, and for every measure `<measure>_mean` and `<measure>_std`: the standard deviation with n - 1,
         NaN for a single run; both are NaN if a run has no value.
         Those of `A_T_best` are NaN too if the runs tested different rounds, of which they chose the best.
+        For comparisons `values` (measure -> numbers) and `folders`, both in the order of `seeds`.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
     rows: list[dict[str, Any]] = []
     for _, group in runs.groupby(signature(runs, configuration), sort=False):
         row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
+        row |= {"values": {}, "folders": list(group["path"])}
         row["gates"] = gates_of(group)
         told = zip(group["seed"], map(text, group.get("gate_texts", [])), strict=False)
         row["gate_texts"] = "; ".join(f"seed {seed}: {texts}" for seed, texts in told if texts)
@@ -171,6 +173,7 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
             values = group[measure].to_numpy(float)
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:
                 values = np.full(len(group), np.nan)
+            row["values"][measure] = values
             row[f"{measure}_mean"] = values.mean()
             row[f"{measure}_std"] = values.std(ddof=1) if len(values) > 1 else np.nan
         rows.append(row)

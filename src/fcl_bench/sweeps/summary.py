@@ -96,12 +96,12 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
 
 
 def _highest(settings: Mapping[str, list[JobReport]]) -> str:
-    """A line with the best setting; "" if fewer than two compete. Ceilings compete only with each other, and settings
-    with a run that meets a gate not at all.
+    """A line with the best setting and those not distinguishable from it; "" if fewer than two compete.
 
-    Settings with the same printed mean are tied, and all of them are named.
+    Ceilings compete only with each other, and settings with a run that meets a gate not at all.
     """
-    # Imported only now: it brings pandas, which the rest of a sweep does without.
+    # Imported only now: they bring pandas, which the rest of a sweep does without.
+    from fcl_bench.results.best import BEST, ONE_SEED, judged
     from fcl_bench.results.summarise import CEILINGS
 
     gated = [name for name, found in settings.items() if any(report.gates for report in found)]
@@ -110,14 +110,18 @@ def _highest(settings: Mapping[str, list[JobReport]]) -> str:
     rivals = [name for name, found in settings.items() if found[0].method not in aside]
     if not rivals:
         rivals, aside = list(settings), set()
-    means = {name: round(_value(settings[name], "A_T"), 2) for name in rivals}
-    highest = [name for name, mean in means.items() if mean == max(means.values())]
-    if len(rivals) < 2 or means[highest[0]] < 0:
+    # A run without an accuracy says nothing.
+    there = [[report for report in settings[name] if _values([report], "A_T")] for name in rivals]
+    runs = [{_seed(report): (_values([report], "A_T")[0], report.run) for report in found} for found in there]
+    verdicts = dict(zip(rivals, judged(runs, "A_T", higher=True), strict=True))
+    marked = sorted((name for name in rivals if verdicts[name].mark), key=lambda name: verdicts[name].why != BEST)
+    if not marked:
         return ""
     named = [*sorted(aside), *([f"{len(gated)} that meet a gate"] if gated else [])]
     left_out = f" ({' and '.join(named)} aside)" if named else ""
-    tied = "tied, " if len(highest) > 1 else ""
-    return f"highest mean A_T{left_out}: {tied}{' and '.join(highest)}"
+    beside = f"; not distinguishable from it: {', '.join(marked[1:])}" if marked[1:] else ""
+    alone = f" ({ONE_SEED})" if any(ONE_SEED in verdict.why for verdict in verdicts.values()) else ""
+    return f"highest mean A_T{left_out}: {marked[0]}{beside}{alone}"
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
@@ -146,12 +150,6 @@ def _values(reports: Iterable[JobReport], measure: str) -> list[float]:
     return [value for report in reports if (value := report.result.get(measure)) is not None and math.isfinite(value)]
 
 
-def _value(reports: Iterable[JobReport], measure: str) -> float:
-    """The mean of a measure; -1 if no run has it."""
-    found = _values(reports, measure)
-    return statistics.fmean(found) if found else -1.0
-
-
 def _mean(reports: Iterable[JobReport], measure: str) -> str:
     found = _values(reports, measure)
     if not found:
@@ -166,8 +164,13 @@ def _best(reports: Iterable[JobReport], measure: str) -> str:
     if not found:
         return "not defined"
     best = max(found, key=lambda report: report.result[measure] or 0.0)
-    seed = next((f" ({text.partition('=')[2]})" for text in best.overrides if text.startswith("seed=")), "")
-    return f"{best.result[measure]:.2f}{seed if len(found) > 1 else ''}"
+    seed = f" ({_seed(best)})" if _seed(best) and len(found) > 1 else ""
+    return f"{best.result[measure]:.2f}{seed}"
+
+
+def _seed(report: JobReport) -> str:
+    """The seed that a job was given; "" for the default."""
+    return next((text.partition("=")[2] for text in report.overrides if text.startswith("seed=")), "")
 
 
 def _percent(report: JobReport, measure: str) -> str:

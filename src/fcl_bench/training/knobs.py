@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from fcl_bench import environment
 from fcl_bench.config import knob
 from fcl_bench.data.images.batches import AUGMENTATIONS
 from fcl_bench.errors import UserError
@@ -64,7 +65,8 @@ class Training:
         trimmed: of trimmed_mean, the share of the clients that is cut off at either end of each coordinate.
         byzantine: of krum, f, the hostile clients per round that it is to withstand; it takes 2 f + 3 clients.
         augment: none, crop (shifts by up to an eighth of the side), crop_flip, crop_flip_brightness.
-        precision: auto (bfloat16 autocast on CUDA, float32 elsewhere), float32, bfloat16.
+        precision: auto (bfloat16 autocast on CUDA, and on images on a CPU that multiplies bfloat16; else float32),
+            float32, bfloat16.
     """
 
     rounds: int = knob(50, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
@@ -94,10 +96,11 @@ class Training:
         if self.schedule == "step" and not self.milestones:
             raise UserError(f"{key}.schedule=step has no milestones", f"such as {key}.milestones=[50,75]")
 
-    def forward_precision(self, device: str) -> str:
-        """float32, or bfloat16 under autocast, of forward passes on this type of device."""
+    def forward_precision(self, device: str, images: bool) -> str:
+        """float32, or bfloat16 under autocast, of forward passes of images or features on this type of device."""
         if self.precision == "auto":
-            return "bfloat16" if device == "cuda" else "float32"
+            gains = device == "cuda" or (device == "cpu" and images and environment.multiplies_bfloat16())
+            return "bfloat16" if gains else "float32"
         return self.precision
 
     def rate(self, round_: int) -> float:
@@ -111,6 +114,19 @@ class Training:
         if self.schedule == "step":
             return self.lr * self.decay ** sum(round_ >= milestone for milestone in self.milestones)
         return self.lr
+
+
+def precision_of(choice: Any, device: torch.device) -> str | None:
+    """The precision of the forward passes in which a method, or a first stage, trains; None: it trains no network."""
+    training = getattr(choice, "training", None)
+    return None if training is None else training.forward_precision(device.type, choice.trains_network)
+
+
+def cpu_precision(device: torch.device, *choices: Any) -> dict[str, str]:
+    """The part of an identity that `precision=auto` of these choices decides by the CPU; none where that is float32."""
+    auto = [choice for choice in choices if getattr(getattr(choice, "training", None), "precision", "") == "auto"]
+    there = device.type == "cpu" and "bfloat16" in (precision_of(choice, device) for choice in auto)
+    return {"cpu_precision": "bfloat16"} if there else {}
 
 
 @dataclass

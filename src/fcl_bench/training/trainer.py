@@ -50,7 +50,7 @@ class Trainer:
         self.augment = Augment(training.augment)
         self._device = device
         self._key = key
-        self._half = training.forward_precision(device.type) == "bfloat16"
+        self._half = training.forward_precision(device.type, standardise is not rows) == "bfloat16"
 
     def train(self, network: Network, samples: Samples, rate: float, seed: int, objective: Objective) -> Flat:
         """One client's round: `training.epochs` passes over its samples, in place.

@@ -5,18 +5,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, overload
+from typing import Any, ClassVar, overload
 
 import numpy as np
 
 from fcl_bench.config import knob
 from fcl_bench.data.groups import rank_in_group
+from fcl_bench.randomness import generator
 
 
 class Partition(ABC):
     """What `partition=...` names: a rule that assigns one task's samples to K clients."""
 
     name: ClassVar[str]
+    #: Whether tasks with the same numbers of samples get the same draw.
+    repeats: ClassVar[bool] = False
+
+    def generator(self, seed: int, task: int) -> Any:
+        """What a task's draws come from: a NumPy generator, given the run's seed."""
+        return generator(seed, "partition", task)
+
+    def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray | None:
+        """Samples (D, C, K) of each class at each client in other draws of this rule; None: it draws no shares.
+
+        Args:
+            sizes: (C,) samples of each class of a task.
+            clients: K.
+            draws: how many are asked for; D may be less.
+            rng: generator for all of them.
+        """
+        return None
 
     @abstractmethod
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:

@@ -12,9 +12,12 @@ from fcl_bench.config import knob
 from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.partitions.base import Partition
 from fcl_bench.errors import UserError
+from fcl_bench.randomness import legacy_generator
 
 #: Draws before giving up; they take 0.3 to 9 seconds.
 _DRAWS = 1000
+#: The same of draws that are only compared with; those that were not met are left out.
+_REDRAWS = 25
 
 
 @dataclass
@@ -74,18 +77,65 @@ class Dirichlet(DirichletPartition):
         cap = len(owner) / clients
         for indices in by_class:
             members = rng.permutation(indices)
-            shares = rng.dirichlet(np.full(clients, self.beta)) * (held < cap)
-            if shares.sum() == 0:
-                # A small beta can put all of its mass on full clients; the public code divides by zero here. At least
-                # one client is below the cap, since fewer than n samples are assigned.
-                shares = (held < cap).astype(float)
-            ends = (np.cumsum(shares / shares.sum()) * len(members)).astype(np.int64)
-            # The last cut is the end of the class regardless of rounding, but never at a client that is full.
-            ends[np.flatnonzero(shares)[-1] :] = len(members)
-            counts = np.diff(ends, prepend=0)
+            counts = self._counts(rng.dirichlet(np.full(clients, self.beta)), held < cap, len(members))
             owner[members] = np.repeat(np.arange(clients), counts)
             held += counts
         return owner
+
+    def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+        counts = np.zeros((draws, len(sizes), clients), dtype=np.int64)
+        left = np.arange(draws)
+        for _ in range(_REDRAWS):
+            held = np.zeros((len(left), clients), dtype=np.int64)
+            for c, size in enumerate(sizes):
+                shares = rng.dirichlet(np.full(clients, self.beta), len(left))
+                counts[left, c] = self._counts(shares, held < sizes.sum() / clients, size)
+                held += counts[left, c]
+            left = left[held.min(axis=1) < self.min_size]
+            if not len(left):
+                break
+        return np.delete(counts, left, axis=0)
+
+    def _counts(self, shares: np.ndarray, free: np.ndarray, size: int) -> np.ndarray:
+        """How many of a class's samples each client gets (..., K).
+
+        Args:
+            shares: (..., K) as drawn.
+            free: (..., K) bool, which clients are below the cap.
+            size: samples of the class.
+        """
+        shares = shares * free
+        # A small beta can put all of its mass on full clients; the public code divides by zero here. At least one
+        # client is below the cap, since fewer than n samples are assigned.
+        shares = np.where(shares.sum(axis=-1, keepdims=True) == 0, free, shares)
+        ends = (np.cumsum(shares / shares.sum(axis=-1, keepdims=True), axis=-1) * size).astype(np.int64)
+        # The last cut is the end of the class regardless of rounding, but never at a client that is full.
+        clients = shares.shape[-1]
+        last = clients - 1 - np.argmax(shares[..., ::-1] > 0, axis=-1)
+        return np.diff(np.where(np.arange(clients) >= last[..., None], size, ends), prepend=0, axis=-1)
+
+
+@dataclass
+class Published(Dirichlet):
+    """`Dirichlet` with the very draws of the public code of TARGET, LANDER and STSA.
+
+    These seed NumPy's old generator anew in every task, so tasks of the same sizes are shared out alike. If all shares
+    that are left are zero, or not finite at a tiny beta, the last client gets the whole class.
+    """
+
+    name: ClassVar[str] = "published"
+    repeats: ClassVar[bool] = True
+
+    def generator(self, seed: int, task: int) -> np.random.RandomState:
+        return legacy_generator(seed)
+
+    def _counts(self, shares: np.ndarray, free: np.ndarray, size: int) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            shares = shares * free
+            running = np.cumsum(shares / shares.sum(axis=-1, keepdims=True), axis=-1)
+        ends = (np.where(np.isnan(running), 0, running) * size).astype(np.int64)
+        ends[..., -1] = size
+        return np.diff(ends, prepend=0, axis=-1)
 
 
 @dataclass
@@ -111,10 +161,16 @@ class DirichletAllClasses(DirichletPartition):
                 f" of a task has {sizes.min()}",
                 f"clients={sizes.min()} at most, or partition=dirichlet",
             )
+        return _owners(labels, self._counts(sizes, clients, rng), rng)
+
+    def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+        return self._counts(np.tile(sizes, draws), clients, rng).reshape(draws, len(sizes), clients)
+
+    def _counts(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
         counts = _rounded(softmax(_log_dirichlet(self.beta, len(sizes), clients, rng), axis=1), sizes, rng)
-        for of_class in counts:
-            _fill(of_class, rng)
-        return _owners(labels, counts, rng)
+        for c in np.flatnonzero((counts == 0).any(axis=1)):
+            _fill(counts[c], rng)
+        return counts
 
 
 def _rounded(shares: np.ndarray, sizes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -153,9 +209,16 @@ class DirichletEqualSizes(DirichletPartition):
     name: ClassVar[str] = "dirichlet_equal_sizes"
 
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        left = np.unique(labels, return_counts=True)[1]
-        classes = len(left)
-        sizes = len(labels) // clients + (rng.permutation(clients) < len(labels) % clients)
+        return _owners(labels, self._counts(np.unique(labels, return_counts=True)[1], clients, rng), rng)
+
+    def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray:
+        # One draw takes as long as a task's assignment, so there are fewer.
+        return np.stack([self._counts(sizes, clients, rng) for _ in range(-(-draws // 10))])
+
+    def _counts(self, left: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Samples (C, K) of each class at each client, given those of each class (C,)."""
+        classes, samples = len(left), int(left.sum())
+        sizes = samples // clients + (rng.permutation(clients) < samples % clients)
         preferences = _log_dirichlet(self.beta, clients, classes, rng)
         # The clients of the open places in the order in which they are served; the order is drawn once for all rounds.
         places = rng.permutation(np.repeat(np.arange(clients), sizes))
@@ -167,7 +230,7 @@ class DirichletEqualSizes(DirichletPartition):
             np.add.at(counts, (drawn[served], places[served]), 1)
             left = left - np.bincount(drawn[served], minlength=classes)
             places = places[~served]
-        return _owners(labels, counts, rng)
+        return counts
 
 
 def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:

@@ -20,7 +20,7 @@ from fcl_bench.data.splits.base import (
     require_classes,
 )
 from fcl_bench.errors import UserError
-from fcl_bench.randomness import generator
+from fcl_bench.randomness import generator, legacy_generator
 
 
 @dataclass
@@ -30,23 +30,34 @@ class ClassIncremental(SampleSplit):
     Args:
         first: number of classes in the first task; None: as many as in the others.
         shuffle: permute the classes by the seed; false: ascending labels.
+        order: published: the permutation that the public code of TARGET, LANDER and STSA draws with this seed.
     """
 
     name: ClassVar[str] = "class_incremental"
     first: int | None = knob(None, least=1)
     shuffle: bool = True
+    order: str | None = knob(None, choices=("published",), identity=False)
 
     def __post_init__(self) -> None:
+        if self.order and not self.shuffle:
+            raise UserError(f"split.order={self.order} is a shuffled one", "split.shuffle=true, or split.order=null")
         if self.order_seed is not None and not self.shuffle and self.imbalance == 1:
             raise UserError(
                 f"split.order_seed={self.order_seed} has nothing to draw with split.shuffle=false",
                 "split.shuffle=true",
             )
 
+    def contents(self) -> dict[str, str]:
+        """The part of a run's identity that only some runs have."""
+        return {"order": self.order} if self.order else {}
+
     def divide(self, dataset: Dataset, tasks: int, seed: int) -> Division:
         labels = checked_classes(dataset)
         sizes = self._sizes(len(labels), tasks)
-        order = class_order(labels, seed, self.shuffle)
+        if self.order:
+            order = labels[legacy_generator(seed).permutation(len(labels))]
+        else:
+            order = class_order(labels, seed, self.shuffle)
         # A label that is not in the order has column -1 and task -1.
         home = np.append(np.repeat(np.arange(tasks), sizes), -1)
         train, test = (parts(home[columns_of(side.labels, order)], tasks) for side in (dataset.train, dataset.test))

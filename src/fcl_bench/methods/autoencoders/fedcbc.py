@@ -58,7 +58,7 @@ class VAETraining:
     lr: float = knob(0.001, above=0)
     weight_decay: float = knob(0.001, least=0)
 
-    def forward_precision(self, device: str) -> str:
+    def forward_precision(self, device: str, images: bool) -> str:
         """float32 on every device: autoencoders are small."""
         return "float32"
 

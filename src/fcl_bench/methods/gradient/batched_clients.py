@@ -12,7 +12,7 @@ from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.gradient.batched_heads import ProximalTerm, Steps, Turn, train_heads
 from fcl_bench.protocol.context import ClientData, State
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.knobs import SGD, client_optimiser
+from fcl_bench.training.knobs import SGD, client_optimiser, precision_of
 from fcl_bench.training.linear_heads import LinearHeads, defined_last
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
@@ -34,7 +34,7 @@ def train_batched_clients(
     Raises:
         UserError: a model is not finite.
     """
-    if client.method.training.forward_precision(client.context.device.type) == "bfloat16":
+    if precision_of(client.method, client.context.device) == "bfloat16":
         return "precision is bfloat16"
     client.take_over(shards[0], broadcast)
     network, knobs = client.network, client.method.training

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, title
@@ -172,7 +172,10 @@ def log_costs(axes: Axes, sizes: pd.Series, named: bool = True) -> None:
     if len(sizes):
         span = (sizes.max() / sizes.min()) ** 0.12 if named else 1
         axes.set_xlim(sizes.min() / span / 1.4, sizes.max() * span * 1.4)
-    is_wide = len(sizes) > 0 and np.log10(sizes.max() / sizes.min()) > (2 if named else 1.2)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1,) if is_wide else (1, 2, 5)))
+    decades = np.log10(sizes.max() / sizes.min()) if len(sizes) else 1
+    is_wide = decades > (2 if named else 1.2)
+    # Within a few tens of percent LogLocator would mark as many values as a linear axis has, whose texts overlap.
+    locator = MaxNLocator(3) if decades < 0.3 else LogLocator(subs=(1,) if is_wide else (1, 2, 5))
+    axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

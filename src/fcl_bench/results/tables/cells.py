@@ -26,7 +26,7 @@ class Cell:
 
     Attributes:
         text: the text that is shown; never empty.
-        mark: "bold" for the best, "underline" for the second best, "" otherwise.
+        mark: "bold" for the best and what is not distinguishable from it, "" otherwise.
         number: the number by which the cell is sorted and compared, rounded as it is shown; None for a text.
         absent: whether the text says why there is no value.
         title: what a page says of the cell where the reader points at it.
@@ -95,16 +95,3 @@ def decimals(mean: float, measure: Measure) -> int:
     """Return the number of decimals: two for percent, three significant digits for sizes and times below 1."""
     small = not measure.plain and 0 < mean < 1
     return 2 - math.floor(math.log10(mean)) if small else 2
-
-
-def best_and_second(printed: pd.Series, groups: pd.Series, higher: bool) -> pd.Series:
-    """Return the mark of each number: "bold" for the best of its group, "underline" for the second, "" for the others.
-
-    Args:
-        printed: numbers rounded as the table prints them, so that equal print gets equal marks; NaN is not marked.
-        groups: the group of each number, with the same index. A number alone in its group gets no mark.
-        higher: whether higher is better.
-    """
-    grouped = printed.groupby(groups)
-    places = grouped.rank("dense", ascending=not higher).where(grouped.transform("count") > 1)
-    return places.map({1: "bold", 2: "underline"}).astype(object).fillna("")

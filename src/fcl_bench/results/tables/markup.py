@@ -12,9 +12,9 @@ from fcl_bench.results.tables.cells import ABSENT, Sheet, Table
 if TYPE_CHECKING:
     import pandas as pd
 
-_MARKDOWN = {"": "{}", "bold": "**{}**", "underline": "<u>{}</u>"}
+_MARKDOWN = {"": "{}", "bold": "**{}**"}
 #: Marks in the form that the Styler expects: the macro goes around the cell.
-_LATEX = {"": "", "bold": "textbf:--rwrap;", "underline": "underline:--rwrap;"}
+_LATEX = {"": "", "bold": "textbf:--rwrap;"}
 _LATEX_ESCAPES = {
     "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},

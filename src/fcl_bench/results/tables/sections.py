@@ -9,13 +9,16 @@ import pandas as pd
 
 from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
+from fcl_bench.results.best import Verdict
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
-from fcl_bench.results.summarise import NO_PART, knobs, setting, signature, varying_setting
+from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
-from fcl_bench.results.tables.summary_table import constants, gated, marks, measured_cell
+from fcl_bench.results.tables.summary_table import constants, gated, legend, measured_cell, verdicts
 
 #: Numbers that differ in these never share a column, such as seconds of two devices or accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
+#: Columns of the difference from the best, and its interval -> the attribute of a `Verdict`.
+_INTERVAL = {"behind": "behind", "behind_low": "low", "behind_high": "high"}
 _NOTES = {
     "accuracy": "Percent.",
     "communication": (
@@ -54,8 +57,7 @@ def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequen
     """Return name -> table, for those of `SECTIONS` that have a measure.
 
     Keys that vary and are not in `by` appear in the column headings, one column per combination; device and protocol
-    always do. The best of each setting is bold and the second is underlined; ceilings do not compete. A setting has one
-    device and one protocol, and a column has one accounting.
+    always do. A setting has one device and one protocol, and a column has one accounting.
 
     Args:
         summary: the result of `summarise`, for runs whose labels leave out the knobs in `by`.
@@ -79,7 +81,7 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
     apart += [] if "label" in keys else ["label"]
     column_of = signature(summary, apart)
     columns = [(_heading(group.iloc[0], apart), key) for key, group in summary.groupby(column_of, sort=False)]
-    marked = {measure.name: marks(summary, measure) for measure in measures}
+    found = {measure.name: verdicts(summary, measure) for measure in measures}
     headers = [*by, *(f"{m.header}, {of}" if of else m.header for of, _ in columns for m in measures)]
     sheet_rows: list[list[Cell]] = []
     values: list[dict[str, object]] = []
@@ -96,13 +98,14 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
             row = there.iloc[0] if len(there) else None
             runs[-1][_column("run_ids", heading)] = NOT_RUN if row is None else " ".join(row["run_ids"])
             for measure in measures:
-                cells.append(_cell(row, measure, marked[measure.name]))
-                values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in _numbers(row, measure).items()}
+                verdict = Verdict() if row is None else found[measure.name][row.name]
+                cells.append(_cell(row, measure, verdict))
+                numbers = _numbers(row, measure, verdict)
+                values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in numbers.items()}
         sheet_rows.append(cells)
     notes = [
         *constants(summary),
-        "Mean ± standard deviation over seeds (number of seeds). In each setting the best is bold and the second"
-        f" underlined. {NO_PART} {_NOTES[name]}",
+        f"Mean ± standard deviation over seeds (number of seeds). {legend(summary, found)} {_NOTES[name]}",
     ]
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.
@@ -121,15 +124,16 @@ def _column(name: str, heading: str) -> str:
     return f"{name} [{heading}]" if heading else name
 
 
-def _cell(row: pd.Series | None, measure: Measure, marked: pd.Series) -> Cell:
+def _cell(row: pd.Series | None, measure: Measure, verdict: Verdict) -> Cell:
     if row is None:
         return Cell(NOT_RUN, absent=True)
-    cell = measured_cell(row, measure, marked[row.name], row["n"])
-    return replace(cell, text=f"{cell.text}{gated(row)}", title=row["gate_texts"])
+    cell = measured_cell(row, measure, verdict, row["n"])
+    return replace(cell, text=f"{cell.text}{gated(row)}", title=row["gate_texts"] or cell.title)
 
 
-def _numbers(row: pd.Series | None, measure: Measure) -> dict[str, object]:
+def _numbers(row: pd.Series | None, measure: Measure, verdict: Verdict) -> dict[str, object]:
     if row is None:
-        return dict.fromkeys(("mean", "std", "n"), NOT_RUN)
+        return dict.fromkeys(("mean", "std", "n", *_INTERVAL), NOT_RUN)
     parts = {part: row[f"{measure.name}_{part}"] for part in ("mean", "std")}
-    return {**{part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}, "n": row["n"]}
+    parts |= {"n": row["n"], **{name: getattr(verdict, part) for name, part in _INTERVAL.items()}}
+    return {part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}

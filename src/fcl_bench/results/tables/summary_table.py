@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 from rich.cells import cell_len
@@ -10,9 +11,10 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from fcl_bench.config import text
+from fcl_bench.results.best import LEGEND, Verdict, judged, remarks
 from fcl_bench.results.measures import MEASURES, Measure
 from fcl_bench.results.summarise import CEILINGS, NO_PART, knobs, setting, signature, varying_setting
-from fcl_bench.results.tables.cells import Cell, Sheet, Table, best_and_second, decimals, mean_cell, value_cell
+from fcl_bench.results.tables.cells import Cell, Sheet, Table, decimals, mean_cell, value_cell
 from fcl_bench.results.tables.markup import markdown_table
 
 #: The measures that are shown unless others are asked for.
@@ -50,36 +52,26 @@ def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[
         measures: the measures for readers; if empty, the most important ones.
     """
     lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
-    behind = runs[["label", *runs.columns.drop(["label", "family", "written"])]]
-    return Table("summary", summary_sheet(summary, measures), summary.drop(columns="family").assign(**lists), behind)
+    behind = runs[["label", *runs.columns.drop(["label", "family", "written", "path"])]]
+    values = summary.drop(columns=["family", "values", "folders"]).assign(**lists)
+    return Table("summary", summary_sheet(summary, measures), values, behind)
 
 
 def summary_sheet(summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Sheet:
     """Return the setting where it varies, the label, n and the measures, with the constants and the note below."""
     varying = varying_setting(summary)
     shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
-    marked = {measure.name: marks(summary, measure) for measure in shown if measure.name.startswith("A_")}
+    found = {measure.name: verdicts(summary, measure) for measure in shown if measure.name.startswith("A_")}
     rows: list[list[Cell]] = []
     for index, row in summary.iterrows():
         label = Cell(f"{row['label']}{gated(row)}", title=row["gate_texts"])
         cells = [*(value_cell(row[column]) for column in varying), label, value_cell(row["n"])]
-        cells += [measured_cell(row, m, marked[m.name][index] if m.name in marked else "") for m in shown]
+        cells += [measured_cell(row, m, found[m.name][index] if m.name in found else Verdict()) for m in shown]
         rows.append(cells)
     headers = [*varying, "method", "n", *(measure.header for measure in shown)]
-    return Sheet(
-        "Summary", headers, rows, headers.index("n"), [*constants(summary), _note(shown)], tuple(range(len(varying)))
-    )
-
-
-def _note(shown: Sequence[Measure]) -> str:
-    """Return what the numbers are: means, the measures that need words, and marks."""
-    return " ".join(
-        [
-            "Mean ± standard deviation over n seeds.",
-            *(_NOTES[measure.name] for measure in shown if measure.name in _NOTES),
-            f"In each setting the best accuracy is bold and the second underlined. {NO_PART}",
-        ]
-    )
+    words = [_NOTES[measure.name] for measure in shown if measure.name in _NOTES]
+    note = " ".join(["Mean ± standard deviation over n seeds.", *words, legend(summary, found)])
+    return Sheet("Summary", headers, rows, headers.index("n"), [*constants(summary), note], tuple(range(len(varying))))
 
 
 def summary_page(sheet: Sheet) -> str:
@@ -103,19 +95,39 @@ def screen_table(summary: pd.DataFrame, sheet: Sheet, width: float) -> tuple[Scr
     return table, sheet.headers[shown:]
 
 
-def measured_cell(row: pd.Series, measure: Measure, mark: str, n: int | None = None) -> Cell:
+def measured_cell(row: pd.Series, measure: Measure, verdict: Verdict, n: int | None = None) -> Cell:
     """Return mean and standard deviation of one row of a summary, with `n` in brackets if it is given."""
     mean = row[f"{measure.name}_mean"]
-    return mean_cell(mean, row[f"{measure.name}_std"], decimals(mean, measure), mark, n)
+    cell = mean_cell(mean, row[f"{measure.name}_std"], decimals(mean, measure), verdict.mark, n)
+    return replace(cell, title=verdict.why)
 
 
-def marks(summary: pd.DataFrame, measure: Measure) -> pd.Series:
-    """Return, per row, the mark of the best and the second of each setting; ceilings do not compete, nor rows that meet
-    a gate: they are no fair sample of their method.
+def verdicts(summary: pd.DataFrame, measure: Measure) -> dict[Hashable, Verdict]:
+    """Return, per row, how it stands beside the best of its setting; ceilings do not compete, nor rows that meet a
+    gate: they are no fair sample of their method.
     """
-    means = summary[f"{measure.name}_mean"].mask(summary["method"].isin(CEILINGS) | (summary["gates"] != ""))
-    printed = means.map(lambda mean: round(mean, decimals(mean, measure)))
-    return best_and_second(printed, signature(summary, setting(summary)), measure.higher)
+    found: dict[Hashable, Verdict] = {}
+    competes = ~summary["method"].isin(CEILINGS) & (summary["gates"] == "") & summary[f"{measure.name}_mean"].notna()
+    for _, rows in summary.groupby(signature(summary, setting(summary)), sort=False):
+        runs = [
+            dict(zip(row["seeds"], zip(row["values"][measure.name], row["folders"], strict=True), strict=True))
+            if competes[index]
+            else None
+            for index, row in rows.iterrows()
+        ]
+        found |= zip(rows.index, judged(runs, measure.name, measure.higher), strict=True)
+    return found
+
+
+def legend(summary: pd.DataFrame, found: Mapping[str, Mapping[Hashable, Verdict]]) -> str:
+    """Return what the marks mean, and what has no interval or is not compared.
+
+    Args:
+        summary: whose labels name the rows.
+        found: name of a measure -> the result of `verdicts`.
+    """
+    named = [(summary["label"][index], verdict) for of in found.values() for index, verdict in of.items()]
+    return " ".join(filter(None, [LEGEND, NO_PART, remarks(named)]))
 
 
 def gated(row: pd.Series) -> str:

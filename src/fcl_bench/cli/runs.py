@@ -1,0 +1,115 @@
+"""`fcl-bench runs`: what can be done with complete runs; so far, to verify them and to sign them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fcl_bench.cli.command import DONE, Parser
+from fcl_bench.errors import UserError, printable
+
+if TYPE_CHECKING:
+    from fcl_bench.config import Settings
+
+_VERIFY = (
+    "Recompute each run's id from config.yaml, its metrics from stored answers and matrices and its bytes from "
+    "uploads.csv, and compare them with what it says; exit with 2 unless all agree. A folder that was made up as a "
+    "whole agrees with itself."
+)
+_SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
+
+
+def work(arguments: list[str]) -> int:
+    """Do what is asked for. Raises a `UserError` for wrong options, and for runs that contradict themselves."""
+    options = parsed(arguments)
+    # Imported only now, so that errors about wrong options are quick.
+    from fcl_bench.results.finding import run_folder
+
+    options.work([run_folder(given, options.out) for given in options.runs], options)
+    return DONE
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Parse what follows `fcl-bench runs`."""
+    parser = Parser(prog="fcl-bench runs", description="Complete runs: verify or sign them.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
+    verify.set_defaults(work=_verify)
+    signer = "a public key that must have signed them: base64 as printed, or a PEM file"
+    verify.add_argument("--signer", metavar="KEY", help=signer)
+    sign = commands.add_parser("sign", help="sign the records of runs", description=_SIGN)
+    sign.set_defaults(work=_sign)
+    sign.add_argument("--key", metavar="FILE", required=True, help="a private key, unencrypted PEM")
+    sign.add_argument("--new-key", action="store_true", help="make it: openssl genpkey -algorithm ed25519 does, too")
+    for command in (verify, sign):
+        command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
+        command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
+    return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
+
+
+def _sign(folders: list[Path], options: argparse.Namespace) -> None:
+    from fcl_bench.results.signing import sign
+
+    for number, folder in enumerate(folders):
+        print(f"{folder.name}: signed by {sign(folder, options.key, options.new_key and not number)}")
+
+
+def _verify(folders: list[Path], options: argparse.Namespace) -> None:
+    from fcl_bench.results.signing import public_key
+
+    wanted = public_key(options.signer) if options.signer else None
+    failed = [folder.name for folder in folders if not _holds(folder, wanted)]
+    if failed:
+        raise UserError(f"not as they were written: {', '.join(failed)}", "the lines that begin with wrong say why")
+
+
+def _holds(folder: Path, wanted: str | None) -> bool:
+    """Print what is right and wrong of a run, a line each; return whether nothing is wrong.
+
+    Args:
+        folder: the run's.
+        wanted: the public key that has to have signed it; None: any, or none.
+    """
+    from fcl_bench.results.verifying import verify
+
+    found = verify(folder)
+    lines = [(f"{check.what} (from {check.source})", "; ".join(check.wrong)) for check in found.checks]
+    if signature := _signature(folder, wanted):
+        lines.append(signature)
+    print(folder.name)
+    for what, trouble in lines:
+        print(printable(f"  wrong: {what}: {trouble}" if trouble else f"  right: {what}"))
+    if found.settings is not None:
+        for line in _origin(found.record, found.settings):
+            print(printable(f"  {line}"))
+    if found.unchecked:
+        print(printable(f"  not recomputed, since nothing else in the folder tells them: {', '.join(found.unchecked)}"))
+    return not any(trouble for _, trouble in lines)
+
+
+def _signature(folder: Path, wanted: str | None) -> tuple[str, str] | None:
+    """Return what a run's signature is, and what is wrong with it, "" for nothing; None where none is or has to be."""
+    from fcl_bench.results.signing import signer
+
+    try:
+        found = signer(folder)
+    except UserError as error:
+        return "signature", str(error)
+    if wanted in (None, found):
+        return None if found is None else (f"signed by {found}", "")
+    return "signature", f"{'nobody' if found is None else found} signed it, not {wanted}"
+
+
+def _origin(record: Any, settings: Settings) -> list[str]:
+    """Return whether known.yaml of the papers has a run's data and weights, a line each."""
+    from fcl_bench.papers.known import known_as, weights_of
+
+    weights = weights_of(record, settings.backbone)
+    hashes = [
+        ("data", record["data_fingerprint"]),
+        *([] if weights is None else [("weights", weights or "of no hash")]),
+    ]
+    known = [(kind, found, known_as(kind, found)) for kind, found in hashes]
+    lines = [f"{kind} {found}: {f'known as {name}' if name else 'unknown'}" for kind, found, name in known]
+    return lines + (["weights: none but what the seed draws"] if weights is None else [])

@@ -1,0 +1,97 @@
+"""`fcl-bench runs`: what is printed of each run, the exit codes, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from tests.results.forging import resealed
+from tests.small_runs import run_in
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return run_in(tmp_path_factory.mktemp("out"), "method=afl", "tasks=2", "clients=2").folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "runs" / finished.name)
+
+
+def test_an_honest_run_is_right(run, command):
+    code, printed, told = command("runs", "verify", str(run))
+    lines = printed.splitlines()
+    assert (code, told, lines[0]) == (0, "", run.name)
+    assert "  right: metrics (from confusion.npz)" in lines
+    assert "  right: communication (from uploads.csv and config.yaml)" in lines
+    assert not any(line.startswith("  wrong") for line in lines)
+    assert any(line.startswith("  data cb0c") and line.endswith("known as digits") for line in lines)
+    assert any(line.startswith("  not recomputed") and "environment" in line for line in lines)
+
+
+def test_an_edited_run_is_wrong_and_the_others_are_verified_all_the_same(run, command, tmp_path):
+    edited = shutil.copytree(run, tmp_path / "runs" / "edited")
+    resealed(edited, {"metrics.A_avg": 100.0, "data_origin": "\x1b[31mred"})
+    code, printed, told = command("runs", "verify", str(edited), str(run))
+    assert code == 2
+    assert told.splitlines() == [
+        "fcl-bench: error: not as they were written: edited (the lines that begin with wrong say why)"
+    ]
+    [line] = [line for line in printed.splitlines() if line.startswith("  wrong")]
+    assert line.startswith("  wrong: metrics (from confusion.npz): metrics.A_avg is 100.0, recomputed ")
+    assert run.name in printed.splitlines()
+
+
+def test_text_of_a_foreign_record_cannot_move_the_cursor(run, command):
+    resealed(run, {"method": "\x1b[2Jafl"})
+    code, printed, _ = command("runs", "verify", str(run))
+    assert code == 2
+    assert "\x1b" not in printed
+    assert r"\x1b[2Jafl" in printed
+
+
+@pytest.mark.parametrize("typed", ["--out={}", "out={}"])
+def test_runs_are_found_by_their_ids(run, command, typed):
+    code, printed, _ = command("runs", "verify", run.name.rpartition("-")[2], typed.format(run.parent.parent))
+    assert code == 0
+    assert printed.startswith(run.name)
+
+
+def test_signed_by_whom(run, command, tmp_path):
+    pytest.importorskip("cryptography")
+    key = tmp_path / "key.pem"
+    code, printed, _ = command("runs", "verify", str(run), "--signer", "somebody")
+    assert code == 2
+    assert "  wrong: signature: nobody signed it, not somebody" in printed
+    code, printed, _ = command("runs", "sign", str(run), "--key", str(key), "--new-key")
+    assert code == 0
+    public = printed.split()[-1]
+    code, printed, _ = command("runs", "verify", str(run), "--signer", public)
+    assert (code, f"  right: signed by {public}" in printed) == (0, True)
+    code, printed, _ = command("runs", "verify", str(run), "--signer", "somebody")
+    assert code == 2
+    assert f"  wrong: signature: {public} signed it, not somebody" in printed
+    resealed(run, {"environment.git_commit": "1" * 40})
+    code, printed, _ = command("runs", "verify", str(run))
+    assert code == 2
+    [line] = [line for line in printed.splitlines() if line.startswith("  wrong")]
+    assert "run.sig is no signature of this run.json" in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ((), "the following arguments are required: COMMAND"),
+        (("verify",), "the following arguments are required: RUN"),
+        (("forge", "x"), "invalid choice: 'forge'"),
+        (("verify", "nothing"), "no complete run nothing in"),
+        (("sign", "x"), "the following arguments are required: --key"),
+    ],
+)
+def test_wrong_words_get_one_line(command, typed, told):
+    code, printed, error = command("runs", *typed)
+    assert (code, printed) == (2, "")
+    assert told in error
+    assert len(error.splitlines()) == 1
