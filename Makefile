@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
+.PHONY: run tables quick verify results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -231,6 +231,15 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	$(BIN)/fcl-bench -m experiment=$* profile=quick
 	mkdir -p $(@D)
 	touch $@
+
+# Draws N numbers of README, docs and results, runs their commands and compares to the last digit (results/README.md). Numbers
+# on data of your own want FEATURES= and CIFAR100=; VERIFY="--minutes 60 --each 600" allows dearer runs.
+N ?= 25
+SEED ?= 0
+VERIFY ?=
+verify: $(VENV)/.run
+	$(BIN)/python -m benchmarks.verify -n $(N) --seed $(SEED) \
+		$(if $(wildcard $(FEATURES)),--features $(FEATURES)) $(if $(wildcard $(CIFAR100)),--cifar100 $(CIFAR100)) $(VERIFY)
 
 # What needs a GPU (docs/how-to/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
 # on where it stopped when it is called again. make -k gpu does the second even if the first fails.
