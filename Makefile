@@ -221,7 +221,7 @@ vit-study: $(VIT) $(VENV)/.run
 	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done
 	$(BIN)/fcl-tables --out $(VIT_OUT) --figures --name vit-study
 
-# Does every experiment in miniature and writes the papers' tables of these runs: 1,088 cells, an estimated hour and
+# Does every experiment in miniature and writes the papers' tables of these runs: 1,089 cells, an estimated hour and
 # more of one core (docs/reference/experiments.md). After an interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
