@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -162,9 +161,3 @@ def write_features(path: Path, samples: int = 240, seed: int = 0, **changes: np.
         arrays[f"y_{side}"] = labels[which]
     np.savez(path, **{**arrays, **changes})
     return path
-
-
-@pytest.fixture(autouse=True)
-def _messages_reach_caplog():
-    """A command that ran in this process keeps its messages from other loggers; the next test has to see them."""
-    logging.getLogger("fcl_bench").propagate = True

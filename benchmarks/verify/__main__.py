@@ -123,6 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"verify: error: {error}", file=sys.stderr)
         return 2
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def verified(asked: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pandas as pd
 import pytest
 
@@ -199,6 +201,7 @@ def test_two_draws_of_one_seed_are_alike(capsys, monkeypatch):
     assert "page.md:" in first
     monkeypatch.setattr(verify, "every", lambda: [claimed(TABLE)])
     assert verify.main(arguments) == 1
+    assert logging.getLogger("fcl_bench").isEnabledFor(logging.WARNING), "whoever called it goes on to log"
     assert "page.md:2: 12.5 has no command\nnumbers without a command: 1\n" in capsys.readouterr().out
 
 
