@@ -26,6 +26,8 @@ COMMANDS = {
     "tune": "fcl_bench.cli.tune",
     "predict": "fcl_bench.cli.predict",
     "runs": "fcl_bench.cli.runs",
+    "leaderboard": "fcl_bench.leaderboard.command",
+    "rank": "fcl_bench.leaderboard.rank",
 }
 SEE_HELP = "fcl-bench --help lists keys and choices"
 #: Keys whose values are paths.

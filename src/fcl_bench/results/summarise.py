@@ -138,16 +138,28 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
     runs = runs.assign(gates=runs["gates"].map(text), gate_texts=runs["gate_texts"].map(text))
     problem = signature(runs, [*setting(runs), "seed"])
     budget = signature(runs, [column for column in _BUDGET if column in runs])
-    share = runs["first_task"].astype(float) / 100
-    for place, own in share.items():
+    first = runs["first_task"].astype(float)
+    for place, own in first.items():
         of_budget = (budget == budget[place]) | (budget[place].strip() == "")
-        best = share[rivals & (problem == problem[place]) & of_budget].max()
-        variance = own * (1 - own) + best * (1 - best)
-        if own < _TOO_LITTLE * best and best - own > _SURE * np.sqrt(variance / runs["first_samples"][place]):
-            told = f"first_task (task 1): {100 * own:.1f} % of its samples are right, FedAvg's {100 * best:.1f} %"
+        best = first[rivals & (problem == problem[place]) & of_budget].max()
+        if told := first_task_gate(own, best, runs["first_samples"][place]):
             for column, new, mark in (("gates", "first_task", ", "), ("gate_texts", told, "; ")):
                 runs.loc[place, column] = mark.join(filter(None, [runs.loc[place, column], new]))
     return runs
+
+
+def first_task_gate(own: float, best: float, samples: int) -> str:
+    """Return in words that a first task is far below FedAvg's (see `_judged`); "" where it is not, or best is NaN.
+
+    Args:
+        own, best: the accuracies right after it, in percent, of the run and of FedAvg.
+        samples: how many test samples it has.
+    """
+    shares = np.array([own, best]) / 100
+    deviation = np.sqrt((shares * (1 - shares)).sum() / samples)
+    if not (own < _TOO_LITTLE * best and shares[1] - shares[0] > _SURE * deviation):
+        return ""
+    return f"first_task (task 1): {own:.1f} % of its samples are right, FedAvg's {best:.1f} %"
 
 
 def summarise(runs: pd.DataFrame) -> pd.DataFrame:

@@ -1,0 +1,151 @@
+"""What a page and a terminal show of a track: a row per method, setting and kind, with its rank and its distance."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fcl_bench.leaderboard.store import Store
+from fcl_bench.leaderboard.track import DEFAULTS, TUNED, Track, family_of, title_of, without_paths
+from fcl_bench.results.best import Verdict, judged
+from fcl_bench.results.summarise import CEILINGS, first_task_gate
+
+#: Measures of the board by their names in the rows.
+_NAMES = {
+    **{name: name for name in ("A_T", "A_avg", "forgetting", "A_T_aware")},
+    **{"up_mib": "up_total_max_mib", "down_mib": "down_max_mib", "kept_mib": "client_storage_mib"},
+    **{"samples_kept": "client_samples_kept", "revealed": "revealed_percent", "steps": "client_gradient_steps"},
+    **{name: name for name in ("client_seconds", "server_seconds", "rounds")},
+}
+_YARDSTICK = "fedavg"
+
+
+def board_of(track: Track, store: Store) -> dict[str, Any]:
+    """The board of a track: JSON-able, numbers as they are, None for what is not known.
+
+    Args:
+        track: its settings and seeds.
+        store: its rows, and the methods that were not run.
+    """
+    methods, rows = sorted({*(row["method"] for row in store.rows), *store.about["not_run"]}), []
+    for number, setting in enumerate(track.settings):
+        found = [_row(track, store, method, kind, number, setting) for method in methods for kind in (DEFAULTS, TUNED)]
+        _gate_first_tasks(found)
+        competing = [_results(row) if _competes(row) else None for row in found]
+        for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
+            rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
+    revisions = sorted({row["git_commit"] for row in store.rows})
+    shared = store.about.get("shared") or [{}]
+    return {
+        "track": track.name,
+        "version": track.version,
+        "about": track.about,
+        "data": store.about.get("data", ""),
+        "date": store.about.get("date", ""),
+        "command": shlex.join(["fcl-bench", "leaderboard", "run", track.name, *without_paths(track.typed)]),
+        "shared": {key: _word(value) for key, value in shared[0].items() if all(s.get(key) == value for s in shared)},
+        "settings": track.settings,
+        "seeds": track.seeds,
+        "revisions": revisions,
+        "rows": rows,
+    }
+
+
+def _row(track: Track, store: Store, method: str, kind: str, number: int, setting: Mapping[str, str]) -> dict[str, Any]:
+    """One row without its distance; `runs` are the rows of the store that it is the mean of."""
+    knobs = store.tuned(method) if kind == TUNED else {}
+    runs = [
+        row
+        for row in store.rows
+        if (row["method"], row["kind"]) == (method, kind) and all(row[key] == value for key, value in setting.items())
+    ]
+    runs = sorted((row for row in runs if row["seed"] in track.seeds), key=lambda row: row["seed"])
+    lacks = len(runs) < len(track.seeds)
+    seeds = ",".join(map(str, track.seeds))
+    typed = [*track.overrides(method, knobs, setting), f"seed={seeds}"]
+    return {
+        "method": method,
+        "title": title_of(method),
+        "family": family_of(method),
+        "kind": kind,
+        "ceiling": method in CEILINGS,
+        "setting": number,
+        "status": "not run" if lacks else "run",
+        "why": _why_not(store, method, kind, len(runs), len(track.seeds)) if lacks else "",
+        "n": len(runs),
+        **{name: None if lacks else _mean(runs, measure) for name, measure in _NAMES.items()},
+        **{f"{name}_std": None if lacks else _deviation(runs, name) for name in ("A_T", "A_avg")},
+        "curve": [] if lacks else _curve(runs),
+        "gates": sorted({gate for row in runs for gate in row["gates"]}),
+        "gate_texts": "; ".join(f"seed {row['seed']}: {row['gate_texts']}" for row in runs if row["gate_texts"]),
+        "tuning": knobs,
+        "trials": store.about["tuned"].get(method, {}).get("trials", 0) if kind == TUNED else 0,
+        "command": shlex.join(["fcl-bench", "-m", *without_paths(typed)]),
+        "run_ids": [row["run_id"] for row in runs],
+        "commits": sorted({row["git_commit"] for row in runs}),
+        "runs": runs,
+    }
+
+
+def _why_not(store: Store, method: str, kind: str, there: int, wanted: int) -> str:
+    """Why a row is not whole."""
+    if why := store.about["not_run"].get(method):
+        return str(why)
+    search = store.about["tuned"].get(method)
+    if kind == TUNED and search is not None and not search["knobs"]:
+        return "the method declares no knobs to search"
+    if kind == TUNED and search is None:
+        return "its knobs have not been searched"
+    return f"{there} of {wanted} seeds are there" if there else "not run yet"
+
+
+def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
+    """Add the gate of a first task that is far below FedAvg's, run by run."""
+    rows = list(rows)
+    best: dict[int, float] = {}
+    for run in (run for row in rows if row["method"] == _YARDSTICK for run in row["runs"]):
+        best[run["seed"]] = max(run["accuracy"][0], best.get(run["seed"], 0.0))
+    for row in rows:
+        told = [
+            f"seed {run['seed']}: {text}"
+            for run in row["runs"]
+            if (text := first_task_gate(run["accuracy"][0], best.get(run["seed"], math.nan), run["first_samples"]))
+        ]
+        if told:
+            row["gates"] = sorted({*row["gates"], "first_task"})
+            row["gate_texts"] = "; ".join(filter(None, [row["gate_texts"], *told]))
+
+
+def _competes(row: Mapping[str, Any]) -> bool:
+    return row["status"] == "run" and not row["ceiling"] and not row["gates"]
+
+
+def _results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
+    return {run["seed"]: (run["A_T"], "") for run in row["runs"]}
+
+
+def _distance(verdict: Verdict) -> dict[str, Any]:
+    """The mark and the distance to the best, with its interval; None where there is none."""
+    numbers = {"behind": verdict.behind, "low": verdict.low, "high": verdict.high}
+    return {"mark": verdict.mark, **{key: None if math.isnan(value) else value for key, value in numbers.items()}}
+
+
+def _mean(runs: Sequence[Mapping[str, Any]], measure: str) -> float | None:
+    values = [row[measure] for row in runs]
+    return None if None in values else statistics.fmean(values)
+
+
+def _curve(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The accuracy after each task, the mean of the runs."""
+    return [statistics.fmean(values) for values in zip(*(row["accuracy"] for row in runs), strict=True)]
+
+
+def _deviation(runs: Sequence[Mapping[str, Any]], measure: str) -> float | None:
+    return statistics.stdev(row[measure] for row in runs) if len(runs) > 1 else None
+
+
+def _word(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

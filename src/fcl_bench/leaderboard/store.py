@@ -1,0 +1,168 @@
+"""The rows of a track in two files: NAME.csv with one row per run, NAME.yaml with what they share and where from.
+
+A command that begins in an empty folder takes over the rows that the package brings, so that a method of one's own is
+put beside them without running them again.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fcl_bench.config import YAML_LOADER
+from fcl_bench.errors import UserError, choices
+from fcl_bench.files import replacing
+from fcl_bench.leaderboard.track import Track, without_paths
+from fcl_bench.results.collect import measured
+from fcl_bench.results.reference import folder as results_folder
+
+#: The measures of a row, by the names of `results.measures`, beside the accuracy after each task.
+MEASURED = (
+    *("A_T", "A_avg", "forgetting", "A_T_aware", "up_total_max_mib", "down_max_mib", "client_storage_mib"),
+    *("client_samples_kept", "revealed_percent", "client_gradient_steps", "client_seconds", "server_seconds"),
+)
+#: Columns before those of the setting, and after them; measures stand in between.
+_WHO = ("method", "kind", "request")
+_WHAT = ("rounds", "first_samples", "accuracy", "gates", "gate_texts", "total_seconds", "run_id", "git_commit")
+
+
+class Store:
+    """The rows of one track, and what else its page says.
+
+    Args:
+        folder: of the two files.
+        track: the track's name.
+
+    Attributes:
+        rows: one mapping per run.
+        about: the YAML file: the track as it was run; `data`, their fingerprint; `shared`, what all methods share in
+            each setting; `tuned`, method -> its search; `not_run`, method -> why; `date` of the latest row.
+        is_own: whether they were read from `folder`; if not, they came with the package.
+    """
+
+    def __init__(self, folder: Path, track: str) -> None:
+        self._path = folder / track
+        self.is_own = self._csv.is_file()
+        path = self._path if self.is_own else published() / track
+        self.rows: list[dict[str, Any]] = []
+        self.about: dict[str, Any] = {"tuned": {}, "not_run": {}}
+        if path.with_suffix(".csv").is_file():
+            with path.with_suffix(".csv").open(newline="") as file:
+                self.rows = [_read(row) for row in csv.DictReader(file)]
+            self.about = yaml.load(path.with_suffix(".yaml").read_text(), Loader=YAML_LOADER)
+
+    @property
+    def _csv(self) -> Path:
+        return self._path.with_suffix(".csv")
+
+    def describe(self, track: Track) -> None:
+        """Note what the rows are of; rows of another version of the track go."""
+        if self.about.get("version", track.version) != track.version:
+            self.rows, self.about = [], {"tuned": {}, "not_run": {}}
+        of_track = {"version": track.version, "varies": list(track.settings[0]), "typed": without_paths(track.typed)}
+        self.about = {**of_track, **{key: value for key, value in self.about.items() if key not in of_track}}
+
+    def save(self) -> None:
+        """Write both files, each whole or not at all; the order of the rows does not depend on that of the runs."""
+        settings = list(self.about["varies"])
+        names = [*_WHO, *settings, "seed", *MEASURED, *_WHAT]
+        self.rows.sort(key=lambda row: [_rank(row[name]) for name in (*_WHO[:2], *settings, "seed")])
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(self._csv) as new, new.open("w", newline="") as file:
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({name: _written(row[name]) for name in names} for row in self.rows)
+        for part in ("tuned", "not_run"):
+            self.about[part] = dict(sorted(self.about[part].items()))
+        with replacing(self._path.with_suffix(".yaml")) as new:
+            new.write_text(yaml.safe_dump(self.about, sort_keys=False, width=120))
+
+    def row(self, method: str, kind: str, request: str, setting: Mapping[str, str], seed: int) -> dict[str, Any] | None:
+        """The row of a run; None if there is none, or its method had other knobs."""
+        wanted = {"method": method, "kind": kind, "request": request, **setting, "seed": str(seed)}
+        return next((row for row in self.rows if all(str(row[key]) == value for key, value in wanted.items())), None)
+
+    def put(self, row: dict[str, Any]) -> None:
+        """Add the row of a run, in the place of an older one of the same run."""
+        self.about["date"] = str(datetime.date.today())
+        same = ("method", "kind", *self.about["varies"], "seed")
+        self.rows = [other for other in self.rows if any(str(other[key]) != str(row[key]) for key in same)] + [row]
+
+    def tuned(self, method: str) -> dict[str, str]:
+        """The knobs that a method's search chose, as typed; none where there was no search, or nothing to choose."""
+        return dict(self.about["tuned"].get(method, {}).get("knobs", {}))
+
+    def require_data(self, fingerprint: str) -> None:
+        """Raise a `UserError` if the rows are of other data than these."""
+        if self.about.setdefault("data", fingerprint) != fingerprint:
+            raise UserError(
+                f"these data ({fingerprint}) are not those of the rows that are there ({self.about['data']})",
+                "the track's own data, or a track of your own under another name",
+            )
+
+
+def published() -> Path:
+    """The folder of the rows that the package, or a checkout, brings."""
+    return results_folder() / "leaderboard"
+
+
+def stored(track: str, folder: Path) -> Store:
+    """The rows of a track, a user's or those that came with the package. Raises a `UserError` if there are none."""
+    store = Store(folder, track)
+    if not store.rows:
+        there = sorted({file.stem for place in (folder, published()) for file in place.glob("*.csv")})
+        raise UserError(f"track {track} has no rows in {folder}", choices(there, track) if there else "run it first")
+    return store
+
+
+def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
+    """The part of a row that a complete run says.
+
+    Args:
+        record: its run.json.
+        uploads: its uploads.csv, which has the rounds.
+    """
+    found = measured(record)
+    told = {gate["gate"]: f"task {gate['task'] + 1}: {gate['text']}" for gate in record["gates"]}
+    with uploads.open(newline="") as file:
+        rounds = {(row["task"], row["round"], row["stage"]) for row in csv.DictReader(file)}
+    with uploads.with_name("tasks.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))["test_samples"]
+    return {
+        **{name: found[name] for name in MEASURED},
+        "rounds": len(rounds),
+        "first_samples": int(first),
+        "accuracy": record["metrics"]["accuracy"],
+        "gates": sorted(told),
+        "gate_texts": "; ".join(told[gate] for gate in sorted(told)),
+        "total_seconds": record["runtime"]["total_seconds"],
+        "run_id": record["run_id"],
+        "git_commit": (record["environment"]["git_commit"] or "unknown")[:12],
+    }
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_written, value))
+    return f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def _read(row: dict[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = dict(row)
+    for name in (*MEASURED, "total_seconds"):
+        found[name] = float(row[name]) if row[name] else None
+    for name in ("seed", "rounds", "first_samples"):
+        found[name] = int(row[name])
+    return found | {"accuracy": [float(part) for part in row["accuracy"].split()], "gates": row["gates"].split()}
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    try:
+        return float(value), ""
+    except ValueError:
+        return float("inf"), str(value)
