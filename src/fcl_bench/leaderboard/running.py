@@ -84,7 +84,8 @@ class Running:
         finally:
             # What a worker was doing goes on from its checkpoint the next time.
             pool.shutdown(wait=False, kill_workers=True)
-            self._store.save()
+            if self._store.rows:
+                self._store.save()
 
     def _allows(self, method: str) -> bool:
         """Whether the track has a row for a method, as far as its configuration tells; notes why not."""
