@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fcl_bench.leaderboard.store import Store
-from fcl_bench.leaderboard.track import DEFAULTS, TUNED, Track, family_of, title_of, without_paths
+from fcl_bench.leaderboard.track import DEFAULTS, TUNED, overrides
 from fcl_bench.results.best import Verdict, judged
 from fcl_bench.results.summarise import CEILINGS, first_task_gate
 
@@ -23,58 +23,58 @@ _NAMES = {
 _YARDSTICK = "fedavg"
 
 
-def board_of(track: Track, store: Store) -> dict[str, Any]:
-    """The board of a track: JSON-able, numbers as they are, None for what is not known.
-
-    Args:
-        track: its settings and seeds.
-        store: its rows, and the methods that were not run.
-    """
-    methods, rows = sorted({*(row["method"] for row in store.rows), *store.about["not_run"]}), []
-    for number, setting in enumerate(track.settings):
-        found = [_row(track, store, method, kind, number, setting) for method in methods for kind in (DEFAULTS, TUNED)]
-        _gate_first_tasks(found)
-        competing = [_results(row) if _competes(row) else None for row in found]
+def board_of(store: Store) -> dict[str, Any]:
+    """The board of a track: JSON-able, numbers as they are, None for what is not known."""
+    about, rows = store.about, []
+    for number in range(len(about["settings"])):
+        found = rows_in(store, number)
+        competing = [results(row) if _competes(row) else None for row in found]
         for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
             rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
-    revisions = sorted({row["git_commit"] for row in store.rows})
-    shared = store.about.get("shared") or [{}]
+    shared = about.get("shared") or [{}]
     return {
-        "track": track.name,
-        "version": track.version,
-        "about": track.about,
-        "data": store.about.get("data", ""),
-        "date": store.about.get("date", ""),
-        "command": shlex.join(["fcl-bench", "leaderboard", "run", track.name, *without_paths(track.typed)]),
+        **{key: about.get(key, "") for key in ("track", "version", "about", "data", "date", "settings", "seeds")},
+        "command": shlex.join(["fcl-bench", "leaderboard", "run", about["track"], *about["typed"]]),
         "shared": {key: _word(value) for key, value in shared[0].items() if all(s.get(key) == value for s in shared)},
-        "settings": track.settings,
-        "seeds": track.seeds,
-        "revisions": revisions,
+        "revisions": sorted({row["git_commit"] for row in store.rows}),
         "rows": rows,
     }
 
 
-def _row(track: Track, store: Store, method: str, kind: str, number: int, setting: Mapping[str, str]) -> dict[str, Any]:
+def rows_in(store: Store, number: int) -> list[dict[str, Any]]:
+    """The rows of one setting, two for each method: with its defaults and tuned; `runs` are those of the store."""
+    methods = sorted({*(row["method"] for row in store.rows), *store.about["not_run"]})
+    found = [_row(store, method, kind, number) for method in methods for kind in (DEFAULTS, TUNED)]
+    _gate_first_tasks(found)
+    return found
+
+
+def label_of(row: Mapping[str, Any]) -> str:
+    """A row's name in a table."""
+    return str(row["title"]) + ", tuned" * (row["kind"] == TUNED) + " (ceiling)" * row["ceiling"]
+
+
+def results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
+    """The final accuracy of each seed, as `results.best` compares them."""
+    return {run["seed"]: (run["A_T"], "") for run in row["runs"]}
+
+
+def _row(store: Store, method: str, kind: str, number: int) -> dict[str, Any]:
     """One row without its distance; `runs` are the rows of the store that it is the mean of."""
-    knobs = store.tuned(method) if kind == TUNED else {}
-    runs = [
-        row
-        for row in store.rows
-        if (row["method"], row["kind"]) == (method, kind) and all(row[key] == value for key, value in setting.items())
-    ]
-    runs = sorted((row for row in runs if row["seed"] in track.seeds), key=lambda row: row["seed"])
-    lacks = len(runs) < len(track.seeds)
-    seeds = ",".join(map(str, track.seeds))
-    typed = [*track.overrides(method, knobs, setting), f"seed={seeds}"]
+    about, knobs = store.about, store.tuned(method) if kind == TUNED else {}
+    setting, seeds = about["settings"][number], about["seeds"]
+    there = (row for row in store.rows if (row["method"], row["kind"]) == (method, kind) and row["seed"] in seeds)
+    runs = [row for row in there if all(row[key] == value for key, value in setting.items())]
+    lacks = len(runs) < len(seeds)
+    typed = overrides(about["track"], method, knobs, setting, about["typed"])
     return {
         "method": method,
-        "title": title_of(method),
-        "family": family_of(method),
+        **about["methods"].get(method, {"title": method, "family": "other"}),
         "kind": kind,
         "ceiling": method in CEILINGS,
         "setting": number,
         "status": "not run" if lacks else "run",
-        "why": _why_not(store, method, kind, len(runs), len(track.seeds)) if lacks else "",
+        "why": _why_not(store, method, kind, len(runs)) if lacks else "",
         "n": len(runs),
         **{name: None if lacks else _mean(runs, measure) for name, measure in _NAMES.items()},
         **{f"{name}_std": None if lacks else _deviation(runs, name) for name in ("A_T", "A_avg")},
@@ -82,15 +82,15 @@ def _row(track: Track, store: Store, method: str, kind: str, number: int, settin
         "gates": sorted({gate for row in runs for gate in row["gates"]}),
         "gate_texts": "; ".join(f"seed {row['seed']}: {row['gate_texts']}" for row in runs if row["gate_texts"]),
         "tuning": knobs,
-        "trials": store.about["tuned"].get(method, {}).get("trials", 0) if kind == TUNED else 0,
-        "command": shlex.join(["fcl-bench", "-m", *without_paths(typed)]),
+        "trials": about["tuned"].get(method, {}).get("trials", 0) if kind == TUNED else 0,
+        "command": shlex.join(["fcl-bench", "-m", *typed, f"seed={','.join(map(str, seeds))}"]),
         "run_ids": [row["run_id"] for row in runs],
         "commits": sorted({row["git_commit"] for row in runs}),
         "runs": runs,
     }
 
 
-def _why_not(store: Store, method: str, kind: str, there: int, wanted: int) -> str:
+def _why_not(store: Store, method: str, kind: str, there: int) -> str:
     """Why a row is not whole."""
     if why := store.about["not_run"].get(method):
         return str(why)
@@ -99,7 +99,7 @@ def _why_not(store: Store, method: str, kind: str, there: int, wanted: int) -> s
         return "the method declares no knobs to search"
     if kind == TUNED and search is None:
         return "its knobs have not been searched"
-    return f"{there} of {wanted} seeds are there" if there else "not run yet"
+    return f"{there} of {len(store.about['seeds'])} seeds are there" if there else "not run yet"
 
 
 def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
@@ -121,10 +121,6 @@ def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
 
 def _competes(row: Mapping[str, Any]) -> bool:
     return row["status"] == "run" and not row["ceiling"] and not row["gates"]
-
-
-def _results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
-    return {run["seed"]: (run["A_T"], "") for run in row["runs"]}
 
 
 def _distance(verdict: Verdict) -> dict[str, Any]:

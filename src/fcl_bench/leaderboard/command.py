@@ -75,7 +75,7 @@ def _run(options: argparse.Namespace) -> int:
     out = writable("--out", user_path("--out", options.out))
     with locked(out / f".{track.name}.lock", f"working on the track {track.name}"):
         store = Store(out, track.name)
-        store.describe(track)
+        store.describe(track, known)
         running = Running(track, store, out / track.name, options.trials, options.workers, options.hours)
         running.carry_out(options.methods or known, retried=options.methods or ())
         _write(options.track, out)
@@ -95,10 +95,8 @@ def _write(track: str, out: Path) -> None:
     from fcl_bench.leaderboard.page import board_page
     from fcl_bench.leaderboard.screen import print_board
     from fcl_bench.leaderboard.store import stored
-    from fcl_bench.leaderboard.track import read_track
 
-    store = stored(track, out)
-    board = board_of(read_track(track, store.about["typed"]), store)
+    board = board_of(stored(track, out))
     print_board(board)
     page = writable("--out", out) / f"{track}.html"
     with replacing(page) as new:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fcl_bench.execution.screen import ScreenConsole
+from fcl_bench.leaderboard.board import label_of
 from fcl_bench.leaderboard.track import TUNED
 from fcl_bench.results.best import LEGEND
 from fcl_bench.results.summarise import NO_PART
@@ -45,11 +46,10 @@ def print_board(board: Mapping[str, Any]) -> None:
     there = [of for of in rows.values() if any(row["status"] == "run" for row in of)]
     for of in sorted(there, key=lambda of: -(of[0]["A_T"] or -1.0)):
         first = of[0]
-        label = first["title"] + ", tuned" * (first["kind"] == TUNED) + " (ceiling)" * first["ceiling"]
         seconds = None if first["client_seconds"] is None else first["client_seconds"] + first["server_seconds"]
         spent = [_short(first["up_mib"]), _short(first["kept_mib"]), _short(first["rounds"]), _short(seconds)]
         spent.append(", ".join(first["gates"]))
-        table.add_row(label, *map(_accuracy, of), *(spent if wide else []))
+        table.add_row(label_of(first), *map(_accuracy, of), *(spent if wide else []))
     console.print(table)
     costs = (
         "Costs are of the first setting: the busiest client's uploads in all tasks, the most that one client stores,"

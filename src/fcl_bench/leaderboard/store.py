@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import yaml
 from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import replacing
-from fcl_bench.leaderboard.track import Track, without_paths
+from fcl_bench.leaderboard.track import Track, family_of, title_of, without_paths
 from fcl_bench.results.collect import measured
 from fcl_bench.results.reference import folder as results_folder
 
@@ -40,8 +40,9 @@ class Store:
 
     Attributes:
         rows: one mapping per run.
-        about: the YAML file: the track as it was run; `data`, their fingerprint; `shared`, what all methods share in
-            each setting; `tuned`, method -> its search; `not_run`, method -> why; `date` of the latest row.
+        about: the YAML file: the track as it was run, and `methods` with their titles and families; `data`, their
+            fingerprint; `shared`, what all methods share in each setting; `tuned`, method -> its search; `not_run`,
+            method -> why; `date` of the latest row.
         is_own: whether they were read from `folder`; if not, they came with the package.
     """
 
@@ -60,16 +61,18 @@ class Store:
     def _csv(self) -> Path:
         return self._path.with_suffix(".csv")
 
-    def describe(self, track: Track) -> None:
-        """Note what the rows are of; rows of another version of the track go."""
+    def describe(self, track: Track, methods: Iterable[str]) -> None:
+        """Note what the rows are of, and the names of methods; rows of another version of the track go."""
         if self.about.get("version", track.version) != track.version:
             self.rows, self.about = [], {"tuned": {}, "not_run": {}}
-        of_track = {"version": track.version, "varies": list(track.settings[0]), "typed": without_paths(track.typed)}
-        self.about = {**of_track, **{key: value for key, value in self.about.items() if key not in of_track}}
+        self.about |= {"track": track.name, "version": track.version, "about": track.about}
+        self.about |= {"settings": track.settings, "seeds": track.seeds, "typed": without_paths(track.typed)}
+        named = self.about.setdefault("methods", {})
+        named |= {method: {"title": title_of(method), "family": family_of(method)} for method in methods}
 
     def save(self) -> None:
         """Write both files, each whole or not at all; the order of the rows does not depend on that of the runs."""
-        settings = list(self.about["varies"])
+        settings = list(self.about["settings"][0])
         names = [*_WHO, *settings, "seed", *MEASURED, *_WHAT]
         self.rows.sort(key=lambda row: [_rank(row[name]) for name in (*_WHO[:2], *settings, "seed")])
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +80,7 @@ class Store:
             writer = csv.DictWriter(file, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows({name: _written(row[name]) for name in names} for row in self.rows)
-        for part in ("tuned", "not_run"):
+        for part in ("methods", "tuned", "not_run"):
             self.about[part] = dict(sorted(self.about[part].items()))
         with replacing(self._path.with_suffix(".yaml")) as new:
             new.write_text(yaml.safe_dump(self.about, sort_keys=False, width=120))
@@ -90,7 +93,7 @@ class Store:
     def put(self, row: dict[str, Any]) -> None:
         """Add the row of a run, in the place of an older one of the same run."""
         self.about["date"] = str(datetime.date.today())
-        same = ("method", "kind", *self.about["varies"], "seed")
+        same = ("method", "kind", *self.about["settings"][0], "seed")
         self.rows = [other for other in self.rows if any(str(other[key]) != str(row[key]) for key in same)] + [row]
 
     def tuned(self, method: str) -> dict[str, str]:

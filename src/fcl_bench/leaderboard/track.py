@@ -39,9 +39,16 @@ class Track:
     typed: list[str]
 
     def overrides(self, method: str, knobs: Mapping[str, str], setting: Mapping[str, str]) -> list[str]:
-        """What one types for a run but for its seed; the user's own overrides come last, so they win."""
-        keys = {"track": self.name, "method": method, **setting, **knobs}
-        return [*(f"{key}={value}" for key, value in keys.items()), *self.typed]
+        """What one types for a run but for its seed."""
+        return overrides(self.name, method, knobs, setting, self.typed)
+
+
+def overrides(
+    track: str, method: str, knobs: Mapping[str, str], setting: Mapping[str, str], typed: Iterable[str]
+) -> list[str]:
+    """What one types for a run but for its seed; the user's own overrides come last, so they win."""
+    keys = {"track": track, "method": method, **setting, **knobs}
+    return [*(f"{key}={value}" for key, value in keys.items()), *typed]
 
 
 def read_track(name: str, typed: list[str]) -> Track:
