@@ -84,8 +84,7 @@ class Running:
         finally:
             # What a worker was doing goes on from its checkpoint the next time.
             pool.shutdown(wait=False, kill_workers=True)
-            if self._store.rows:
-                self._store.save()
+            self._save()
 
     def _allows(self, method: str) -> bool:
         """Whether the track has a row for a method, as far as its configuration tells; notes why not."""
@@ -223,7 +222,12 @@ class Running:
                     self._give_up(self.refused, job, str(error), running)
                 except Exception as error:
                     self._give_up(self.failed, job, f"{type(error).__name__}: {first_line(error)}", running)
-                self._store.save()
+                self._save()
+
+    def _save(self) -> None:
+        """Write the rows; a track that refuses every method leaves no file."""
+        if self._store.rows:
+            self._store.save()
 
     def _give_up(self, found: dict[str, str], job: Job, why: str, running: dict[Future[Any], Job]) -> None:
         """Note why a method has no more rows, and take back what has not begun of it."""

@@ -152,7 +152,7 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
 def _written(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(_written, value))
-    return f"{value:.10g}" if isinstance(value, float) else "" if value is None else str(value)
+    return "" if value is None else str(value)
 
 
 def _read(row: dict[str, str]) -> dict[str, Any]:

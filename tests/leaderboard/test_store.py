@@ -1,0 +1,77 @@
+"""The rows of a track: what is written is read again, the order of work does not show, wrong data is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from fcl_bench.errors import UserError
+from fcl_bench.leaderboard.store import Store, row_of, stored
+from tests.leaderboard.rows import filled, row, track
+from tests.small_runs import run_in
+
+ROWS = [row("afl", 50.123456789, seed) for seed in (0, 1, 10)] + [row("stsa", 60.0, 0, gates=["rising", "chance"])]
+
+
+def test_what_is_written_is_read_again(tmp_path):
+    written = filled(tmp_path, *ROWS)
+    written.save()
+    read = Store(tmp_path, "mine")
+    assert read.is_own
+    assert read.rows == written.rows
+    assert read.about == written.about
+    assert read.row("afl", "defaults", "of-afl", {"clients": "5", "beta": "0.1"}, 10)["A_T"] == 50.123456789
+    assert read.row("afl", "defaults", "other knobs", {"clients": "5", "beta": "0.1"}, 10) is None
+    assert read.row("afl", "tuned", "of-afl", {"clients": "5", "beta": "0.1"}, 10) is None
+
+
+def test_the_order_in_which_runs_end_does_not_show(tmp_path):
+    contents = set()
+    for number, order in enumerate(itertools.permutations(ROWS, len(ROWS))):
+        filled(tmp_path / str(number), *order).save()
+        contents.add((tmp_path / str(number) / "mine.csv").read_bytes())
+    assert len(contents) == 1
+
+
+def test_a_newer_run_takes_the_place_of_an_older_one(tmp_path):
+    store = filled(tmp_path, row("afl", 50.0, 0), row("afl", 51.0, 0, request="new knobs"))
+    assert [one["A_T"] for one in store.rows] == [51.0]
+
+
+def test_rows_of_another_version_of_the_track_go(tmp_path):
+    store = filled(tmp_path, row("afl", 50.0, 0))
+    store.about["tuned"]["afl"] = {"knobs": {"method.ridge": "1"}}
+    store.describe(track("mine-2"), ["afl"])
+    assert (store.rows, store.about["tuned"], store.about["version"]) == ([], {}, "mine-2")
+
+
+def test_rows_of_other_data_are_refused(tmp_path):
+    store = filled(tmp_path)
+    store.require_data("one")
+    store.require_data("one")
+    with pytest.raises(UserError, match=r"these data \(two\) are not those of the rows that are there \(one\)"):
+        store.require_data("two")
+
+
+def test_no_path_of_this_machine_is_stored(tmp_path):
+    filled(tmp_path, *ROWS).save()
+    assert "/home/me" not in (tmp_path / "mine.yaml").read_text()
+
+
+def test_a_track_without_rows_says_so(tmp_path):
+    with pytest.raises(UserError, match=r"track mine has no rows in"):
+        stored("mine", tmp_path)
+
+
+def test_a_row_says_what_its_run_says(tmp_path):
+    outcome = run_in(tmp_path, "method=afl", "tasks=2", "clients=2")
+    found = row_of(outcome.record, outcome.folder / "uploads.csv")
+    record = outcome.record
+    assert found["A_T"] == record["metrics"]["A_T"]
+    assert found["accuracy"] == record["metrics"]["accuracy"]
+    assert found["up_total_max_mib"] == record["communication"]["up_total_max_bytes"] / 2**20
+    assert found["rounds"] == 2  # one round per task
+    assert found["run_id"] == record["run_id"]
+    # Half of the digits' test samples are of the first of two tasks.
+    assert 150 < found["first_samples"] < 220
