@@ -137,7 +137,8 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
     with uploads.with_name("tasks.csv").open(newline="") as file:
         first = next(csv.DictReader(file))["test_samples"]
     return {
-        **{name: found[name] for name in MEASURED},
+        # As floats, as they are read again.
+        **{name: None if found[name] is None else float(found[name]) for name in MEASURED},
         "rounds": len(rounds),
         "first_samples": int(first),
         "accuracy": record["metrics"]["accuracy"],
