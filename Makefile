@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -231,6 +231,15 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	$(BIN)/fcl-bench -m experiment=$* profile=quick
 	mkdir -p $(@D)
 	touch $@
+
+# Runs every method of a track, or what is left of it, and writes its table and page into outputs/leaderboard: hours, which it
+# says beforehand. LEADERBOARD="--hours 2" leaves the rest for the next time.
+TRACK ?= features
+LEADERBOARD ?=
+DATA_OF = $(if $(filter features%,$(TRACK)),data.path=$(FEATURES),data.path=$(CIFAR100))
+WEIGHTS_OF = $(if $(filter transformer,$(TRACK)),backbone.checkpoint=$(VIT))
+leaderboard: $(VENV)/.dev
+	$(BIN)/fcl-bench leaderboard run $(TRACK) $(DATA_OF) $(WEIGHTS_OF) $(LEADERBOARD)
 
 # Draws N numbers of README, docs and results, runs their commands and compares to the last digit (results/README.md). Numbers
 # on data of your own want FEATURES= and CIFAR100=; VERIFY="--minutes 60 --each 600" allows dearer runs.

@@ -10,6 +10,8 @@ HEAD = """fcl-bench: federated continual learning methods under one split, one l
 usage: fcl-bench [key=value ...]            one run
        fcl-bench -m [key=value,value ...]   a run for every combination
        fcl-bench predict RUN [DATA]         a table of the classes that a run's model predicts for samples
+       fcl-bench leaderboard run|show TRACK every method of a track under one protocol: its rows, table and page
+       fcl-bench rank RUN [...]             where runs of one's own stand among a track's rows
        fcl-bench runs verify|sign RUN [...] recompute what runs say from what they store; sign their records
        fcl-bench preview=true [key=value]   print and draw the split, run nothing
        fcl-bench show [group[=choice]|key]  what can be chosen; the keys, paper and cost of one choice
