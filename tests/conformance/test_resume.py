@@ -51,7 +51,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "moon projection": ("moon", {"representation": "projection", "width": 5}),
     "pilora published": ("pilora", {"variant": "published"}),
     "ranpac folds": ("ranpac", {"ridge": "folds", "folds": 2, "scope": "task"}),
-    "regmean ridge": ("regmean", {"trains": "features", "frozen_stages": 0, "local": "ridge"}),
     "scaffold reset": ("scaffold", {"reset": True}),
     "stsa, ridge chosen": ("stsa", {"gamma": "gcv"}),
     "stsa_e unbiased": ("stsa_e", {"estimator": "unbiased"}),

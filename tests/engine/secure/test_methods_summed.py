@@ -65,7 +65,6 @@ CLOSED = {
     "fedklda": FedKLDA(M=8, ensemble=2),
     "fedfecam": FedFeCAM(),
     "fedfecam shared": FedFeCAM(covariance="shared", tukey=1.0),
-    "regmean ridge": RegMean(local="ridge", trains="features"),
 }
 ON_FEATURES = {
     "fedavg": FedAvg(trains="features", training=SHORT),
@@ -108,7 +107,7 @@ REFUSED = {
     "fedicarl nme": (FediCaRL(training=SHORT, classify="nme"), "method.classify=softmax"),
     "lorm": (LoRM(training=SHORT), "method.merge=average"),
     "pilora": (PILoRA(training=SHORT), "method.reweighting=none"),
-    "regmean": (RegMean(training=SHORT), "method.local=ridge"),
+    "regmean": (RegMean(training=SHORT), "method=fedavg"),
     "glfc": (GLFC(training=SHORT), "method.proxy=none"),
     **{name: (made(name), name) for name in ("fedprotip", "centralised", "fedcbc")},
     "lga": (made("lga"), "method.proxy=none"),
