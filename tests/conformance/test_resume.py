@@ -27,7 +27,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ds_al, ridge chosen": ("ds_al", {"gamma": "auto", "scale_scores": True}),
     "fedavg, heads by ccvr": ("fedavg", {"ccvr": "gaussian", "gaussian": Gaussian(samples=16, lr=0.1)}),
     "fedavg, much frozen": ("fedavg", {"frozen_stages": 1, "frozen_heads": True}),
-    "fedcbc published": ("fedcbc", {"variant": "published", "scaling": "none"}),
     "feddyn reset": ("feddyn", {"reset": True}),
     "fedfecam shared": ("fedfecam", {"covariance": "shared"}),
     "fedicarl nme": ("fedicarl", {"classify": "nme", "memory": 6}),
