@@ -28,7 +28,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "fedavg, heads by ccvr": ("fedavg", {"ccvr": "gaussian", "gaussian": Gaussian(samples=16, lr=0.1)}),
     "fedavg, much frozen": ("fedavg", {"frozen_stages": 1, "frozen_heads": True}),
     "feddyn reset": ("feddyn", {"reset": True}),
-    "fedfecam shared": ("fedfecam", {"covariance": "shared"}),
     "fedicarl nme": ("fedicarl", {"classify": "nme", "memory": 6}),
     "fedicarl published": (
         "fedicarl",
@@ -49,7 +48,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lorm average": ("lorm", {"merge": "average"}),
     "moon projection": ("moon", {"representation": "projection", "width": 5}),
     "pilora published": ("pilora", {"variant": "published"}),
-    "ranpac folds": ("ranpac", {"ridge": "folds", "folds": 2, "scope": "task"}),
+    "ranpac held out": ("ranpac", {"ridge": "held_out", "scope": "task"}),
     "scaffold reset": ("scaffold", {"reset": True}),
     "stsa, ridge chosen": ("stsa", {"gamma": "gcv"}),
     "stsa_e unbiased": ("stsa_e", {"estimator": "unbiased"}),

@@ -61,7 +61,7 @@ EXACT = {
     "fedlda": FedLDA(),
     "fedlda, all tasks": FedLDA(centre="all_tasks"),
     "fedklda": FedKLDA(M=10),
-    "ranpac": RanPAC(M=10, ridge="folds"),
+    "ranpac": RanPAC(M=10, ridge="held_out"),
     "fedran, all directions": FedRAN(M=10, rank=10),
     "fedavg": FedAvg(training=small_training()),
     "fedavg, uniform": FedAvg(training=small_training(weighting="uniform")),

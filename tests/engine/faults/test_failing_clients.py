@@ -135,7 +135,7 @@ def test_a_sketch_of_few_directions_has_exact_class_sums_and_a_gram_within_its_b
         FedLDA(centre="later_tasks"),
         DSAL(M=10),
         AIR(M=10),
-        RanPAC(M=10, ridge="folds", scope="task"),
+        RanPAC(M=10, ridge="held_out", scope="task"),
     ],
     ids=lambda method: method.name,
 )

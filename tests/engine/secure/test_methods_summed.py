@@ -58,13 +58,13 @@ CLOSED = {
     "air logits": AIR(M=8, correction="logits"),
     "ds_al": DSAL(M=8),
     "ranpac": RanPAC(M=8),
-    "ranpac folds": RanPAC(M=8, ridge="folds", folds=2),
+    "ranpac held out": RanPAC(M=8, ridge="held_out"),
     "fedncm": FedNCM(),
     "fedlda": FedLDA(),
     "fedlda around the mean": FedLDA(M=8, centre="all_tasks"),
     "fedklda": FedKLDA(M=8, ensemble=2),
     "fedfecam": FedFeCAM(),
-    "fedfecam shared": FedFeCAM(covariance="shared", tukey=1.0),
+    "fedfecam, power 1": FedFeCAM(tukey=1.0),
 }
 ON_FEATURES = {
     "fedavg": FedAvg(trains="features", training=SHORT),
