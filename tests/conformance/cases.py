@@ -53,7 +53,6 @@ MORE: list[tuple[str, dict[str, Any]]] = [
     ("air", {"correction": "logits"}),
     ("centred_sketch", {"rank": 2, "remainder": "gaussian", "input_rank": 2, "input_remainder": "diagonal"}),
     ("fedklda", {"ensemble": 2}),
-    ("fedlda", {"centre": "all_tasks"}),
     ("ranpac", {"ridge": "held_out"}),
     ("fedicarl", {"classify": "nme", "memory": 6}),
     ("fedprotip", {"columns": 8, "sketch": 40}),

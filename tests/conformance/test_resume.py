@@ -39,8 +39,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "fedklda of two maps": ("fedklda", {"ensemble": 2}),
-    "fedlda of all tasks": ("fedlda", {"centre": "all_tasks", "prior": "counts"}),
-    "fedlda of later tasks": ("fedlda", {"centre": "later_tasks"}),
     "fedprotip routed": ("fedprotip", {"tip": Tip(route="sample")}),
     "fedprotip sequential": ("fedprotip", {"extension": "sequential", "head_rank": HeadRank(3, 6)}),
     "glfc entropy": ("glfc", {"signal": "entropy", "rise": 0.01}),

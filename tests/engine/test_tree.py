@@ -59,7 +59,6 @@ EXACT = {
     "ds_al": DSAL(M=10),
     "fedncm": FedNCM(),
     "fedlda": FedLDA(),
-    "fedlda, all tasks": FedLDA(centre="all_tasks"),
     "fedklda": FedKLDA(M=10),
     "ranpac": RanPAC(M=10, ridge="held_out"),
     "fedran, all directions": FedRAN(M=10, rank=10),

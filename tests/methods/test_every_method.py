@@ -30,7 +30,7 @@ METHODS = {
     "fedncm": FedNCM(),
     "fedncm euclid": FedNCM(M=30, similarity="euclid"),
     "fedlda": FedLDA(),
-    "fedlda with random features": FedLDA(M=30, shrinkage="oas", centre="all_tasks"),
+    "fedlda with random features": FedLDA(M=30, shrinkage="oas"),
     "fedklda": FedKLDA(M=30),
     "fedklda of three maps": FedKLDA(M=20, ensemble=3),
     "stsa": STSA(M=30),

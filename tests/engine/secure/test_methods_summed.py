@@ -61,7 +61,6 @@ CLOSED = {
     "ranpac held out": RanPAC(M=8, ridge="held_out"),
     "fedncm": FedNCM(),
     "fedlda": FedLDA(),
-    "fedlda around the mean": FedLDA(M=8, centre="all_tasks"),
     "fedklda": FedKLDA(M=8, ensemble=2),
     "fedfecam": FedFeCAM(),
     "fedfecam, power 1": FedFeCAM(tukey=1.0),
