@@ -50,7 +50,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaffold reset": ("scaffold", {"reset": True}),
     "stsa, ridge chosen": ("stsa", {"gamma": "gcv"}),
     "stsa_e unbiased": ("stsa_e", {"estimator": "unbiased"}),
-    "target, generator sent": ("target", {"send": "generator"}),
 }
 
 
