@@ -29,13 +29,9 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, COLUMN, MOMENTS, SQUARE, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.state import restore, saved
 
 #: What helps where the recursion inverts a singular matrix.
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
-
-#: The attributes of a `PairwiseLaw` that a resumed run needs.
-_LAW = ("W", "inverted", "singular", "condition")
 
 
 class PairwiseLaw:
@@ -60,13 +56,15 @@ class PairwiseLaw:
         condition: the largest of their condition numbers, in the 1-norm.
     """
 
+    state = ("W", "inverted", "singular", "condition")
+
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device, rounding: float = 0.0) -> None:
         self.W = torch.zeros(size, 0, dtype=dtype, device=device)
         self.inverted = 0
         self.singular = 0
         self.condition = 1.0
         self._limit = 1 / max(rounding, torch.finfo(dtype).eps)
-        #: C_agg^-1; None: not computed.
+        #: C_agg^-1; None: not computed, as in a resumed run.
         self._R: torch.Tensor | None = None
 
     def add(self, C_agg: torch.Tensor, C: torch.Tensor, W: torch.Tensor) -> None:
@@ -96,15 +94,6 @@ class PairwiseLaw:
         self.singular += condition >= self._limit
         self.condition = max(self.condition, condition)
         return R
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The state for `load_state_dict`."""
-        return saved(self, _LAW)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore the state that `state_dict` returned; C_agg is inverted again for the next client."""
-        restore(self, _LAW, state, self.W.device)
-        self._R = None
 
 
 def inverse(A: torch.Tensor) -> tuple[torch.Tensor, float]:

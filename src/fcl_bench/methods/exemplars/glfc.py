@@ -39,7 +39,6 @@ from fcl_bench.methods.exemplars.memory import (
     EXEMPLARS,
     ExemplarMethod,
     ExemplarServer,
-    herd,
     memory_size,
     recalled,
     with_memory,
@@ -195,18 +194,13 @@ class GLFCClient(PrototypeClient):
         if not self.method.memory:
             return state
         inputs, labels = (state.pop(f"{kind}last") for kind in _WAITING)
-        return self.with_exemplars(state, inputs, labels, self.method.memory, self.ranking)
+        return self.with_exemplars(state, inputs, labels)
 
     # What it keeps ----------------------------------------------------------------------------------------------------
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """At the end of a task: choose the exemplars of its classes."""
-        budget = self.method.memory
-        return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels, budget, self.ranking)
-
-    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
-        """Which of a class's samples to keep, the most telling first."""
-        return herd(self.directions(candidates), count)
+        return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels)
 
     # What it trains on ------------------------------------------------------------------------------------------------
 

@@ -133,17 +133,22 @@ EXEMPLARS = "exemplars"
 
 
 class ExemplarClient(GradientClient):
-    """Keeps exemplars (see `methods.exemplars.memory`)."""
+    """Keeps exemplars."""
+
+    method: ExemplarMethod
 
     def directions(self, samples: torch.Tensor) -> torch.Tensor:
         """(n, d) phi / ||phi|| of samples, in float64, under the network at hand."""
         return normalize(self.trainer.features(self.network, samples).double(), dim=1)
 
-    def with_exemplars(
-        self, state: State, inputs: torch.Tensor, labels: torch.Tensor, budget: int, ranking: Ranking
-    ) -> State:
+    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
+        """Which of a class's samples to keep, the most telling first."""
+        return herd(self.directions(candidates), count)
+
+    def with_exemplars(self, state: State, inputs: torch.Tensor, labels: torch.Tensor) -> State:
         """The state with exemplars of these samples, by `remembered`. Warn once if the budget leaves nothing."""
-        state = remembered(state, inputs, labels, budget, ranking)
+        budget = self.method.memory
+        state = remembered(state, inputs, labels, budget, self.ranking)
         if (classes := len(lists_in(state))) > budget:
             self._notices.tell(
                 "too little",

@@ -78,10 +78,6 @@ class CodaPrompts(Prompts):
         names = [group_name(layer, task) for task in range(self.tasks if tasks is None else tasks)]
         return Components(*(torch.cat([group[name] for name in names]) for group in (self.A, self.K, self.P)))
 
-    def group(self, task: int) -> torch.Tensor:
-        """The prompts P of a task's components, of all layers, as one vector."""
-        return torch.cat([self.P[group_name(layer, task)].flatten() for layer in self.layers])
-
     def forward(self, queries: torch.Tensor) -> dict[int, torch.Tensor]:
         components = {layer: self.of(layer) for layer in self.layers}
         self.penalty = torch.zeros(())
