@@ -70,7 +70,6 @@ def posteriors(
     """Mean and log-variance (N, l) of every sample under the autoencoder of its class.
 
     Args:
-        architecture: of the autoencoders.
         weights: (c, P).
         samples: of the c classes.
     """
@@ -100,10 +99,8 @@ def fitted(
     The loss of a sample is |x^ - x|^2 + kl KL(q || N(0, I)), and alpha KL(q || wanted) if one is wanted.
 
     Args:
-        architecture: of the autoencoders.
         weights: (c, P) to start from; they stay as they are.
         samples: of the c classes, at least one each.
-        method: the knobs of training, and kl.
         keys: (c,) keys of the classes' random streams.
         wanted: posteriors to be held to.
 
@@ -160,7 +157,6 @@ class _Adam:
 
     Args:
         weights: (c, P).
-        knobs: step size and decay.
     """
 
     def __init__(self, weights: torch.Tensor, knobs: VAETraining) -> None:
@@ -201,11 +197,9 @@ def fused(
     was known before, else from one chosen at random.
 
     Args:
-        architecture: of the autoencoders.
         teachers: (T, P), sorted by class.
         counts: (c,) how many teachers each class has.
         known: (c,) whether the class's last teacher is the autoencoder known so far.
-        method: the knobs.
         keys: (c,) keys of the classes' random streams.
     """
     first = counts.cumsum(0) - counts

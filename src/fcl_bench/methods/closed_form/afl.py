@@ -46,7 +46,6 @@ class PairwiseLaw:
 
     Args:
         size: d.
-        dtype, device: of the whole computation.
         rounding: relative error of the entries of each C_k; at least that of `dtype` is assumed.
 
     Attributes:

@@ -63,7 +63,6 @@ def balanced_weights(
         labels: (b,) columns.
         first: (C,) int64, the task in which each column first appeared.
         learnt: (C,) bool, the columns that the client has learnt in earlier tasks.
-        task: t.
         groups: one of `GROUPS`.
     """
     if not bool(learnt.any()):

@@ -84,7 +84,6 @@ def remembered(
     candidates are the retained samples, in their order, and then the new ones.
 
     Args:
-        state: before.
         inputs: (n, ...) the task's samples.
         labels: (n,) their columns.
         budget: samples of all classes together; None: no limit.

@@ -46,10 +46,6 @@ class CodaPrompts(Prompts):
     Each task brings a group of components, and only the last group trains. For each of A, K
     and P (flattened), a new group is orthonormal, and orthogonal to all earlier components as training has left them.
 
-    Args:
-        method: the knobs.
-        dimension: d.
-
     Attributes:
         A, K, P: the parameters, by `group_name`.
     """
