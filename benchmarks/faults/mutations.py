@@ -229,7 +229,16 @@ def with_another_header(content: bytes, rng: random.Random) -> bytes:
     return struct.pack("<Q", length) + text + content[8 + struct.unpack("<Q", content[:8])[0] :]
 
 
-SAFETENSORS: dict[str, Mutation] = {"with another header": with_another_header}
+def with_other_numbers(content: bytes, rng: random.Random) -> bytes:
+    """Flip bits behind the header: in a small file most flips hit the header, which safetensors itself refuses."""
+    (length,) = struct.unpack("<Q", content[:8])
+    return content[: 8 + length] + flipped(content[8 + length :], rng)
+
+
+SAFETENSORS: dict[str, Mutation] = {
+    "with another header": with_another_header,
+    "with other numbers": with_other_numbers,
+}
 
 
 # JSON and CSV ---------------------------------------------------------------------------------------------------------

@@ -27,9 +27,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "ds_al, ridge chosen": ("ds_al", {"gamma": "auto", "scale_scores": True}),
     "fedavg, heads by ccvr": ("fedavg", {"ccvr": "gaussian", "gaussian": Gaussian(samples=16, lr=0.1)}),
     "fedavg, much frozen": ("fedavg", {"frozen_stages": 1, "frozen_heads": True}),
-    "fedcbc published": ("fedcbc", {"variant": "published", "scaling": "none"}),
     "feddyn reset": ("feddyn", {"reset": True}),
-    "fedfecam shared": ("fedfecam", {"covariance": "shared"}),
     "fedicarl nme": ("fedicarl", {"classify": "nme", "memory": 6}),
     "fedicarl published": (
         "fedicarl",
@@ -41,8 +39,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "fedklda of two maps": ("fedklda", {"ensemble": 2}),
-    "fedlda of all tasks": ("fedlda", {"centre": "all_tasks", "prior": "counts"}),
-    "fedlda of later tasks": ("fedlda", {"centre": "later_tasks"}),
     "fedprotip routed": ("fedprotip", {"tip": Tip(route="sample")}),
     "fedprotip sequential": ("fedprotip", {"extension": "sequential", "head_rank": HeadRank(3, 6)}),
     "glfc entropy": ("glfc", {"signal": "entropy", "rise": 0.01}),
@@ -50,12 +46,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lorm average": ("lorm", {"merge": "average"}),
     "moon projection": ("moon", {"representation": "projection", "width": 5}),
     "pilora published": ("pilora", {"variant": "published"}),
-    "ranpac folds": ("ranpac", {"ridge": "folds", "folds": 2, "scope": "task"}),
-    "regmean ridge": ("regmean", {"trains": "features", "frozen_stages": 0, "local": "ridge"}),
+    "ranpac held out": ("ranpac", {"ridge": "held_out", "scope": "task"}),
     "scaffold reset": ("scaffold", {"reset": True}),
     "stsa, ridge chosen": ("stsa", {"gamma": "gcv"}),
     "stsa_e unbiased": ("stsa_e", {"estimator": "unbiased"}),
-    "target, generator sent": ("target", {"send": "generator"}),
 }
 
 

@@ -65,7 +65,6 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any], str, int, set[int]]] = {
     "registration, then statistics": ("afcl", {}, "registration", 0, {0, 1}),
     "statistics after a registration": ("afcl", {}, "statistics", 1, {1}),
     "two streams": ("ds_al", {}, "statistics", 0, {0, 1}),
-    "the mean of the first task": ("fedlda", {"M": 8, "centre": "later_tasks"}, "statistics", 0, {0}),
     "gradient": ("fedavg", {}, "model", 0, {0}),
     "gradient, the last round": ("fedavg", {}, "model", 1, {1}),
     "what clients keep": ("scaffold", {}, "model", 0, {0}),

@@ -26,7 +26,6 @@ OTHERS = {
     "scaled scores": ("method=stsa", "method.M=96", "method.scale_scores=true"),
     "the nearest mean of exemplars": ("method=fedicarl", "method.classify=nme", "method.memory=20"),
     "one task's batches": ("method=fedprotip", "method.columns=8", "method.tip.route=batch", "method.tip.batch=16"),
-    "ridge regressions merged": ("method=regmean", "method.trains=features", "method.local=ridge", "backbone=pixels"),
     "heads on features": ("method=fedavg", "method.trains=features", "backbone=pixels", "method.training.rounds=2"),
     "replayed heads": ("method=fedavg", "method.ccvr=gaussian"),
     "several maps": ("method=fedklda", "method.M=32", "method.ensemble=2"),

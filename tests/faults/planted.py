@@ -72,7 +72,8 @@ def writes(scratch: Path) -> tuple[Part, list[str]]:
 
 def files(scratch: Path) -> tuple[Part, list[str]]:
     name = "checkpoint's tensors"
-    return Damage(scratch, targets={name: TARGETS[name]}), [f"{name}|flipped|{number}" for number in range(6)]
+    cases = [f"{name}|with other numbers|{number}" for number in range(6)]
+    return Damage(scratch, targets={name: TARGETS[name]}), cases
 
 
 def configurations(scratch: Path) -> tuple[Part, list[str]]:

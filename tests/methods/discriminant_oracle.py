@@ -32,9 +32,8 @@ def oas(Sigma, samples):
     return min(share, 1.0)
 
 
-def lda(H, labels, shrinkage=1e-4, prior="uniform", offset=0.0):
-    """W (M, C) and b (C,) of h, for the discriminants of h - offset."""
-    H = H - offset
+def lda(H, labels, shrinkage=1e-4, prior="uniform"):
+    """W (M, C) and b (C,) of h."""
     n = np.bincount(labels)
     mu = means_of(H, labels)
     Sigma = scatter_of(H, labels) / (len(H) - len(n))
@@ -42,7 +41,7 @@ def lda(H, labels, shrinkage=1e-4, prior="uniform", offset=0.0):
     share, level = (oas(Sigma, len(H)), np.trace(Sigma) / M) if shrinkage == "oas" else (shrinkage, 1.0)
     W = np.linalg.solve((1 - share) * Sigma + share * level * np.eye(M), mu)
     log_prior = -np.log(len(n)) if prior == "uniform" else np.log(n / n.sum())
-    return W, -0.5 * np.sum(mu * W, axis=0) + log_prior - np.ones(M) * offset @ W
+    return W, -0.5 * np.sum(mu * W, axis=0) + log_prior
 
 
 def ncm(H, labels, X, similarity):

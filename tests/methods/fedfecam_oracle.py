@@ -39,19 +39,10 @@ def distances(Z, labels, queries, knobs):
     power = knobs["tukey"]
     h, C = Z**power, 1 + labels.max()
     u = unit(queries**power)
-    centred = np.concatenate([h[labels == c] - h[labels == c].mean(axis=0) for c in range(C) if (labels == c).any()])
-    shared = prepared(centred, len(Z) - len(np.unique(labels)), knobs)
     D = np.full((len(queries), C), np.inf)
     for c in np.unique(labels):
         own = labels == c
-        S = shared if knobs["covariance"] == "shared" else prepared(h[own] - h[own].mean(axis=0), own.sum() - 1, knobs)
+        S = prepared(h[own] - h[own].mean(axis=0), own.sum() - 1, knobs)
         r = u - unit(Z[own].mean(axis=0) ** power)
         D[:, c] = np.einsum("ni,ij,nj->n", r, np.linalg.pinv(S, hermitian=True), r)
     return D
-
-
-def lda_scores(Z, labels, queries, S, power):
-    """Linear discriminants of normalised vectors under one covariance S: u'S^-1 m_c - m_c'S^-1 m_c / 2."""
-    prototypes = np.stack([unit(Z[labels == c].mean(axis=0) ** power) for c in range(1 + labels.max())])
-    weights = np.linalg.solve(S, prototypes.T)
-    return unit(queries**power) @ weights - (prototypes.T * weights).sum(axis=0) / 2

@@ -30,11 +30,6 @@ def glfc(**knobs) -> GLFC:
     return GLFC(**{"training": training(), "memory": 8, "inversion": QUICK, **knobs})
 
 
-def published(**knobs) -> GLFC:
-    own = {"training": training(weighting="uniform"), "signal": "entropy", "rise": 0.01, **knobs}
-    return glfc(variant="published", **own)
-
-
 def tasks_of(sizes=None):
     sizes = SIZES if sizes is None else sizes
     return image_tasks(np.random.default_rng(0), [2] * len(sizes), sizes)

@@ -115,22 +115,16 @@ def radius(features: Sequence[np.ndarray]) -> float:
     return float(np.sqrt(np.mean(found)))
 
 
-def best_models(
-    accuracies: Sequence[Sequence[float]], proxy_init: int, best_perf: str
-) -> list[tuple[str | None, str | None]]:
+def best_models(accuracies: Sequence[Sequence[float]], proxy_init: int) -> list[tuple[str | None, str | None]]:
     """The best models of the last task and of the task at hand after every round, called "task.round".
 
     Args:
         accuracies: [task][round] of the averaged model on the monitor set.
         proxy_init: the first rounds of a task that count as 0.
-        best_perf: before which tasks the best accuracy is forgotten: "task" (every one), "once" (the second), "never".
     """
-    b1 = b2 = None
-    best, found = 0.0, []
+    b2, found = None, []
     for task, rounds in enumerate(accuracies):
-        b1 = b2
-        if best_perf == "task" or (best_perf == "once" and task == 1):
-            best = 0.0
+        b1, best = b2, 0.0
         for round_, accuracy in enumerate(rounds):
             counted = 0.0 if round_ < proxy_init else accuracy
             if counted >= best:

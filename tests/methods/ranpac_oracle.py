@@ -65,7 +65,7 @@ def leave_one_out(H, Y, grid):
     return cross_validation(H, Y, fold, fold, grid) / len(H)
 
 
-def ranpac(tasks, P, selection, seed=0, folds=5, scope="all", grid=GRID):
+def ranpac(tasks, P, selection, seed=0, scope="all", grid=GRID):
     """Per task (lambda, W): chosen on the samples of all tasks so far or of the task, fitted on all tasks so far."""
     found = []
     for t in range(len(tasks)):
@@ -78,8 +78,7 @@ def ranpac(tasks, P, selection, seed=0, folds=5, scope="all", grid=GRID):
         if selection == "gcv":
             errors = gcv_scores(H, Y, grid)
         else:
-            fold = folds_of(looked_at[0], seed, folds)
-            errors = cross_validation(H, Y, fold, [0] if selection == "held_out" else range(folds), grid)
+            errors = cross_validation(H, Y, folds_of(looked_at[0], seed, 5), [0], grid)
         ridge = grid[int(errors.argmin())]
         found.append((ridge, ridge_regression(*seen, ridge)))
     return found

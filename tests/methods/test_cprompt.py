@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.transformers.coda_prompt import CodaPrompt
-from fcl_bench.methods.transformers.cprompt import CPrompt, FeatureContrast, PromptContrast
+from fcl_bench.methods.transformers.cprompt import Contrast, CPrompt
 from fcl_bench.methods.transformers.prompts import PromptObjective
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -55,13 +55,11 @@ def test_the_hinge_by_hand():
     assert cprompt().hinge(distances([0, 0.004], [1, 0.1])).item() == pytest.approx((0 + 4) / 2)
     assert published.hinge(distances([0, 0.004], [1, 0.1])).item() == 0
     assert cprompt(near=2, far=3, margin=0.5).hinge(distances([1.0], [0.4])).item() == pytest.approx(2 - 1.2 + 0.5)
-    assert cprompt(contrast="prompts").hinge(distances(0.5, 0.75)).item() == pytest.approx(0.75)
 
 
 def test_the_first_task_knows_no_margin():
     assert cprompt().hinge(distances([0.001, 0.004])).item() == pytest.approx(2.5)
     assert cprompt(variant="published").hinge(distances([0.001, 0.004])).item() == pytest.approx(5)
-    assert cprompt(contrast="prompts").hinge(distances(0.5)).item() == pytest.approx(0.5)
 
 
 # Against three separate models ----------------------------------------------------------------------------------------
@@ -78,21 +76,6 @@ def feature_term(strength: float, near: float, far: float, margin: float, publis
     return term
 
 
-def prompt_term(near: float, far: float, margin: float):
-    def vector(values, task):
-        return torch.cat([values[f"body.prompts.P.{layer}_{task}"].flatten() for layer in LAYERS])
-
-    def term(phi, theirs, earlier, values, sent):
-        last = max(int(name.rpartition("_")[2]) for name in sent if "prompts" in name)
-        own = vector(values, last)
-        apart = near * torch.linalg.vector_norm(own - vector(sent, last))
-        if not last:
-            return apart
-        return torch.relu(apart - far * torch.linalg.vector_norm(own - vector(sent, last - 1)) + margin)
-
-    return term
-
-
 CASES = {
     "features": (
         {"near": 2000.0, "far": 60.0, "margin": 1.0, "strength": 0.7},
@@ -104,7 +87,6 @@ CASES = {
         feature_term(1.0, 500.0, 20.0, 4.0, True),
         True,
     ),
-    "prompts": ({"contrast": "prompts", "near": 0.5, "far": 0.2, "margin": 3.0}, prompt_term(0.5, 0.2, 3.0), False),
 }
 
 
@@ -184,20 +166,18 @@ def test_two_forward_passes_beside_the_clients_own_and_no_second_query():
 
 
 def test_the_earlier_models_stay_where_the_round_began():
-    for contrast in ("features", "prompts"):
-        client, objective, inputs, *_ = halves(cprompt(contrast=contrast, margin=100))
-        network = client.network
-        before = objective.contrast(network, inputs, network.body(inputs)).item()
-        kept = objective._theirs if contrast == "prompts" else objective._theirs(network, inputs)
-        kept = [value.clone() for value in kept]
-        with torch.no_grad():
-            for value in network.parameters():
-                if value.requires_grad:
-                    value.add_(0.1)
-        features = network.body(inputs)
-        now = objective._theirs if contrast == "prompts" else objective._theirs(network, inputs)
-        assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
-        assert objective.contrast(network, inputs, features).item() != before
+    client, objective, inputs, *_ = halves(cprompt(margin=100))
+    network = client.network
+    before = objective.contrast(network, inputs, network.body(inputs)).item()
+    kept = [value.clone() for value in objective._theirs(network, inputs)]
+    with torch.no_grad():
+        for value in network.parameters():
+            if value.requires_grad:
+                value.add_(0.1)
+    features = network.body(inputs)
+    now = objective._theirs(network, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
+    assert objective.contrast(network, inputs, features).item() != before
 
 
 def test_a_strong_contrast_keeps_features_where_they_were():
@@ -219,14 +199,13 @@ def test_a_strong_contrast_keeps_features_where_they_were():
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("contrast", ["features", "prompts"])
-def test_without_its_weight_it_is_coda_prompt_bit_for_bit(contrast):
+def test_without_its_weight_it_is_coda_prompt_bit_for_bit():
     runs = [
         learnt(method, lively_context(), TASKS)
         for method in (
-            cprompt(adam(), orthogonality=0.1, strength=0, contrast=contrast),
+            cprompt(adam(), orthogonality=0.1, strength=0),
             CodaPrompt(adam(), **KNOBS, orthogonality=0.1),
-            cprompt(adam(), orthogonality=0.1, contrast=contrast, margin=30),
+            cprompt(adam(), orthogonality=0.1, margin=30),
         )
     ]
     assert same(model_of(runs[0]), model_of(runs[1]))
@@ -241,11 +220,7 @@ def test_without_its_weight_it_is_coda_prompt_bit_for_bit(contrast):
 
 def test_which_objective_a_client_has():
     heads = Message(Heads(((0, 1),), (0, 1)).to_message())
-    for knobs, kind in (
-        ({}, FeatureContrast),
-        ({"contrast": "prompts"}, PromptContrast),
-        ({"strength": 0}, PromptObjective),
-    ):
+    for knobs, kind in (({}, Contrast), ({"strength": 0}, PromptObjective)):
         client = cprompt(**knobs).client(lively_context())
         client.prepare(Heads.from_message(heads))
         assert type(client.objective(image_shard(0, 0, *TASKS[0][0]), heads, {})) is kind
@@ -255,7 +230,7 @@ def test_which_objective_a_client_has():
 
 
 def test_it_runs_in_half_precision_over_recurring_classes():
-    run = learnt(cprompt(adam(precision="bfloat16"), contrast="features"), lively_context(wire="bfloat16"), recurring())
+    run = learnt(cprompt(adam(precision="bfloat16")), lively_context(wire="bfloat16"), recurring())
     assert all(bool(torch.isfinite(value).all()) for value in model_of(run).values())
     assert np.isfinite(run.server.predict(TASKS[0][0][0]).numpy()).all()
 
@@ -266,9 +241,7 @@ def test_it_runs_in_half_precision_over_recurring_classes():
 def test_impossible_knobs_are_refused_in_a_line():
     with pytest.raises(UserError, match=r"method\.orthogonality=0\.1 contradicts method\.variant=published"):
         CPrompt(variant="published")
-    with pytest.raises(UserError, match=r"method\.contrast=prompts contradicts method\.variant=published"):
-        cprompt(variant="published", contrast="prompts")
-    for name, value in (("contrast", "logits"), ("strength", -1), ("near", -1), ("margin", float("nan"))):
+    for name, value in (("strength", -1), ("near", -1), ("margin", float("nan"))):
         with pytest.raises(UserError, match=rf"^method\.{name}="):
             typed_instance(CPrompt, {name: value}, "method")
     assert CPrompt(variant="published", orthogonality=0).softmax

@@ -33,7 +33,7 @@ METHODS = {
     "lda": FedLDA(),
     "klda": FedKLDA(M=300),
     "ensemble": FedKLDA(M=300, ensemble=3),
-    "oas": FedLDA(shrinkage="oas", prior="counts", centre="all_tasks"),
+    "oas": FedLDA(shrinkage="oas", prior="counts"),
 }
 
 

@@ -30,7 +30,7 @@ METHODS = {
     "fedncm": FedNCM(),
     "fedncm euclid": FedNCM(M=30, similarity="euclid"),
     "fedlda": FedLDA(),
-    "fedlda with random features": FedLDA(M=30, shrinkage="oas", centre="all_tasks"),
+    "fedlda with random features": FedLDA(M=30, shrinkage="oas"),
     "fedklda": FedKLDA(M=30),
     "fedklda of three maps": FedKLDA(M=20, ensemble=3),
     "stsa": STSA(M=30),
@@ -49,7 +49,7 @@ METHODS = {
     "centralised_ridge": CentralisedRidge(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
-    "ranpac, every fold of a task": RanPAC(M=30, ridge="folds", scope="task"),
+    "ranpac, a fold of a task": RanPAC(M=30, ridge="held_out", scope="task"),
     "ds_al": DSAL(M=30),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -11,7 +11,7 @@ import torch
 from fcl_bench.engine.validation import first_objection
 from fcl_bench.errors import UserError
 from fcl_bench.methods.autoencoders.fedcbc import FedCBC, VAETraining
-from fcl_bench.methods.autoencoders.networks import further, keys, keys_of_rows, normals, uniforms
+from fcl_bench.methods.autoencoders.networks import keys, normals
 from fcl_bench.randomness import derived_seed
 from fcl_bench.typed import typed_instance
 from tests.methods.classical_harness import INPUTS, SIZES, feature_tasks
@@ -47,24 +47,22 @@ def stream_key(purpose: str, column: int, *indices: int) -> torch.Tensor:
 
 def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
     """The autoencoder of each class after all tasks, by loops over everything."""
-    published = method.published
     everyone = torch.cat([Z for Z, _ in tasks[0] if len(Z)])
     low, high = everyone.amin(dim=0), everyone.amax(dim=0)
     held: dict[int, torch.Tensor] = {}
     own: dict[tuple[int, int], torch.Tensor] = {}
     for t, clients in enumerate(tasks):
-        asked = int(t == 0 and method.scaling == "range")  # the rounds of the model come after it
+        asked = int(t == 0)  # the rounds of the model come after the range's
         for round_ in range(asked, asked + method.training.rounds):
             uploads: dict[int, list[torch.Tensor]] = {}
             for k, (Z, labels) in enumerate(clients):
-                x = Z if method.scaling == "none" else ((Z - low) / (high - low)).clamp(0, 1)
+                x = ((Z - low) / (high - low)).clamp(0, 1)
                 for c in sorted(set(labels.tolist())):
                     start = own.get((k, c), held.get(c, SMALL.initial(stream_key("start", c))[0]))
                     rows, wanted = x[labels == c].double(), None
                     if c in held:
                         teacher = plain_parts(held[c])
-                        draws = stream_key("samples", c, t, round_, k)
-                        z = normals(draws, 18) if not published else 2 * uniforms(draws, 18) - 1
+                        z = normals(stream_key("samples", c, t, round_, k), 18)
                         rows = torch.cat([rows, plain_decoded(teacher, z.view(6, 3).double())])
                         wanted = (method.alpha, *plain_posterior(teacher, rows)) if method.alpha else None
                     trained = plain_fit(start, rows, stream_key("training", c, t, round_, k), wanted, method)
@@ -82,22 +80,8 @@ def wholly(method: FedCBC, tasks) -> dict[int, torch.Tensor]:
 # What is learnt -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases(
-    "{'alpha': 0.0}-True",
-    "{'alpha': 2.0}-True",
-    "{'variant': 'published', 'scaling': 'none', 'alpha': 1.0}-True",
-    "{}-False",
-)
-@pytest.mark.parametrize(
-    ("knobs", "recurring"),
-    [
-        ({}, False),
-        ({"alpha": 2.0}, True),
-        ({"alpha": 0.0}, True),
-        ({"variant": "published", "scaling": "none", "alpha": 1.0}, True),
-    ],
-    ids=str,
-)
+@pytest.mark.slow_cases("{'alpha': 0.0}-True", "{'alpha': 2.0}-True", "{}-False")
+@pytest.mark.parametrize(("knobs", "recurring"), [({}, False), ({"alpha": 2.0}, True), ({"alpha": 0.0}, True)], ids=str)
 def test_a_whole_run_is_what_the_equations_say(knobs, recurring):
     tasks, ours = feature_tasks(recurring), method(**knobs)
     server = learnt(ours, CONTEXT, tasks).server
@@ -116,18 +100,6 @@ def test_scores_are_the_losses_at_the_posterior_mean():
         np.testing.assert_allclose(
             -server.predict(Z)[:, column], plain_loss(plain_parts(weights), x, None, 0.5)[0], rtol=1e-4
         )
-
-
-def test_published_scores_are_at_a_random_z_of_each_sample_and_class():
-    server = learnt(method(variant="published", scaling="none"), CONTEXT, feature_tasks()).server
-    Z = torch.rand(9, INPUTS, dtype=torch.float64)
-    found = server.predict(Z)
-    for column, weights in enumerate(server.bank.weights):
-        of_pairs = further(keys_of_rows(Z.float()), stream_key("scores", column))
-        noise = normals(of_pairs, 3).double()
-        np.testing.assert_allclose(-found[:, column], plain_loss(plain_parts(weights), Z, noise, 0.5)[0], rtol=1e-4)
-    np.testing.assert_allclose(server.predict(Z[3:5]), found[3:5], rtol=1e-5)
-    assert torch.equal(server.predict(Z), found)
 
 
 @pytest.mark.slow
@@ -217,15 +189,6 @@ def test_a_feature_that_never_varies_is_finite():
         Z[:, 2] = 4.0
     server = learnt(method(), CONTEXT, tasks).server
     assert bool(torch.isfinite(server.predict(torch.cat([Z for Z, _ in tasks[1]]))).all())
-
-
-@pytest.mark.parametrize("scaling", ["logistic", "none"])
-def test_other_scalings_need_no_message(scaling):
-    federation = learnt(method(1, epochs=1, scaling=scaling), CONTEXT, feature_tasks())
-    assert {row.stage for row in federation.state.ledger.uploads if row.up_bytes} == {"model"}
-    Z = torch.randn(4, INPUTS, dtype=torch.float64)
-    expected = Z if scaling == "none" else 1 / (1 + (-Z).exp())
-    np.testing.assert_allclose(federation.server.scaled(Z, None, None), expected, rtol=1e-6)
 
 
 # Messages -------------------------------------------------------------------------------------------------------------
@@ -337,13 +300,7 @@ def test_another_seed_is_another_run_and_the_same_is_the_same():
 # Knobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_knob_that_contradicts_the_published_code_is_refused():
-    with pytest.raises(UserError, match=r"method\.scaling=range contradicts method\.variant=published"):
-        FedCBC(variant="published")
-    assert FedCBC(variant="published", scaling="none").published
-
-
-@pytest.mark.parametrize("knobs", [{"alpha": -1}, {"samples": 0}, {"latent": 0}, {"scaling": "sigmoid"}], ids=str)
+@pytest.mark.parametrize("knobs", [{"alpha": -1}, {"samples": 0}, {"latent": 0}], ids=str)
 def test_wrong_knobs_name_the_key(knobs):
     with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
         typed_instance(FedCBC, knobs, "method")

@@ -35,8 +35,6 @@ VARIANTS = {
     "class, shrunk once": {"a1": 0.3, "a2": 0.2, "shrinkings": 1},
     "class, plain features": {"tukey": 1.0},
     "class, power .3": {"tukey": 0.3},
-    "shared": {"covariance": "shared"},
-    "shared, plain features": {"covariance": "shared", "tukey": 1.0},
 }
 variants = pytest.mark.parametrize("knobs", VARIANTS.values(), ids=VARIANTS.keys())
 
@@ -74,7 +72,7 @@ def error(server, D: np.ndarray, Q: np.ndarray) -> float:
 
 
 def knobs_of(method: FedFeCAM) -> dict:
-    return {name: getattr(method, name) for name in ("covariance", "tukey", "a1", "a2", "shrinkings")}
+    return {name: getattr(method, name) for name in ("tukey", "a1", "a2", "shrinkings")}
 
 
 @variants
@@ -94,12 +92,11 @@ def test_it_agrees_with_the_oracle_on_pooled_data_after_every_task(seed, knobs):
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 100),
     beta=st.sampled_from([0.05, 0.5, 100]),
-    covariance=st.sampled_from(["class", "shared"]),
 )
-def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, clients, beta, covariance):
+def test_it_is_the_centralised_solution_for_any_partition_and_order(seed, clients, beta):
     rng = np.random.default_rng(seed)
     tasks, Q = positive(draw_tasks(rng, 5, [3, 2], [[60], [50]])), queries(5)
-    method = FedFeCAM(covariance=covariance)
+    method = FedFeCAM()
     server, _ = learn(method, context_of(5), dealt(rng, tasks, clients, beta))
     assert error(server, oracle.distances(*pooled(tasks), Q, knobs_of(method)), Q) < 1e-8
 
@@ -185,20 +182,6 @@ def test_triangles_are_packed_and_come_back():
     assert torch.equal(triangular(packed(S)), S.triu())
 
 
-def test_a_shared_covariance_is_linear_discriminant_analysis_of_normalised_vectors():
-    tasks, Q = positive(draw_tasks(np.random.default_rng(5), 6, [3, 2], [[50, 40], [30, 60]])), queries(6)
-    server, _ = learn(FedFeCAM(covariance="shared", shrinkings=0), context_of(6), tasks)
-    Z, labels = pooled(tasks)
-    h = np.sqrt(Z)
-    means = np.stack([h[labels == c].mean(axis=0) for c in range(5)])
-    S = oracle.correlation((h - means[labels]).T @ (h - means[labels]))
-    expected = oracle.lda_scores(Z, labels, Q, S, 0.5)
-    ours = scores(server, Q) / 2
-    # The same but for a number per sample, u'S^-1 u / 2, which favours no class.
-    differences = ours - expected
-    np.testing.assert_allclose(differences - differences[:, :1], 0, atol=1e-10)
-
-
 def test_float32_memory_changes_little(monkeypatch):
     monkeypatch.setattr(fedfecam, "KEPT", torch.float32)
     tasks, Q = positive(draw_tasks(np.random.default_rng(6), 8, [3, 2], [[50, 40], [30, 60]])), queries()
@@ -216,9 +199,8 @@ def test_the_saved_model_predicts(knobs):
     model = {name: tensor.numpy() for name, tensor in server.model().items()}
     u, C = oracle.unit(Q**method.tukey), len(model["n"])
     for c in range(C):
-        packed_factor = model["whitening"][0 if method.covariance == "shared" else c]
         T = np.zeros((8, 8))
-        T[np.triu_indices(8)] = packed_factor
+        T[np.triu_indices(8)] = model["whitening"][c]
         D = (((u - model["W"][:, c]) @ T) ** 2).sum(axis=1)
         np.testing.assert_allclose(scores(server, Q)[:, c], -D, rtol=1e-8, atol=1e-10)
 
@@ -257,16 +239,9 @@ def test_dead_constant_and_huge_features_give_finite_scores(knobs, wire, scale):
     assert np.isfinite(server.report()["condition"])
 
 
-@pytest.mark.parametrize(
-    ("knobs", "told"),
-    [
-        ({"tukey": 0}, r"method\.tukey=0\.0 is out of range \(above 0, at most 1 \(none\)\)"),
-        ({"covariance": "full"}, r"method\.covariance=full is not known \(choices: class, shared\)"),
-    ],
-)
-def test_impossible_knobs_are_told(knobs, told):
-    with pytest.raises(UserError, match=f"^{told}"):
-        typed_instance(FedFeCAM, knobs, "method")
+def test_an_impossible_power_is_told():
+    with pytest.raises(UserError, match=r"^method\.tukey=0\.0 is out of range \(above 0, at most 1 \(none\)\)"):
+        typed_instance(FedFeCAM, {"tukey": 0}, "method")
 
 
 def test_features_below_zero_are_told_in_training_and_tests():
@@ -281,9 +256,8 @@ def test_features_below_zero_are_told_in_training_and_tests():
 
 
 def test_more_covariances_than_memory_are_refused_before_any_work():
-    with pytest.raises(UserError, match=r"^method\.covariance=class needs .* GiB for 100000 covariances"):
+    with pytest.raises(UserError, match=r"^method=fedfecam on 2048 features needs .* GiB for 100000 covariances"):
         FedFeCAM().check(context_of(2048), [1000] * 100)
-    FedFeCAM(covariance="shared").check(context_of(2048), [1000] * 100)
 
 
 def test_uploads_that_contradict_themselves_are_refused():

@@ -283,7 +283,6 @@ def test_classes_without_an_exemplar_are_told_and_never_named(caplog):
         ({"memory": 0, "classify": "nme"}, "method.memory=0"),
         ({"ccvr": "gaussian", "classify": "nme"}, "method.ccvr=gaussian"),
         ({"variant": "published", "classify": "nme"}, "method.classify=nme"),
-        ({"variant": "published", "choose": "random"}, "method.choose=random"),
         ({"variant": "published", "loss": "bce"}, "method.loss=bce"),
         ({"variant": "published"}, "method.training.weighting=samples"),
     ],

@@ -29,9 +29,8 @@ from tests.training.test_memory import plain_herding
 
 
 @both
-@pytest.mark.parametrize("choose", ["herding", "random"])
 @pytest.mark.parametrize("memory", [8, 3])
-def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(trains, choose, memory, caplog):
+def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(trains, memory, caplog):
     tasks, had = tasks_on(trains), [set() for _ in range(CLIENTS)]
     before = [{} for _ in range(CLIENTS)]
 
@@ -52,7 +51,7 @@ def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had
                     assert torch.equal(own, before[client][column][:share])
             before[client] = kept
 
-    federation = learnt(fedicarl(trains=trains, memory=memory, choose=choose), trains, after=after)
+    federation = learnt(fedicarl(trains=trains, memory=memory), trains, after=after)
     counts = [sum(map(len, kept_by(federation, client).values())) for client in range(CLIENTS)]
     assert federation.state.client_samples_kept >= max(max(counts), 1)
     value = 3 * 8 * 8 if trains == "images" else 4 * 6
@@ -86,21 +85,11 @@ def test_exemplars_are_herded_under_the_tasks_final_model(trains):
     assert len(compared) > 10
 
 
-@pytest.mark.slow
-def test_exemplars_by_chance_follow_from_the_seed_and_need_no_model():
-    def run(seed):
-        federation = learnt(fedicarl(choose="random"), seed=seed)
-        return federation, torch.cat([*kept_by(federation, 1).values()])
-
-    (first, kept), (_, again), (_, other) = run(0), run(0), run(1)
-    assert torch.equal(kept, again)
-    assert not torch.equal(kept, other)
-    stage = [row for row in first.state.ledger.uploads if row.stage == EXEMPLARS and row.labelled]
-    assert {(row.task, row.down_bytes, row.up_bytes) for row in stage} == {(t, 4 * (t + 1), 0) for t in range(3)}
-    herding = learnt(fedicarl(choose="herding"))
-    body = sum(value.nbytes for name, value in herding.server.network.state().items() if name.startswith("body."))
-    looked = [row for row in herding.state.ledger.uploads if row.stage == EXEMPLARS and row.labelled]
-    assert all(row.down_bytes > body and row.up_bytes == 0 for row in looked)
+def test_only_the_model_goes_down_for_the_choice_and_nothing_up():
+    federation = learnt(fedicarl())
+    body = sum(value.nbytes for name, value in federation.server.network.state().items() if name.startswith("body."))
+    stage = [row for row in federation.state.ledger.uploads if row.stage == EXEMPLARS and row.labelled]
+    assert all(row.down_bytes > body and row.up_bytes == 0 for row in stage)
 
 
 def test_a_model_speaks_for_the_samples_and_the_exemplars_behind_it(monkeypatch):
@@ -125,7 +114,6 @@ UNIFORM = training(weighting="uniform")
 VARIANTS = {
     "softmax": {},
     "nme": {"classify": "nme", "loss": "bce"},
-    "random": {"choose": "random", "memory": 20},
     "published": {"variant": "published", "memory": 5, "training": UNIFORM},
 }
 

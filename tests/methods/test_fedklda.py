@@ -31,20 +31,13 @@ from tests.methods.harness import (
 )
 
 
-def logits(
-    server, Z: np.ndarray, labels: np.ndarray, X: np.ndarray, ensemble: int, first: np.ndarray, **knobs
-) -> list[np.ndarray]:
-    """Scores of X by each map, from the pooled data and the maps that the server says it has.
-
-    Args:
-        first: the samples whose mean is the offset; none: without one.
-    """
+def logits(server, Z: np.ndarray, labels: np.ndarray, X: np.ndarray, ensemble: int, **knobs) -> list[np.ndarray]:
+    """Scores of X by each map, from the pooled data and the maps that the server says it has."""
     model = {name: tensor.numpy() for name, tensor in server.model().items()}
     maps = zip(*(np.split(model[name], ensemble, axis=-1) for name in ("projection", "phases")), strict=True)
     found = []
     for Omega, u in maps:
-        offset = oracle.fourier(first, Omega, u).mean(axis=0) if len(first) else 0.0
-        W, b = oracle.lda(oracle.fourier(Z, Omega, u), labels, **knobs, offset=offset)
+        W, b = oracle.lda(oracle.fourier(Z, Omega, u), labels, **knobs)
         found.append(oracle.fourier(X, Omega, u) @ W + b)
     return found
 
@@ -56,19 +49,17 @@ def logits(
     clients=st.integers(1, 40),
     beta=st.sampled_from([0.05, 100]),
     knobs=st.sampled_from([{}, {"shrinkage": "oas"}, {"shrinkage": 0.01, "prior": "counts"}]),
-    centre=st.sampled_from(["none", "all_tasks"]),
 )
-def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, seed, clients, beta, knobs, centre):
+def test_scores_are_the_centralised_ones_for_any_partition_and_order(ensemble, seed, clients, beta, knobs):
     rng = np.random.default_rng(seed)
     tasks = dealt(rng, draw_tasks(rng, 5, [3, 2], [[60], [50]], offset=1.0), clients, beta)
-    method, context = FedKLDA(M=24, ensemble=ensemble, centre=centre, **knobs), context_of(5)
+    method, context = FedKLDA(M=24, ensemble=ensemble, **knobs), context_of(5)
     server, X = method.server(context), rng.standard_normal((20, 5))
     for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
         learn_task(method, context, server, task, own, rng.permutation(len(own)))
         if task.index == 0:
             assert server.report()["bandwidth"] == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
-            first = Z if centre == "all_tasks" else Z[:0]
-        parts = logits(server, Z, labels, X, ensemble, first, **knobs)
+        parts = logits(server, Z, labels, X, ensemble, **knobs)
         found = server.predict(torch.from_numpy(X)).numpy()
         if ensemble == 1:
             assert np.abs(found - parts[0]).max() < 1e-8 * np.abs(parts[0]).max()
@@ -89,7 +80,7 @@ def test_a_huge_bandwidth_is_the_linear_discriminant():
     linear -= linear.mean(axis=1, keepdims=True)
     errors = []
     for bandwidth in (1e1, 1e3, 1e4):
-        method = FedKLDA(M=60, bandwidth=bandwidth, shrinkage=bandwidth**-3, centre="all_tasks")
+        method = FedKLDA(M=60, bandwidth=bandwidth, shrinkage=bandwidth**-3)
         server, _ = learn(method, context_of(4), tasks)
         scores = server.predict(torch.from_numpy(X)).numpy()
         scores -= scores.mean(axis=1, keepdims=True)
@@ -125,7 +116,6 @@ def test_the_exchange_before_the_first_task():
     for knobs, stages in (
         ({}, ["bandwidth", "statistics"]),
         ({"bandwidth": 2.5}, ["statistics"]),
-        ({"centre": "all_tasks"}, ["bandwidth", "offset", "statistics"]),
     ):
         method = FedKLDA(M=20, **knobs)
         server = method.server(context)
@@ -182,16 +172,14 @@ def test_posteriors_of_hopeless_classes_are_still_ranked():
     assert len(scores.unique()) == 6
 
 
-@pytest.mark.parametrize("centre", ["none", "later_tasks", "all_tasks"])
-def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre, caplog):
-    """The bandwidth stayed 1 without a word, and sums had no offset."""
+def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(caplog):
+    """The bandwidth stayed 1 without a word."""
     tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2, 2], [[20, 9], [30, 8], [10, 7]], offset=1.0)
-    method, context = FedKLDA(M=20, centre=centre), context_of(6)
+    method, context = FedKLDA(M=20), context_of(6)
     stream, server = stream_of(tasks), method.server(context)
     learn_task(method, context, server, stream[0], [(Z[:0], labels[:0]) for Z, labels in tasks[0]])
     server.start_task(stream[1])
-    rounds = server.rounds(stream[1])
-    assert rounds == (3 if centre == "all_tasks" else 2)
+    assert server.rounds(stream[1]) == 2
     # Interrupted after the round that asks for the bandwidth, it goes on with the next one.
     clients = [method.client(context) for _ in tasks[1]]
     for k, (Z, labels) in enumerate(tasks[1]):
@@ -201,7 +189,7 @@ def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre
     again = method.server(context)
     again.load_state_dict({name: tensor.clone() for name, tensor in server.state_dict().items()})
     again.start_task(stream[1])
-    assert again.rounds(stream[1]) == rounds
+    assert again.rounds(stream[1]) == 2
     assert again.broadcast(stream[1], 1).stage == server.broadcast(stream[1], 1).stage
     # Without interruption:
     server = method.server(context)
@@ -215,9 +203,6 @@ def test_where_nobody_has_samples_in_the_first_task_the_next_one_is_asked(centre
     assert server.late_stage(stream[0], 0) is None
     Z = np.concatenate([Z for Z, _ in tasks[1]])
     assert server.bandwidth == pytest.approx(oracle.mean_squared_distance(Z) ** 0.5, rel=1e-9)
-    if centre != "none":
-        Omega, u = (server.model()[name].numpy() for name in ("projection", "phases"))
-        assert relative_error(server.offset, oracle.fourier(Z, Omega, u).mean(axis=0)) < 1e-9
     server.start_task(stream[2])
     assert server.rounds(stream[2]) == 1
     assert not caplog.records

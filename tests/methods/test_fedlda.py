@@ -23,7 +23,6 @@ from tests.methods.harness import (
     draw_tasks,
     learn,
     learn_task,
-    on_wire,
     projection_of,
     relative_error,
     shard_of,
@@ -32,7 +31,6 @@ from tests.methods.harness import (
     turn,
 )
 
-CENTRES = ("none", "later_tasks", "all_tasks")
 KNOBS = [
     {},
     {"shrinkage": "oas"},
@@ -59,7 +57,6 @@ def blobs(seed: int, inputs: int = 6, samples: int = 90, spread: float = 2.0) ->
     return spread * rng.standard_normal((3, inputs))[labels] + rng.standard_normal((samples, inputs)) @ mixing, labels
 
 
-@pytest.mark.parametrize("centre", CENTRES)
 @pytest.mark.parametrize("knobs", KNOBS)
 @settings(max_examples=6, deadline=None)
 @given(
@@ -69,24 +66,20 @@ def blobs(seed: int, inputs: int = 6, samples: int = 90, spread: float = 2.0) ->
     M=st.sampled_from([None, 12]),
     returning=st.booleans(),
 )
-def test_the_classifier_is_the_centralised_one_for_any_partition_and_order(
-    centre, knobs, seed, clients, beta, M, returning
-):
+def test_the_classifier_is_the_centralised_one_for_any_partition_and_order(knobs, seed, clients, beta, M, returning):
     """Classes that come back included; the order of the clients' turns is drawn, too."""
     rng = np.random.default_rng(seed)
     pooled = draw_tasks(rng, 5, [3, 2, 2], [[60], [50], [40]], offset=1.0)
     if returning:
         pooled[2] = [(Z, labels % 6) for Z, labels in pooled[2]]
     tasks = dealt(rng, pooled, clients, beta)
-    method, context = FedLDA(M=M, centre=centre, **knobs), context_of(5)
-    server, offset = method.server(context), 0.0
+    method, context = FedLDA(M=M, **knobs), context_of(5)
+    server = method.server(context)
     for task, own, (Z, labels) in zip(stream_of(tasks), tasks, oracle.pooled(tasks), strict=True):
         learn_task(method, context, server, task, own, rng.permutation(len(own)))
         P = projection_of(server)
         H = Z if P is None else np.maximum(Z @ P, 0)
-        if task.index == 0 and centre != "none":
-            offset = H.mean(axis=0)
-        W, b = oracle.lda(H, labels, **knobs, offset=offset)
+        W, b = oracle.lda(H, labels, **knobs)
         assert relative_error(server.model()["W"], W) < 1e-8
         assert relative_error(server.model()["bias"], b) < 1e-8
 
@@ -141,7 +134,7 @@ def test_the_boundary_of_two_spherical_classes_is_at_the_midpoint():
     along, across = means[1] - means[0], np.array([1.0, 1, 1, 0])
     assert along @ across == 0
     points = np.array([middle, middle + 7 * across, middle + 0.01 * along, middle - 0.01 * along])
-    for method in (FedLDA(), FedLDA(shrinkage="oas"), FedLDA(prior="counts"), FedLDA(centre="all_tasks")):
+    for method in (FedLDA(), FedLDA(shrinkage="oas"), FedLDA(prior="counts")):
         differences = np.diff(scores_of(method, Z, labels, points), axis=1)[:, 0]
         assert np.abs(differences[:2]).max() < 1e-10
         assert differences[2] > 0 > differences[3]
@@ -224,14 +217,9 @@ def test_erratum_slda_weighs_deviations_by_the_count_of_all_samples():
         assert relative_error(exact, oracle.slda_mended(X[order], labels[order], 3)) < 1e-13
 
 
-@pytest.mark.parametrize(
-    ("centre", "least", "most"), [("none", 1e-3, 1.0), ("later_tasks", 1e-3, 1.0), ("all_tasks", 0.0, 1e-4)]
-)
-def test_means_that_are_far_larger_than_the_spread(centre, least, most, caplog):
-    """In float32 on the wire, offset 1000: what is summed is lost, and told; around the mean it is not.
-
-    With `later_tasks` the first task's sums came without an offset, and what rounding did to them stays.
-    """
+@pytest.mark.parametrize(("wire", "least", "most"), [("float32", 1e-3, 1.0), ("float64", 0.0, 1e-4)])
+def test_means_that_are_far_larger_than_the_spread(wire, least, most, caplog):
+    """Offset 1000: what is summed is lost in float32, and told; in float64 it is not."""
     rng = np.random.default_rng(0)
     tasks = draw_tasks(rng, 6, [3, 2], [[70, 50], [60, 40]], offset=1000.0)
     *_, (Z, labels) = oracle.pooled(tasks)
@@ -239,35 +227,13 @@ def test_means_that_are_far_larger_than_the_spread(centre, least, most, caplog):
     expected = Z @ W + b
     expected -= expected.mean(axis=1, keepdims=True)
     with caplog.at_level(logging.WARNING):
-        server, _ = learn(FedLDA(centre=centre, shrinkage=0.01), context_of(6, wire="float32"), tasks)
+        server, _ = learn(FedLDA(shrinkage=0.01), context_of(6, wire=wire), tasks)
     found = server.predict(torch.from_numpy(Z)).numpy()
     found -= found.mean(axis=1, keepdims=True)
     error = np.abs(found - expected).max() / np.abs(expected).max()
     assert least <= error <= most
-    assert bool(caplog.records) == (centre != "all_tasks")
+    assert bool(caplog.records) == (wire == "float32")
     assert all("condition number" in record.message for record in caplog.records)
-
-
-def test_what_centring_costs_and_when():
-    """M numbers down once per client; with all_tasks a round of M + 1 numbers up in the first task."""
-    tasks = draw_tasks(np.random.default_rng(0), 6, [3, 2], [[20], [20]])
-    context, (first, second) = context_of(6, wire="float32"), stream_of(tasks)
-    for centre, rounds in (("none", 1), ("later_tasks", 1), ("all_tasks", 2)):
-        method = FedLDA(M=20, centre=centre)
-        server, client = method.server(context), method.client(context)
-        assert [server.rounds(first), server.rounds(second)] == [rounds, 1]
-        plain = server.broadcast(first, 0).nbytes
-        if centre == "all_tasks":
-            upload = turn(client, shard_of(0, 0, *tasks[0][0]), server.broadcast(first, 0))
-            assert upload.stage == "offset"
-            assert on_wire(upload, method, context).nbytes == 4 * 20 + 4
-        learn_task(method, context, server, first, tasks[0])
-        later = server.broadcast(second, 0)
-        assert later.nbytes - plain == (0 if centre == "none" else 8 * 20) - 4
-        assert later.cached == (frozenset() if centre == "none" else {"offset"})
-        H = np.maximum(tasks[0][0][0] @ projection_of(server), 0)
-        if centre != "none":
-            assert relative_error(later["offset"], H.mean(axis=0)) < 1e-6
 
 
 def test_uploads_that_contradict_themselves_are_told(caplog):
@@ -287,12 +253,11 @@ def test_uploads_that_contradict_themselves_are_told(caplog):
     assert torch.isfinite(server.model()["W"]).all()
 
 
-@pytest.mark.parametrize("centre", CENTRES)
-def test_an_absent_class_never_wins_and_changes_nothing(centre):
+def test_an_absent_class_never_wins_and_changes_nothing():
     Z, labels = blobs(0)
     absent = np.where(labels == 2, 3, labels)
     X = blobs(1)[0]
-    with_gap, without = scores_of(FedLDA(centre=centre), Z, absent, X), scores_of(FedLDA(centre=centre), Z, labels, X)
+    with_gap, without = scores_of(FedLDA(), Z, absent, X), scores_of(FedLDA(), Z, labels, X)
     assert np.isfinite(with_gap).all()
     assert np.abs(with_gap[:, [0, 1, 3]] - without).max() < 1e-9 * np.abs(without).max()
     assert (with_gap[:, 2] < -1e100).all()

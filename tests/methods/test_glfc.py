@@ -21,7 +21,6 @@ from tests.methods.glfc_harness import (
     glfc,
     learnt,
     made,
-    published,
     scripted,
     short_descent,
     state_of_client,
@@ -157,33 +156,18 @@ def test_by_entropy_the_last_tasks_classes_are_learnt_when_the_signal_comes_and_
     assert federation.state.client_samples_kept == 8 + 12 + 12
 
 
-def test_by_entropy_a_second_signal_in_a_task_changes_nothing_unless_published(monkeypatch):
-    """Published, learnt classes are counted twice, and lists cut to a share of twice as many."""
-    told = [2.0, 1.0, 1.0, 2.4, 1.0, 2.4]
-    kept = {}
-    for method in (glfc(signal="entropy", training=training(rounds=3)), published(rise=1.2)):
-        scripted(monkeypatch, told)
-        method.training = training(rounds=3, weighting=method.training.weighting)
-        lengths = []
-        scripted(monkeypatch, told)
-        federation = made(method, ONE[:2])
-        federation.run(
-            lambda done, lengths=lengths: lengths.append(
-                sum(len(v) for n, v in state_of_client(done, 0).items() if n.startswith("images."))
-            ),
-            every=1,
-        )
-        kept[method.variant] = lengths, classes(federation, 0)
+def test_by_entropy_a_second_signal_in_a_task_changes_nothing(monkeypatch):
+    scripted(monkeypatch, [2.0, 1.0, 1.0, 2.4, 1.0, 2.4])
+    lengths = []
+    federation = made(glfc(signal="entropy", training=training(rounds=3)), ONE[:2])
+    federation.run(
+        lambda done: lengths.append(
+            sum(len(v) for n, v in state_of_client(done, 0).items() if n.startswith("images."))
+        ),
+        every=1,
+    )
     # A checkpoint after every round: the memory is there from the second task's first on.
-    assert kept["working"] == ([0, 0, 0, 8, 8, 8], [0, 1])
-    assert kept["published"] == ([0, 0, 0, 8, 8, 4], [0, 1, 0, 1])
-
-
-def test_published_lists_may_be_longer_than_all_samples_of_a_client(monkeypatch):
-    """The server refused the client's number of samples, which counted each of them as often as it was in the list."""
-    scripted(monkeypatch, [2.0, 1.0, 2.4, 1.0])
-    federation = learnt(published(rise=1.2, memory=100), ONE[:2])
-    assert federation.state.client_samples_kept > 100
+    assert (lengths, classes(federation, 0)) == ([0, 0, 0, 8, 8, 8], [0, 1])
 
 
 def test_exemplars_by_signal_are_herded_under_the_model_that_came_with_it(monkeypatch):
@@ -297,7 +281,7 @@ def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monk
 # Resume, scarce labels, classes that come back ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [glfc(), glfc(signal="entropy", rise=0.01), published()], ids=["b", "e", "p"])
+@pytest.mark.parametrize("method", [glfc(), glfc(signal="entropy", rise=0.01)], ids=["b", "e"])
 def test_classes_that_come_back_are_learnt_and_kept_once(method):
     first, second = image_tasks(np.random.default_rng(0), [4, 4], [[16, 12], [14, 10]])
     tasks = [first, [(samples, labels - 2) for samples, labels in second]]
@@ -326,9 +310,6 @@ def test_a_client_without_a_label_takes_no_part():
     [
         ({"loss_classes": "task"}, "method.loss_classes=task"),
         ({"trains": "features"}, "method.trains=features: method.proxy=reconstruct"),
-        ({"variant": "published"}, "method.signal=boundary contradicts method.variant=published"),
-        ({"variant": "published", "signal": "entropy"}, "method.training.weighting=samples"),
-        ({"variant": "published", "signal": "entropy", "proxy": "none"}, "method.proxy=none"),
     ],
     ids=str,
 )

@@ -185,19 +185,7 @@ def test_groups_matter_from_the_third_task_on():
 # Knobs ----------------------------------------------------------------------------------------------------------------
 
 
-def test_the_published_radius_is_refused_and_the_rest_of_the_public_code_is_named():
-    with pytest.raises(UserError, match="variant=published.*real images of all clients") as refused:
-        LGA(variant="published")
-    named = dict(part.split("=") for part in str(refused.value).split("(")[1].split(",")[0].split())
-    knobs = {name.removeprefix("method."): value for name, value in named.items()}
-    assert LGA(**knobs).noise == "squared"
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [{"groups": "paper"}, {"lam": 0}, {"proxy_init": -1}, {"best_perf": "round"}, {"radius": -0.1}, {"noise": "none"}],
-    ids=str,
-)
+@pytest.mark.parametrize("knobs", [{"groups": "paper"}, {"lam": 0}, {"proxy_init": -1}, {"radius": -0.1}], ids=str)
 def test_wrong_knobs_name_the_key(knobs):
     with pytest.raises(UserError, match=rf"method\.{next(iter(knobs))}"):
         typed_instance(LGA, knobs, "method")

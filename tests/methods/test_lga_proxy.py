@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.engine.validation import first_objection
 from fcl_bench.methods.exemplars.lga import LGA, RADIUS, LGAServer, augmented_features
-from fcl_bench.methods.exemplars.proxy import RESETS, Inversion
+from fcl_bench.methods.exemplars.proxy import Inversion
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
 from tests.methods import lga_oracle
@@ -104,8 +104,7 @@ SCRIPT = [[0.9, 0.5, 0.7], [0.6, 0.8, 0.2], [0.3, 0.1, 0.2]]
 
 
 @pytest.mark.parametrize("proxy_init", [0, 1, 3])
-@pytest.mark.parametrize("best_perf", RESETS)
-def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, proxy_init):
+def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, proxy_init):
     """By performances that are made up: which of the models after each round each task's clients are held to."""
     models, teachers, step = {}, {}, LGAServer.server_step
 
@@ -116,16 +115,14 @@ def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, prox
 
     monkeypatch.setattr(LGAServer, "accuracy_around", lambda self: SCRIPT[self.task][self._round])
     monkeypatch.setattr(LGAServer, "server_step", stepped)
-    learnt(proxied(training=training(rounds=3), best_perf=best_perf, proxy_init=proxy_init))
-    expected = lga_oracle.best_models(SCRIPT, proxy_init, best_perf)
+    learnt(proxied(training=training(rounds=3), proxy_init=proxy_init))
+    expected = lga_oracle.best_models(SCRIPT, proxy_init)
     assert teachers[0] == {}
     for task in (1, 2):
         assert same(teachers[task], models[expected[3 * task][0]])
 
 
-@pytest.mark.parametrize(("best_perf", "kept"), [("never", 0.4), ("task", 0.0)])
-def test_gradients_that_come_late_in_first_rounds_leave_the_bar_of_an_earlier_task(monkeypatch, best_perf, kept):
-    """It fell to 0 in rounds that count as 0, so that any model took the earlier task's place."""
+def test_gradients_that_come_late_in_first_rounds_leave_the_bar_at_0(monkeypatch):
     bars, step = {}, LGAServer.server_step
     monkeypatch.setattr(LGAServer, "accuracy_around", lambda self: 0.9 if self.task == 0 else 0.4)
 
@@ -136,21 +133,18 @@ def test_gradients_that_come_late_in_first_rounds_leave_the_bar_of_an_earlier_ta
             bars[self.task, self._round] = self.best.performance
 
     monkeypatch.setattr(LGAServer, "server_step", stepped)
-    learnt(proxied(training=training(rounds=4, fraction=0.4), best_perf=best_perf, proxy_init=3))
+    learnt(proxied(training=training(rounds=4, fraction=0.4), proxy_init=3))
     late = {round_: bar for (task, round_), bar in bars.items() if task > 0 and round_ < 3}
     assert late
-    assert set(late.values()) == {kept}
+    assert set(late.values()) == {0.0}
 
 
 def test_the_best_models_by_hand():
-    """The first task's is .9. With "never" the second's .8 does not reach it; with "once" it does, and the third's
-    .3 does not reach .8."""
-    last = {reset: [lga_oracle.best_models(SCRIPT, 0, reset)[i] for i in (0, 3, 6, 8)] for reset in RESETS}
-    assert last["task"] == [(None, "0.0"), ("0.0", "1.0"), ("1.1", "2.0"), ("1.1", "2.0")]
-    assert last["once"] == [(None, "0.0"), ("0.0", "1.0"), ("1.1", "1.1"), ("1.1", "1.1")]
-    assert last["never"] == [(None, "0.0"), ("0.0", "0.0"), ("0.0", "0.0"), ("0.0", "0.0")]
+    """The first task's is .9, the second's .8, the third's .3."""
+    found = lga_oracle.best_models(SCRIPT, 0)
+    assert [found[i] for i in (0, 3, 6, 8)] == [(None, "0.0"), ("0.0", "1.0"), ("1.1", "2.0"), ("1.1", "2.0")]
     # Rounds that count as 0: the last of them is the best until a later one is above 0.
-    assert lga_oracle.best_models(SCRIPT, 2, "task")[1:4] == [(None, "0.1"), (None, "0.2"), ("0.2", "1.0")]
+    assert lga_oracle.best_models(SCRIPT, 2)[1:4] == [(None, "0.1"), (None, "0.2"), ("0.2", "1.0")]
 
 
 def test_without_noise_the_accuracy_is_that_of_the_monitor_images():
@@ -163,21 +157,18 @@ def test_without_noise_the_accuracy_is_that_of_the_monitor_images():
 
 
 def test_noise_around_the_features_is_the_monitors(monkeypatch):
-    """Radius, labels and kind of noise reach it, five features per image are counted, and seeds differ by round."""
+    """Radius and labels reach it, five features per image are counted, and seeds differ by round."""
     asked = []
 
-    def augmented(features, labels, radius, seed, published):
-        asked.append((features.shape, radius, seed, published))
-        return augmented_features(features, labels, radius, seed, published)
+    def augmented(features, labels, radius, seed):
+        asked.append((features.shape, radius, seed))
+        return augmented_features(features, labels, radius, seed)
 
     monkeypatch.setattr("fcl_bench.methods.exemplars.lga.augmented_features", augmented)
-    server = learnt(proxied(noise="squared", radius=0.2), "images", SIZES[:2]).server
-    assert [radius for _, radius, _, _ in asked] == [0.2] * 2 + [server.radius] * 2
-    assert len({seed for _, _, seed, _ in asked}) == 4
-    assert all(published for *_, published in asked)
+    server = learnt(proxied(radius=0.2), "images", SIZES[:2]).server
+    assert [radius for _, radius, _ in asked] == [0.2] * 2 + [server.radius] * 2
+    assert len({seed for _, _, seed in asked}) == 4
     assert {shape[1] for shape, *_ in asked} == {server.start.dimension}
-    learnt(proxied(), "images", SIZES[:1])
-    assert not asked[-1][-1]
 
 
 def test_without_a_proxy_server_nobody_sends_sums_or_gradients():

@@ -1,4 +1,4 @@
-"""RegMean against least squares in NumPy, its limits and resumed runs; and against AFL."""
+"""RegMean against least squares in NumPy, its limits and resumed runs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.transformers.regmean import RegMean
-from fcl_bench.protocol.context import TestBatch
 from fcl_bench.protocol.message import Message
 from tests.methods.classical_harness import INPUTS, SIZES, exchanged, feature_tasks, federation, pictures
-from tests.methods.harness import relative_error
 from tests.methods.regmean_harness import EXACT, joint, model_of_server, regmean
 from tests.methods.training_harness import images_stream, learn_images, tiny_context
 from tests.methods.whole_runs import feature_context, learnt, model_of, same
@@ -161,92 +158,12 @@ def test_clients_without_labels_take_no_part():
     assert not {(0, 1), (2, 0)} & sent
 
 
-# AFL ------------------------------------------------------------------------------------------------------------------
-
-
-def bridge(gamma: float, **knobs) -> RegMean:
-    return RegMean(trains="features", local="ridge", gamma=gamma, **knobs)
-
-
-@pytest.mark.parametrize("recurring", [False, True])
-@pytest.mark.parametrize("gamma", [0.0, 1e-3, 1.0, 300.0])
-def test_with_ridge_solutions_it_is_afl(gamma, recurring):
-    """After every task, to 1e-9 in float64; clients come late, miss a task, or have a single sample."""
-    context, tasks = feature_context(INPUTS, **EXACT), feature_tasks(recurring)
-    ends: dict[str, list[torch.Tensor]] = {}
-    for method in (bridge(gamma), AFL(gamma=gamma)):
-        found = ends.setdefault(method.name, [])
-        learn_images(method, context, tasks, after=lambda _, server, found=found: found.append(server.model()["W"]))
-    for ours, theirs in zip(ends["regmean"], ends["afl"], strict=True):
-        assert ours.dtype == torch.float64
-        assert relative_error(ours, theirs.numpy()) < 1e-9
-    Z, labels = (torch.cat([client[part] for task in tasks for client in task]).numpy() for part in (0, 1))
-    pooled = np.linalg.lstsq(Z, np.eye(labels.max() + 1)[labels], rcond=None)[0]
-    assert relative_error(ends["regmean"][-1], pooled) < 1e-9
-
-
-@pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_with_fewer_samples_than_features_it_is_afl_too(gamma):
-    """What is left of the sum of the Gram matrices is singular, and both say so."""
-    context, tasks = feature_context(40, **EXACT), feature_tasks(inputs=40)
-    tasks = [clients[:2] for clients in tasks[:1]]
-    servers = [learn_images(method, context, tasks) for method in (bridge(gamma), AFL(gamma=gamma))]
-    ours, theirs = (server.model()["W"] for server in servers)
-    assert relative_error(ours, theirs.numpy()) < 1e-9
-    Z, labels = (torch.cat([client[part] for client in tasks[0]]).numpy() for part in (0, 1))
-    assert relative_error(ours, np.linalg.pinv(Z) @ np.eye(3)[labels]) < 1e-9
-    assert [bool(server.report()["trouble"]) for server in servers] == [True, True]
-
-
-@pytest.mark.parametrize("wire", ["float32", "float16"])
-def test_its_uploads_are_afls_byte_for_byte_and_so_are_its_predictions(wire):
-    runs = [
-        learnt(method, feature_context(INPUTS, wire=wire), feature_tasks()) for method in (bridge(1.0), AFL(gamma=1.0))
-    ]
-    ours, theirs = (exchanged(run) for run in runs)
-    assert [row.up_bytes for row in ours] == [row.up_bytes for row in theirs]
-    assert wire != "float32" or ours[0].up_bytes == 4 * (INPUTS**2 + 3 * INPUTS)
-    assert (ours[0].down_bytes, theirs[0].down_bytes) == (12, 12 + 8)
-    batch = TestBatch.of(torch.from_numpy(np.random.default_rng(1).standard_normal((50, INPUTS))))
-    scores = [run.server.classify(batch).scores for run in runs]
-    torch.testing.assert_close(*scores, rtol=1e-9, atol=1e-9)
-
-
-def test_a_merge_by_gram_matrices_without_the_regulariser_would_not_be_afl():
-    """The check has teeth: with G_k in place of C_k, or K gamma left in, the solution is another."""
-    [clients] = feature_tasks()[:1]
-    sums = dict.fromkeys(("CW", "GW", "C", "G"), 0)
-    for Z, labels in ((Z.numpy(), labels.numpy()) for Z, labels in clients if len(labels)):
-        G, C = Z.T @ Z, Z.T @ Z + np.eye(INPUTS)
-        W = np.linalg.solve(C, Z.T @ np.eye(3)[labels])
-        for key, value in (("CW", C @ W), ("GW", G @ W), ("C", C), ("G", G)):
-            sums[key] = sums[key] + value
-    W = learn_images(bridge(1.0), feature_context(INPUTS, **EXACT), [clients]).model()["W"]
-    assert relative_error(W, np.linalg.solve(sums["G"], sums["CW"])) < 1e-9
-    assert relative_error(W, np.linalg.solve(sums["C"], sums["CW"])) > 1e-3
-    assert relative_error(W, np.linalg.solve(sums["G"], sums["GW"])) > 1e-3
-
-
 # Knobs ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("method", "told"),
-    [
-        (regmean(server_optimizer="adam"), r"method\.training\.server_optimizer=adam: .*server_optimizer=average"),
-        (RegMean(local="ridge"), r"method\.trains=images: method\.local=ridge .* \(method\.trains=features, or"),
-        (bridge(1.0, ccvr="gaussian"), r"method\.ccvr=gaussian: method\.local=ridge"),
-    ],
-)
-def test_knobs_that_contradict_each_other_are_refused(method, told):
-    context = tiny_context() if method.trains == "images" else feature_context()
-    with pytest.raises(UserError, match=told):
-        method.check(context, [2, 2])
-
-
-def test_ridge_solutions_take_one_round():
-    [task, *_] = images_stream(feature_tasks())
-    assert (bridge(1.0).stages(task), len(regmean(rounds=7).stages(task))) == (["model"], 7)
+def test_another_optimiser_at_the_server_is_refused():
+    with pytest.raises(UserError, match=r"method\.training\.server_optimizer=adam: .*server_optimizer=average"):
+        regmean(server_optimizer="adam").check(tiny_context(), [2, 2])
 
 
 def test_the_gaussian_head_works_beside_it():

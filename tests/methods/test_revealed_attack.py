@@ -36,7 +36,7 @@ def directions(upload: Message, gamma: float) -> list[torch.Tensor]:
 ATTACKED = {
     **{name: small(name) for name in ("stsa", "air", "ranpac", "afl", "afcl", "fedran", "centred_sketch", "fedncm")},
     **{name: small(name) for name in ("fedlda", "fedfecam", "stsa_e")},
-    "folds": RanPAC(M=8, ridge="folds", folds=3),
+    "held out": RanPAC(M=8, ridge="held_out"),
     "power 1": FedFeCAM(M=8, tukey=1),
 }
 

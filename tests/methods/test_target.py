@@ -62,22 +62,19 @@ def test_the_hand_value():
     assert float(loss) == pytest.approx(25 * 0.839606, abs=2e-5)
 
 
-@pytest.mark.parametrize("send", ["images", "generator"])
-def test_a_clients_round_is_that_of_the_equations(send, monkeypatch):
+def test_a_clients_round_is_that_of_the_equations(monkeypatch):
     """Two steps of SGD by hand, cross-entropy over the task's classes and distillation of the recorded images."""
-    method = target({"batch_size": 4, "rounds": 1, "momentum": 0.0, "weight_decay": 0.0}, send=send, kd=3.0)
+    method = target({"batch_size": 4, "rounds": 1, "momentum": 0.0, "weight_decay": 0.0}, kd=3.0)
     _, half, client_data, broadcast = second_task(method, client=2)  # 8 samples of columns 3 and 4
     own, made = [], []
     loss_of = Rehearsed.loss
 
     def recording(self, network, inputs, labels):
         own.append((inputs.clone(), labels.clone()))
-        source = self._synthetic
-        self._synthetic = lambda count: (made.append(source(count)), made[-1])[1]
-        try:
+        drawn = self._pool.next
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self._pool, "next", lambda count: (made.append(drawn(count)), made[-1])[1])
             return loss_of(self, network, inputs, labels)
-        finally:
-            self._synthetic = source
 
     monkeypatch.setattr(Rehearsed, "loss", recording)
     upload = turn(half, client_data, broadcast)
@@ -194,32 +191,26 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("generator-float16", "generator-float32")
 @pytest.mark.parametrize("wire", ["float32", "float16"])
-@pytest.mark.parametrize("send", ["images", "generator"])
-def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formula(send, wire):
-    """|theta| and n images of 3 s^2 bytes, or |theta| and the generator, in float32 whatever the wire of uploads."""
+def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formula(wire):
+    """|theta| in float32 and n images of 3 s^2 bytes, whatever the wire of uploads."""
     context, tasks = tiny_context(wire=wire), pictures()
     knobs = {"rounds": 3, "fraction": 0.6}
-    ours = learnt(target(knobs, send=send), context, tasks)
+    ours = learnt(target(knobs), context, tasks)
     theirs = learnt(FedAvg(training(**knobs), loss_classes="task"), context, tasks)
     body = sum(value.numel() for name, value in model_of(theirs).items() if name.startswith("body."))
-    dimension, side = context.network.dimension, 2
-    width = 128 * side**2
-    generator = (NOISE + 1) * width + 2 * 128 + 9 * 128 * 128 + 2 * 128 + 9 * 128 * 64 + 2 * 64 + 3 * (9 * 64 + 1)
+    dimension = context.network.dimension
     old, told = [0, 3, 5], set()
     for own, plain in zip(ours.state.ledger.uploads, theirs.state.ledger.uploads, strict=True):
         assert own.up_bytes == plain.up_bytes
         more = 0
         if own.down_bytes and own.task and (own.task, own.client) not in told:
             teacher = 4 * (body + old[own.task] * (dimension + 1))
-            more = teacher + (POOL * 3 * 8 * 8 if send == "images" else 4 * generator)
+            more = teacher + POOL * 3 * 8 * 8
             told.add((own.task, own.client))
         assert own.down_bytes - plain.down_bytes == more
     assert {task for task, _ in told} == {1, 2}
-    images = 2 * POOL if send == "images" else 0
-    assert ours.server.privacy()["synthetic_images"] == images
-    assert ours.server.report().get("generator_bytes", 0) == (0 if images else 4 * generator)
+    assert ours.server.privacy()["synthetic_images"] == 2 * POOL
 
 
 def test_clients_keep_nothing_but_what_they_received():
@@ -232,17 +223,16 @@ def test_clients_keep_nothing_but_what_they_received():
 
 
 @pytest.mark.slow
-def test_both_ways_the_run_has_pictures_with_the_classes_that_the_teacher_sees():
-    for send in ("images", "generator"):
-        found = federation(target(send=send))
-        shown = found.server.pictures()["synthetic"]
-        assert shown.images.dtype == torch.uint8
-        assert shown.images.shape == (32, 3, 8, 8)
-        assert shown.tasks.tolist() == [0] * 16 + [1] * 16
-        assert int(shown.labels[:16].max()) < 3
-        assert int(shown.labels[16:].max()) < 5
-        assert len(found.server.report()["synthesis_right"]) == 2
-        assert all(0 <= share <= 1 for share in found.server.report()["synthesis_right"])
+def test_the_run_has_pictures_with_the_classes_that_the_teacher_sees():
+    found = federation(target())
+    shown = found.server.pictures()["synthetic"]
+    assert shown.images.dtype == torch.uint8
+    assert shown.images.shape == (32, 3, 8, 8)
+    assert shown.tasks.tolist() == [0] * 16 + [1] * 16
+    assert int(shown.labels[:16].max()) < 3
+    assert int(shown.labels[16:].max()) < 5
+    assert len(found.server.report()["synthesis_right"]) == 2
+    assert all(0 <= share <= 1 for share in found.server.report()["synthesis_right"])
 
 
 # The public code's variant --------------------------------------------------------------------------------------------
@@ -318,7 +308,6 @@ def test_a_client_with_a_single_sample_trains_beside_synthetic_ones():
         {"temperature": 0},
         {"synthetic_batch": 1},
         {"variant": "code"},
-        {"send": "model"},
         {"loss_classes": "old"},
     ],
     ids=str,
@@ -329,8 +318,6 @@ def test_wrong_knobs_name_the_key(knobs):
 
 
 def test_what_contradicts_is_refused():
-    with pytest.raises(UserError, match=r"method.send=generator contradicts method.variant=published \(method.send=im"):
-        TARGET(send="generator", variant="published")
     with pytest.raises(UserError, match=r"method.trains=features: method=target makes images \(method.trains=images\)"):
         TARGET(trains="features")
 

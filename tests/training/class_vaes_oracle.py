@@ -50,7 +50,7 @@ def plain_loss(parts, x, noise, kl):
     return ((plain_decoded(parts, z) - x) ** 2).sum(dim=1) + kl * plain_kl(m, v, zero, zero), m, v
 
 
-def plain_fit(weights, x, key, wanted=None, fit=FIT, spread=None):
+def plain_fit(weights, x, key, wanted=None, fit=FIT):
     """torch's own Adam on one class's samples, by the class's own stream."""
     parts = [part.clone().requires_grad_() for part in plain_parts(weights)]
     knobs = fit.training
@@ -65,10 +65,7 @@ def plain_fit(weights, x, key, wanted=None, fit=FIT, spread=None):
             loss, m, v = plain_loss(parts, x[rows].double(), noise, fit.kl)
             if wanted is not None:
                 alpha, mean, log_variance = wanted
-                target = mean[rows].double()
-                if spread is not None:
-                    target = target + spread[rows].double() * normals(further(of_step, 0), noise.numel()).view_as(noise)
-                loss = loss + alpha * plain_kl(m, v, target, log_variance[rows].double())
+                loss = loss + alpha * plain_kl(m, v, mean[rows].double(), log_variance[rows].double())
             adam.zero_grad()
             loss.mean().backward()
             adam.step()
@@ -83,5 +80,4 @@ def plain_fused(teachers, key, known, method=FIT):
     x = torch.cat([plain_decoded(own, latents) for own in parts])
     means, log_variances = zip(*(plain_posterior(own, x) for own in parts), strict=True)
     wanted = (method.alpha, sum(means) / len(parts), sum(log_variances) / len(parts)) if method.alpha else None
-    spread = sum(v.exp() for v in log_variances).sqrt() / len(parts) if method.published else None
-    return plain_fit(teachers[at], x, further(key, 2), wanted, method, spread)
+    return plain_fit(teachers[at], x, further(key, 2), wanted, method)

@@ -10,7 +10,6 @@ from torch.nn.functional import batch_norm, conv2d, leaky_relu
 from fcl_bench.data.images.batches import Augment, Standardise
 from fcl_bench.errors import UserError
 from fcl_bench.methods.data_free.generators.images import (
-    GeneratedImages,
     ImageGenerator,
     ImagePool,
     agreement,
@@ -222,14 +221,10 @@ def test_pools_images_are_what_the_network_sees_of_bytes():
     torch.testing.assert_close(images, STANDARDISE(numbered(7))[numbers_of(images)], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("kind", ["pool", "generator"])
-def test_synthetic_samples_have_a_random_stream_of_their_own(kind):
+def test_synthetic_samples_have_a_random_stream_of_their_own():
     def source(seed):
-        if kind == "pool":
-            drawn = pool(50, seed, "crop_flip")
-            return lambda: drawn.next(9)
-        generated = GeneratedImages(made(), seed, Augment("crop_flip"), STANDARDISE)
-        return lambda: generated.next(9)
+        drawn = pool(50, seed, "crop_flip")
+        return lambda: drawn.next(9)
 
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -241,20 +236,6 @@ def test_synthetic_samples_have_a_random_stream_of_their_own(kind):
     assert all(torch.equal(batch, second()) for batch in theirs)
     assert not torch.equal(theirs[0], theirs[1])
     assert not torch.equal(theirs[0], other())
-
-
-def test_generated_images_are_the_generators_by_statistics_of_the_batch():
-    """Running statistics are not sent; they play no part, and no gradient is kept."""
-    generator = made()
-    source = GeneratedImages(generator, 3, Augment("none"), STANDARDISE)
-    noise = generator.noise(6, torch.Generator().manual_seed(3))
-    expected = made().train()(noise).detach()
-    with torch.no_grad():
-        generator.eval().second_norm.running_var.fill_(77.0)
-    found = source.next(6)
-    assert not found.requires_grad
-    torch.testing.assert_close(found, STANDARDISE.pixels(expected))
-    assert 0 <= float(source.pixels(5).min()) <= float(source.pixels(5).max()) <= 1
 
 
 def test_pixels_and_bytes_are_standardised_alike():

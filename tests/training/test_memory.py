@@ -23,15 +23,15 @@ from fcl_bench.methods.exemplars.memory import (
 # Herding --------------------------------------------------------------------------------------------------------------
 
 
-def plain_herding(phi, count, again: bool = False) -> list[int]:
-    """Algorithm 4 of iCaRL word for word, in whatever numbers `phi` has; `again`: as code that forgets to exclude."""
+def plain_herding(phi, count) -> list[int]:
+    """Algorithm 4 of iCaRL word for word, in whatever numbers `phi` has."""
     dimensions = range(len(phi[0]))
     mean = [sum(x[k] for x in phi) / len(phi) for k in dimensions]
     order: list[int] = []
     for i in range(1, min(count, len(phi)) + 1):
         best = None
         for candidate, x in enumerate(phi):
-            if candidate in order and not again:
+            if candidate in order:
                 continue
             gap = [mean[k] - (x[k] + sum(phi[j][k] for j in order)) / i for k in dimensions]
             distance = sum(value * value for value in gap)
@@ -49,19 +49,8 @@ def test_herding_by_hand():
     makes 3 the nearer one in float64, and in exact numbers the rule for ties begins with 2."""
     assert herd(torch.tensor(HAND, dtype=torch.float64), 3).tolist() == [3, 2, 0]
     assert plain_herding(HAND, 3) == [3, 2, 0]
-    assert plain_herding(HAND, 3, again=True) == [3, 2, 3]
     exact = [tuple(Fraction(str(value)) for value in row) for row in HAND]
     assert plain_herding(exact, 3) == [2, 3, 0]
-
-
-def test_herding_as_published_chooses_a_sample_again_and_fills_any_list():
-    """3, 2, 3 of the specification; a list longer than the class goes on, and begins as a shorter one does."""
-    hand = torch.tensor(HAND, dtype=torch.float64)
-    assert herd(hand, 3, again=True).tolist() == [3, 2, 3]
-    longer = herd(hand, 9, again=True).tolist()
-    assert len(longer) == 9
-    assert herd(hand, 6, again=True).tolist() == longer[:6]
-    assert herd(hand[:1], 3, again=True).tolist() == [0, 0, 0]
 
 
 def test_herding_by_hand_in_numbers_without_rounding():

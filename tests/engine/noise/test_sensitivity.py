@@ -70,8 +70,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert {name for name, uploads in found.items() if uploads.one_sample()} == STATISTICS - set(ALIASES)
     assert {name for name, uploads in found.items() if uploads.only_models} == UPDATES
     assert not uploads_of(AFL()).one_sample(), "a solution depends on one sample as nobody has bounded it"
-    assert not uploads_of(FedLDA(centre="later_tasks")).one_sample()
-    assert not uploads_of(RanPAC(ridge="folds")).one_sample()
+    assert not uploads_of(RanPAC(ridge="held_out")).one_sample()
     assert not uploads_of(class_of("fedavg")(ccvr="gaussian")).only_models
     assert uploads_of(class_of("fedicarl")(classify="softmax")).only_models
 

@@ -19,7 +19,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.environment import exact_kernels
-from fcl_bench.errors import UserError, require_memory
+from fcl_bench.errors import require_memory
 from fcl_bench.methods.autoencoders import networks
 from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, fitted, fused, latents_of, posteriors
 from fcl_bench.methods.autoencoders.networks import Architecture, Bank
@@ -73,11 +73,6 @@ class FedCBC(Method):
         kl: weight of the divergence from the prior, in training and in the scores.
         alpha: weight of the divergence from earlier posteriors; 0: without.
         samples: samples drawn from an autoencoder: by a client from the received one, by the server from each.
-        scaling: how features are brought within 0 and 1, as the decoders' outputs are: range (by the smallest and the
-            largest value of each feature in the first task, clipped later on), logistic (1 / (1 + exp(-x)), without
-            any message), none.
-        variant: working; published: the latents of drawn samples are uniform within -1 and 1, the server averages
-            random z instead of posterior means, and the scores are at a random z.
     """
 
     name: ClassVar[str] = "fedcbc"
@@ -90,18 +85,6 @@ class FedCBC(Method):
     kl: float = knob(0.5, least=0)
     alpha: float = knob(0.1, least=0)
     samples: int = knob(100, least=1)
-    scaling: str = knob("range", choices=("range", "logistic", "none"))
-    variant: str = knob("working", choices=("working", "published"))
-
-    def __post_init__(self) -> None:
-        if self.published and self.scaling != "none":
-            raise UserError(
-                f"method.scaling={self.scaling} contradicts method.variant=published", "method.scaling=none"
-            )
-
-    @property
-    def published(self) -> bool:
-        return self.variant == "published"
 
     def architecture(self, context: Context) -> Architecture:
         return Architecture(context.inputs, self.hidden, self.latent)
@@ -116,9 +99,8 @@ class FedCBC(Method):
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         shapes = self.architecture(context).shapes.items()
         parts = {name: weights(*shape, "held") for name, shape in shapes}
-        ends = {RANGE: {"low": real("d", leaks=SUMS), "high": real("d", leaks=SUMS)}}
-        model = {MODEL: {"classes": class_numbers("held", distinct=True), **parts}}
-        return {**(ends if self.scaling == "range" else {}), **model}
+        ends = {"low": real("d", leaks=SUMS), "high": real("d", leaks=SUMS)}
+        return {RANGE: ends, MODEL: {"classes": class_numbers("held", distinct=True), **parts}}
 
     def client(self, context: Context) -> Client:
         return FedCBCClient(self, context)
@@ -139,9 +121,10 @@ class _Half:
         self.architecture = method.architecture(context)
 
     def scaled(self, inputs: torch.Tensor, low: torch.Tensor | None, high: torch.Tensor | None) -> torch.Tensor:
-        """Features (n, d) as autoencoders take them, in float32; `low` and `high` (d,) are for scaling=range."""
-        if self.method.scaling == "logistic":
-            return inputs.sigmoid().float()
+        """Features (n, d) between 0 and 1 at `low` and `high` (d,), as decoders' outputs are, clipped; in float32.
+
+        The range is that of the first task; None: nobody has told it.
+        """
         if low is None or high is None:
             return inputs.float()
         low, high = low.to(inputs), high.to(inputs)
@@ -214,7 +197,7 @@ class FedCBCClient(_Half, Client):
         teachers = torch.zeros(len(columns), self.architecture.numbers, device=columns.device)
         teachers[held] = received.weights
         mean, log_variance = posteriors(self.architecture, teachers, samples)
-        return samples, Wanted(mean, log_variance, None, method.alpha * held.float())
+        return samples, Wanted(mean, log_variance, method.alpha * held.float())
 
 
 class FedCBCServer(_Half, Server):
@@ -242,12 +225,11 @@ class FedCBCServer(_Half, Server):
 
     def start_task(self, task: Task) -> None:
         self._task, self.seen = task.index, task.columns_seen
-        if self.method.scaling == "range" and self.low is None:
+        if self.low is None:
             self.query_tasks.add(task.index)
 
     def _stages(self, task: Task) -> list[str]:
-        asks = self.method.scaling == "range" and task.index in self.query_tasks
-        return [*([RANGE] if asks else []), *[MODEL] * self.method.training.rounds]
+        return [*([RANGE] if task.index in self.query_tasks else []), *[MODEL] * self.method.training.rounds]
 
     def rounds(self, task: Task) -> int:
         return len(self._stages(task))
@@ -337,19 +319,12 @@ class FedCBCServer(_Half, Server):
         with exact_kernels():
             for begin in range(0, len(inputs) if len(columns) else 0, at_once):
                 rows = scaled[begin : begin + at_once]
-                noise = self._noise(rows) if self.method.published else None
-                apart = networks.losses(parts, rows.expand(len(columns), -1, -1), noise, self.method.kl)[0]
+                apart = networks.losses(parts, rows.expand(len(columns), -1, -1), None, self.method.kl)[0]
                 found[begin : begin + at_once, columns] = -apart.T
         return found
 
-    def _noise(self, rows: torch.Tensor) -> torch.Tensor:
-        """(k, n, l) noise for each class and sample, which does not depend on the other samples of the batch."""
-        of_classes = self.keys(self.bank.columns, "scores")
-        of_pairs = networks.further(networks.keys_of_rows(rows), of_classes.unsqueeze(1))
-        return networks.normals(of_pairs.flatten(), self.method.latent).unflatten(0, of_pairs.shape)
-
     def model(self) -> dict[str, torch.Tensor]:
-        """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,) with scaling=range."""
+        """`vaes` (k, P) of the classes `columns` (k,), and `low`, `high` (d,)."""
         ends = {name: end for name, end in (("low", self.low), ("high", self.high)) if end is not None}
         return {"vaes": self.bank.weights, "columns": self.bank.columns, **ends}
 

@@ -56,13 +56,11 @@ class Wanted(NamedTuple):
 
     Attributes:
         mean, log_variance: (N, l) of the samples' posteriors.
-        spread: (N, l) standard deviation of noise that is added to the mean anew at every step; None: no noise.
         weight: (c,) alpha of each class; 0: it has no such posteriors.
     """
 
     mean: torch.Tensor
     log_variance: torch.Tensor
-    spread: torch.Tensor | None
     weight: torch.Tensor
 
 
@@ -72,7 +70,6 @@ def posteriors(
     """Mean and log-variance (N, l) of every sample under the autoencoder of its class.
 
     Args:
-        architecture: of the autoencoders.
         weights: (c, P).
         samples: of the c classes.
     """
@@ -102,10 +99,8 @@ def fitted(
     The loss of a sample is |x^ - x|^2 + kl KL(q || N(0, I)), and alpha KL(q || wanted) if one is wanted.
 
     Args:
-        architecture: of the autoencoders.
         weights: (c, P) to start from; they stay as they are.
         samples: of the c classes, at least one each.
-        method: the knobs of training, and kl.
         keys: (c,) keys of the classes' random streams.
         wanted: posteriors to be held to.
 
@@ -153,10 +148,8 @@ def _loss(
     loss, mean, log_variance = losses(parts, samples.inputs[rows], noise, kl)
     if wanted is None:
         return loss
-    target = wanted.mean[rows]
-    if wanted.spread is not None:
-        target = target + wanted.spread[rows] * normals(further(keys, 0), shape[1] * shape[2]).view(shape)
-    return loss + wanted.weight[: len(rows), None] * divergence(mean, log_variance, target, wanted.log_variance[rows])
+    apart = divergence(mean, log_variance, wanted.mean[rows], wanted.log_variance[rows])
+    return loss + wanted.weight[: len(rows), None] * apart
 
 
 class _Adam:
@@ -164,7 +157,6 @@ class _Adam:
 
     Args:
         weights: (c, P).
-        knobs: step size and decay.
     """
 
     def __init__(self, weights: torch.Tensor, knobs: VAETraining) -> None:
@@ -186,10 +178,8 @@ class _Adam:
 
 
 def latents_of(method: FedCBC, keys: torch.Tensor) -> torch.Tensor:
-    """(c, samples, l) latents for keys (c,): of the prior, or as published uniform within -1 and 1."""
-    draw = uniforms if method.published else normals
-    found = draw(keys, method.samples * method.latent).unflatten(1, (method.samples, method.latent))
-    return 2 * found - 1 if method.published else found
+    """(c, samples, l) latents of the prior for keys (c,)."""
+    return normals(keys, method.samples * method.latent).unflatten(1, (method.samples, method.latent))
 
 
 def fused(
@@ -207,11 +197,9 @@ def fused(
     was known before, else from one chosen at random.
 
     Args:
-        architecture: of the autoencoders.
         teachers: (T, P), sorted by class.
         counts: (c,) how many teachers each class has.
         known: (c,) whether the class's last teacher is the autoencoder known so far.
-        method: the knobs.
         keys: (c,) keys of the classes' random streams.
     """
     first = counts.cumsum(0) - counts
@@ -243,20 +231,16 @@ def _averaged(
 ) -> Wanted:
     """The mean over a class's teachers of their posteriors' means and log-variances, for each sample of the class.
 
-    As published, samples are held to the mean of random z, not to the mean of means; its deviation is then given, too.
-
     Args:
         architecture, teachers, samples, method: as of `fused`.
         first, counts: (c,) where the teachers of each class begin, and their number.
     """
     share = (1 / counts).repeat_interleave(samples.counts).unsqueeze(1)
-    mean, log_variance, variance = (samples.inputs.new_zeros(len(samples.inputs), architecture.latent) for _ in "abc")
+    mean, log_variance = (samples.inputs.new_zeros(len(samples.inputs), architecture.latent) for _ in range(2))
     for place in range(int(counts.max())):
         # For a class with fewer teachers its last one is taken again, with weight 0.
         counted = (place < counts).repeat_interleave(samples.counts).unsqueeze(1)
         m, v = posteriors(architecture, teachers[first + (counts - 1).clamp(max=place)], samples)
         mean += torch.where(counted, m, 0)
         log_variance += torch.where(counted, v, 0)
-        variance += torch.where(counted, v.exp(), 0)
-    spread = variance.sqrt() * share if method.published else None
-    return Wanted(mean * share, log_variance * share, spread, torch.full_like(counts, 1).float() * method.alpha)
+    return Wanted(mean * share, log_variance * share, torch.full_like(counts, 1).float() * method.alpha)

@@ -48,13 +48,6 @@ def further(keys: torch.Tensor, number: int | torch.Tensor) -> torch.Tensor:
     return _mixed(keys + (torch.as_tensor(number, device=keys.device) + 1) * _GOLDEN)
 
 
-def keys_of_rows(rows: torch.Tensor) -> torch.Tensor:
-    """A key (n,) for each of the rows (n, d) of floating-point numbers, by their bits alone."""
-    bits = rows.double().view(torch.int64)
-    places = keys(0, torch.arange(bits.shape[1], device=bits.device))
-    return _mixed((_mixed(bits ^ places)).sum(dim=1))
-
-
 def _hashes(keys: torch.Tensor, count: int) -> torch.Tensor:
     """(k, count) int64 for keys (k,). A larger count begins with the same numbers."""
     places = torch.arange(1, count + 1, device=keys.device) * _GOLDEN

@@ -48,8 +48,6 @@ class Anchored(Objective):
     """The gradient of the penalty, strength F (theta - theta*), is added to that of the loss; autograd never sees it.
 
     Args:
-        heads: the heads of the network.
-        method: the knobs.
         pairs: per parameter, itself, F and theta*, all of its shape.
     """
 

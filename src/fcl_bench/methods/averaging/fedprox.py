@@ -33,7 +33,6 @@ class Proximal(Objective):
     """Adds (strength / 2) ||w - centre||^2 to the loss, over the parameters that train.
 
     Args:
-        heads, over, rest: as of `Objective`.
         centre: where the weights are pulled to.
         strength: how hard.
         max_norm: to which the norm of the whole gradient is clipped then; None: no clipping.

@@ -33,7 +33,6 @@ def summed_squares(
     no gradient is made: those of a linear layer are outer products, so S = (g^2)' (z^2).
 
     Args:
-        network: with the weights to look at.
         names: of parameters.
         samples: (n, ...) as clients hold them.
         labels: (n,) each sample's class, as a position among the `competing` logits.

@@ -38,8 +38,6 @@ class Corrected(Objective):
     """Adds c - c_k to the gradient of every step.
 
     Args:
-        heads: the heads of the network.
-        method: the knobs.
         correction: c - c_k, of the parameters for which there is any.
 
     Attributes:

@@ -21,7 +21,6 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums, gram
-from fcl_bench.linalg.local_ridge import local_ridge
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import one_hot, positions
 from fcl_bench.methods.closed_form.ridge import RidgeClient, RidgeMethod, RidgeServer, ridge_knob
@@ -30,13 +29,9 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, COLUMN, MOMENTS, SQUARE, SUM, SUMS, Schema, gram_matrix, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
-from fcl_bench.protocol.state import restore, saved
 
 #: What helps where the recursion inverts a singular matrix.
 _REMEDY = "method.aggregation=sum needs no inverse, a larger method.gamma would make them regular"
-
-#: The attributes of a `PairwiseLaw` that a resumed run needs.
-_LAW = ("W", "inverted", "singular", "condition")
 
 
 class PairwiseLaw:
@@ -51,7 +46,6 @@ class PairwiseLaw:
 
     Args:
         size: d.
-        dtype, device: of the whole computation.
         rounding: relative error of the entries of each C_k; at least that of `dtype` is assumed.
 
     Attributes:
@@ -61,13 +55,15 @@ class PairwiseLaw:
         condition: the largest of their condition numbers, in the 1-norm.
     """
 
+    state = ("W", "inverted", "singular", "condition")
+
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device, rounding: float = 0.0) -> None:
         self.W = torch.zeros(size, 0, dtype=dtype, device=device)
         self.inverted = 0
         self.singular = 0
         self.condition = 1.0
         self._limit = 1 / max(rounding, torch.finfo(dtype).eps)
-        #: C_agg^-1; None: not computed.
+        #: C_agg^-1; None: not computed, as in a resumed run.
         self._R: torch.Tensor | None = None
 
     def add(self, C_agg: torch.Tensor, C: torch.Tensor, W: torch.Tensor) -> None:
@@ -98,15 +94,6 @@ class PairwiseLaw:
         self.condition = max(self.condition, condition)
         return R
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The state for `load_state_dict`."""
-        return saved(self, _LAW)
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore the state that `state_dict` returned; C_agg is inverted again for the next client."""
-        restore(self, _LAW, state, self.W.device)
-        self._R = None
-
 
 def inverse(A: torch.Tensor) -> tuple[torch.Tensor, float]:
     """A^-1 (d, d) by elimination, and the condition number of A in the 1-norm.
@@ -124,8 +111,18 @@ class LocalRidge(RidgeClient):
     """Solves a client's own ridge regression, as AFL and AFCL do."""
 
     def solve(self, X: torch.Tensor, Y: torch.Tensor, gamma: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13)."""
-        G, W, trouble = local_ridge(X, Y, gamma)
+        """G = X'X + gamma I (d, d) and W = G^-1 X'Y = X' (XX' + gamma I)^-1 Y, through the smaller side (Eq. 13).
+
+        With gamma 0, W is the Moore-Penrose solution.
+        """
+        G, rounding = gram(X), relative_rounding(X.dtype)
+        if len(X) < X.shape[1]:
+            W, _, trouble = solve_symmetric(gram(X.T), Y, rounding, gamma)
+            W = (W.T @ X).T
+        else:
+            # In this order the product with Y's few columns takes a third of the time of X'Y.
+            W, _, trouble = solve_symmetric(G, (Y.T @ X).T, rounding, gamma)
+        G.diagonal().add_(gamma)
         if trouble:
             self.notices.tell("client", f"a client's own solution with method.gamma={gamma:g}: {trouble}")
         return G, W

@@ -115,8 +115,7 @@ class FedFeCAMClient(ClosedFormClient):
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """n (c_t), S and T (M, held), sums of z and of h = z^tukey, and second moments of h in the columns of Q.
 
-        Q has sum h h' of each class held, packed; with a shared covariance, one column for all. If the power is 1, T is
-        S and does not travel.
+        Q has sum h h' of each class held, packed. If the power is 1, T is S and does not travel.
         """
         method, features, M = self.method, self.random_features(broadcast), self.dimension
         which = positions(client_data, broadcast["columns"])
@@ -124,21 +123,19 @@ class FedFeCAMClient(ClosedFormClient):
         # In a secure sum, columns of all classes have to be sent.
         held = list(range(len(n))) if self.context.sums else torch.nonzero(n).squeeze(1).tolist()
         S, T = (client_data.inputs.new_zeros(len(held), M) for _ in range(2))
-        moments = client_data.inputs.new_zeros(M, M)
         columns = []
         for place, number in enumerate(held):
+            moments = client_data.inputs.new_zeros(M, M)
             for Z in features.blocks(client_data.inputs[which == number]):
                 H = method.transformed(Z)
                 S[place] += Z.sum(dim=0)
                 T[place] += H.sum(dim=0)
                 add_gram(moments, H)
-            if not method.shared or place == len(held) - 1:
-                columns.append(packed(moments))
-                moments.zero_()
+            columns.append(packed(moments))
         upload = {"n": n.to(torch.int32), "S": S.T, "Q": torch.stack(columns, dim=1)}
         if method.tukey != 1:
             upload["T"] = T.T
-        return Message(upload, groups={"S": which, "T": which, "Q": None if method.shared else which}), state
+        return Message(upload, groups=dict.fromkeys("STQ", which)), state
 
 
 class FedFeCAMServer(ClosedFormServer):
@@ -147,7 +144,7 @@ class FedFeCAMServer(ClosedFormServer):
     Attributes:
         n: (C,) samples of each class.
         T: (M, C) sums of h; it is B if the power is 1.
-        moments: (C or 1, entries) second moments of h, a row for each column of Q, in `method.stored_dtype`.
+        moments: (C, entries) second moments of h of each class, in `KEPT`.
     """
 
     method: FedFeCAM
@@ -159,16 +156,11 @@ class FedFeCAMServer(ClosedFormServer):
         super().__init__(method, context)
         self.n = torch.zeros(0, dtype=torch.int64, device=context.device)
         self._T = self.zeros(self.dimension, 0)
-        self.moments = self._stored_zeros(1 if method.shared else 0)
+        self.moments = torch.zeros(0, entries(self.dimension), dtype=KEPT, device=context.device)
         #: The whitening factors of the rows of `moments`, packed alike; which of them are out of date; what was found.
         self._factors = torch.zeros_like(self.moments)
         self._stale: set[int] = set()
         self._found: dict[int, Whitening] = {}
-
-    def _stored_zeros(self, rows: int) -> torch.Tensor:
-        return torch.zeros(
-            rows, entries(self.dimension), dtype=self.method.stored_dtype(self.context), device=self.context.device
-        )
 
     @property
     def T(self) -> torch.Tensor:
@@ -176,11 +168,9 @@ class FedFeCAMServer(ClosedFormServer):
 
     def start_task(self, task: Task) -> None:
         super().start_task(task)
-        new = len(self.n) - len(self.moments)
-        if not self.method.shared and new:
-            self.moments, self._factors = (
-                torch.cat([saved, self._stored_zeros(new)]) for saved in (self.moments, self._factors)
-            )
+        if new := len(self.n) - len(self.moments):
+            rows = self.moments.new_zeros(new, self.moments.shape[1])
+            self.moments, self._factors = (torch.cat([saved, rows]) for saved in (self.moments, self._factors))
 
     def objection(self, upload: Message) -> str:
         held, sent = int((upload["n"] > 0).sum()), upload["S"].shape[1]
@@ -193,14 +183,12 @@ class FedFeCAMServer(ClosedFormServer):
         own = self.columns[n > 0]
         self.n[self.columns] += n
         if self.context.sums:
-            chosen = {name: upload[name][:, n > 0] for name in upload if name not in ("n", "Q")}
-            upload = upload.with_tensors({**chosen, "Q": upload["Q"] if self.method.shared else upload["Q"][:, n > 0]})
+            upload = upload.with_tensors({name: upload[name][:, n > 0] for name in upload if name != "n"})
         self.B[:, own] += upload["S"]
         if "T" in upload:
             self._T[:, own] += upload["T"]
-        rows = torch.zeros_like(own[:1]) if self.method.shared else own
-        self.moments[rows] += upload["Q"].T.to(self.moments.dtype)
-        self._stale.update(rows.tolist())
+        self.moments[own] += upload["Q"].T.to(KEPT)
+        self._stale.update(own.tolist())
 
     def solution(self) -> Solution:
         """The prototypes m_c/|m_c| as W, after a look at the covariances that changed."""
@@ -213,14 +201,12 @@ class FedFeCAMServer(ClosedFormServer):
         return Solution(directions(means, dim=0), condition, self._trouble_found())
 
     def _whitening(self, row: int) -> Whitening:
-        """The factor for the shrunk and scaled covariance of class `row`, or of all classes; the identity for none."""
-        method, held = self.method, self.n > 0
-        own = held if method.shared else torch.arange(len(self.n), device=self.n.device) == row
-        n, T = self.n[own].double(), self.T[:, own].double()
-        freedom = float((n - 1).sum())
-        roots = T / n.sqrt()
+        """The factor for the shrunk and scaled covariance of class `row`; the identity for one sample."""
+        method, n = self.method, self.n[row : row + 1].double()
+        freedom = float(n - 1)
+        roots = self.T[:, row : row + 1].double() / n.sqrt()
         second = symmetric(self.moments[row].double())
-        rounding = relative_rounding(self.context.dtype, self.context.wire.dtype, self.moments.dtype)
+        rounding = relative_rounding(self.context.dtype, self.context.wire.dtype, KEPT)
         S = scatter(second, roots @ roots.T, rounding)
         if freedom < 1 or not bool(S.any()):
             return whitening(torch.eye(len(S)).to(S))
@@ -254,10 +240,6 @@ class FedFeCAMServer(ClosedFormServer):
 
     def _distances(self, U: torch.Tensor) -> torch.Tensor:
         """D (C, n) of samples with directions U (n, M)."""
-        if self.method.shared:
-            factor = triangular(self._factors[0]).to(U)
-            V, w = U @ factor, self.W.T @ factor
-            return V.square().sum(dim=1) - 2 * (w @ V.T) + w.square().sum(dim=1, keepdim=True)
         D = U.new_zeros(len(self.n), len(U))
         for number in torch.nonzero(self.n).squeeze(1).tolist():
             factor = triangular(self._factors[number])  # products in the type that it is stored in
@@ -274,8 +256,7 @@ class FedFeCAMServer(ClosedFormServer):
 
     def restored(self) -> None:
         self._factors = torch.zeros_like(self.moments)
-        seen = [0] if self.method.shared else torch.nonzero(self.n).squeeze(1).tolist()
-        self._stale, self._found = set(seen), {}
+        self._stale, self._found = set(torch.nonzero(self.n).squeeze(1).tolist()), {}
         super().restored()
 
 
@@ -294,7 +275,6 @@ class FedFeCAM(ClosedFormMethod):
     """Knobs of FedFeCAM.
 
     Args:
-        covariance: "class" (the paper): one for each class; "shared": one within-class covariance of all.
         tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
         a1, a2: shrinkage towards the mean variance and the mean covariance.
         shrinkings: how often a covariance is shrunk (the public code: twice).
@@ -306,26 +286,15 @@ class FedFeCAM(ClosedFormMethod):
     server_half = FedFeCAMServer
 
     M: int | None = knob(None, least=1)
-    covariance: str = knob("class", choices=("class", "shared"))
     tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")
     a1: float = knob(1.0, least=0)
     a2: float = knob(1.0, least=0)
     shrinkings: int = knob(2, least=0)
 
-    @property
-    def shared(self) -> bool:
-        """Whether all classes share one covariance."""
-        return self.covariance == "shared"
-
-    def stored_dtype(self, context: Context) -> torch.dtype:
-        """The type in which the server keeps second moments and what it makes of them."""
-        return context.dtype if self.shared else KEPT
-
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         side, combine = ("c", SUM) if context.sums else ("held", EACH)
         sums = real("M", side, combine=combine, leaks=SUMS, zero_without="n" if context.sums else "")
-        columns = 1 if self.shared else side
-        Q = real(entries(self.dimension(context)), columns, form="packed grams", combine=combine, leaks=MOMENTS)
+        Q = real(entries(self.dimension(context)), side, form="packed grams", combine=combine, leaks=MOMENTS)
         fields = {"n": counts("c", combine=SUM), "S": sums, "Q": Q}
         return {"statistics": fields if self.tukey == 1 else {**fields, "T": sums}}
 
@@ -342,8 +311,7 @@ class FedFeCAM(ClosedFormMethod):
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
-        key, each = f"method.covariance={self.covariance}", entries(self.dimension(context))
-        covariances = 1 if self.shared else context.all_classes(classes_per_task)
-        positive = covariances * each * self.stored_dtype(context).itemsize
-        require_memory(key, 2 * positive, f"{covariances} covariances")
+        M, classes = self.dimension(context), context.all_classes(classes_per_task)
+        key, each = f"method=fedfecam on {M} features", entries(M)
+        require_memory(key, 2 * classes * each * KEPT.itemsize, f"{classes} covariances")
         require_memory(key, 8 * max(classes_per_task) * each, "one upload")

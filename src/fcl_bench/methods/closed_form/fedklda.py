@@ -51,14 +51,16 @@ class FedKLDAServer(FedLDAServer):
 
     Attributes:
         bandwidth: b; 1 before the first task with samples has given it.
+        requested: the tasks that begin with the stage `bandwidth`: the first, and others until anyone has answered. A
+            task stays among them, so that the rounds of earlier tasks do not change.
     """
 
     method: FedKLDA
-    state: ClassVar[Sequence[str]] = ("bandwidth", "_known")
+    state: ClassVar[Sequence[str]] = ("bandwidth", "_known", "requested")
 
     def __init__(self, method: FedKLDA, context: Context) -> None:
         super().__init__(method, context)
-        self.bandwidth = 1.0
+        self.bandwidth, self.requested = 1.0, {0}
         #: sum z, sum |z|^2 and N of the first exchange.
         self._sums: tuple[torch.Tensor, float, int] = self.zeros(context.inputs), 0.0, 0
         self._known = method.bandwidth != AUTO
@@ -69,12 +71,21 @@ class FedKLDAServer(FedLDAServer):
         self.random_features = self.method.features(self.context, projection_seed(self.context), bandwidth)
         self._cached = {}  # of test batches
 
-    def stages(self, task: Task) -> Sequence[str]:
-        first = self.method.bandwidth == AUTO and task.index in self.requested
-        return [*([BANDWIDTH] if first else []), *super().stages(task)]
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        if not self._known and not int(self.n.sum()):
+            self.requested.add(task.index)
 
-    def lacking(self) -> str:
-        return super().lacking() if self._known else "a bandwidth of 1 (method.bandwidth=NUMBER sets it)"
+    def stages(self, task: Task) -> list[str]:
+        """What each round of the task is for."""
+        first = self.method.bandwidth == AUTO and task.index in self.requested
+        return [BANDWIDTH, "statistics"] if first else ["statistics"]
+
+    def rounds(self, task: Task) -> int:
+        return len(self.stages(task))
+
+    def late_stage(self, task: Task, round_: int) -> str | None:
+        return None if self.stages(task)[round_] == BANDWIDTH else super().late_stage(task, round_)
 
     def broadcast(self, task: Task, round_: int) -> Message:
         """Nothing in the stage that asks for the bandwidth; then FedLDA's, with the bandwidth or (whole) the phases."""
@@ -107,7 +118,15 @@ class FedKLDAServer(FedLDAServer):
             self._sums = torch.zeros_like(total), 0.0, 0
             self._use(self._heuristic(total, squares, samples))
             self._known = True
-        super().finish_round()
+
+    def finish_task(self) -> None:
+        if not self._known and int(self.n.sum()):
+            self.notices.tell(
+                "requested",
+                f"{self.method.name}: nobody had answered before the first statistics came, so there is a bandwidth"
+                " of 1 (method.bandwidth=NUMBER sets it)",
+            )
+        super().finish_task()
 
     def _heuristic(self, total: torch.Tensor, squares: float, samples: int) -> float:
         """The bandwidth, or 1 where all samples are alike."""
@@ -162,6 +181,7 @@ class FedKLDA(FedLDA):
 
     M: int = knob(2048, least=1)
     activation: ClassVar[str] = FOURIER  # type: ignore[misc]  # no knob here
+    bounded: ClassVar[bool] = False  # the bandwidth comes from sum |z|^2, which nothing bounds
     bandwidth: float | str = knob(AUTO, above=0, choices=(AUTO,))
     ensemble: int = knob(1, least=1)
 
@@ -172,11 +192,6 @@ class FedKLDA(FedLDA):
             "samples": counts(1, combine=SUM),
         }
         return {**({BANDWIDTH: summed} if self.bandwidth == AUTO else {}), **super().uploads(context)}
-
-    @property
-    def bounded(self) -> bool:
-        # The bandwidth comes from sum |z|^2, which nothing bounds.
-        return False
 
     @property
     def largest_feature(self) -> float | None:

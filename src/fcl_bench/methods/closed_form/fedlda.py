@@ -18,7 +18,7 @@ from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, counted
 from fcl_bench.methods.closed_form.fedncm import DiscriminantServer
-from fcl_bench.protocol.context import ClientData, Context, State, Task
+from fcl_bench.protocol.context import ClientData, Context, State
 from fcl_bench.protocol.fields import (
     CLASSES,
     COLUMN,
@@ -31,12 +31,9 @@ from fcl_bench.protocol.fields import (
     Schema,
     counts,
     gram_matrix,
-    real,
 )
 from fcl_bench.protocol.message import Message
 
-#: The stages of a task: the mean of all features (first task with samples, if its sums are centred), then statistics.
-OFFSET, STATISTICS = "offset", "statistics"
 #: A negative eigenvalue larger than this many relative roundings of the sums is not a rounding error.
 _SLACK = 4
 
@@ -45,7 +42,7 @@ def within_scatter(G: torch.Tensor, S: torch.Tensor, n: torch.Tensor) -> torch.T
     """sum_c sum_(i in c) (h_i - mu_c)(h_i - mu_c)' = G - S diag(1/n) S' (M, M), in float64.
 
     The right-hand side cancels if the class means are far larger than the spread: in double precision half of the
-    digits are lost if they are 10^4 times larger. The result is the same for H minus any common offset.
+    digits are lost if they are 10^4 times larger.
     """
     scatter = G.to(torch.float64, copy=True)
     held = n > 0
@@ -91,42 +88,32 @@ def solve_discriminant(Sigma: torch.Tensor, means: torch.Tensor, share: float, l
     return solve_symmetric(Sigma, means, rounding, shift)
 
 
-def noise_of(G: torch.Tensor, rounding: float, before: float = 0.0) -> float:
+def noise_of(G: torch.Tensor, rounding: float) -> float:
     """The absolute error, in the Frobenius norm, of a matrix that is a difference of terms of the size of G (M, M).
 
-    Args:
-        rounding: relative error of the entries of G; see `linalg.solve.relative_rounding`.
-        before: the norm of a matrix, rounded alike, that G was made of by a difference; 0: there is none.
+    `rounding` is the relative error of the entries of G; see `linalg.solve.relative_rounding`.
     """
-    size = before + float(torch.linalg.matrix_norm(G.to(torch.float64)))
+    size = float(torch.linalg.matrix_norm(G.to(torch.float64)))
     return (rounding + len(G) * torch.finfo(torch.float64).eps) * size
 
 
 class FedLDAClient(ClosedFormClient):
-    """Exact statistics of the client's samples, of H minus the offset where the server has sent one."""
+    """Exact statistics of the client's samples."""
 
     method: FedLDA
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t); in the stage `offset`, the sum of h (M) and their number."""
+        """G = H'H (M, M), S = H'Y (M, c_t) and n (c_t)."""
         columns = broadcast["columns"]
-        n = counted(client_data, columns)
         sums = client_data.inputs.new_zeros(len(columns), self.dimension)
-        if broadcast.stage == OFFSET:
-            for H, which in self.blocks(client_data, broadcast):
-                add_class_sums(sums, H, which)
-            total = {"total": sums.sum(dim=0), "samples": n.sum(dim=0, keepdim=True, dtype=torch.int32)}
-            return Message(total), state
         maps = self.method.maps
         M = self.dimension // maps
         grams = {name: client_data.inputs.new_zeros(M, M) for name in gram_names(maps)}
         for H, which in self.blocks(client_data, broadcast):
-            if "offset" in broadcast:
-                H = H - broadcast["offset"].to(H)
             add_class_sums(sums, H, which)
             for G, own in zip(grams.values(), H.split(M, dim=1), strict=True):
                 add_gram(G, own)
-        return Message({**grams, "S": sums.T, "n": n}), state
+        return Message({**grams, "S": sums.T, "n": counted(client_data, columns)}), state
 
 
 def gram_names(maps: int) -> list[str]:
@@ -137,109 +124,35 @@ def gram_names(maps: int) -> list[str]:
 class FedLDAServer(DiscriminantServer):
     """Sigma = (G - S diag(1/n) S') / (N - C), W = ((1 - eps) Sigma + eps I)^-1 mu, b_c = -mu_c'w_c / 2 + log prior_c.
 
-    With an offset o, mu_c is the mean of h - o, and b_c has the further term -o'w_c. A sample's scores then differ from
-    those without an offset by the same number for all classes.
-
     With several maps side by side in H, each has its own G and its own discriminants; the rows of W are theirs, one
     map after the other, and b has a row for each.
 
     Attributes:
-        grams: (maps, M, M) sum of (h - o)(h - o)'; B is the class sums of h - o, too.
-        offset: o (M,), what clients subtract; None: nothing.
-        uncentred: (maps,) the norm of each Gram matrix before the offset was taken out of it; 0 if it never was.
-        requested: the tasks before whose statistics clients send what these depend on: the first, and others until
-            anyone has answered. A task stays among them, so that the rounds of earlier tasks do not change.
+        grams: (maps, M, M) sum of h h'.
         shares: the share of the identity in the covariance of each map, as last solved.
     """
 
     method: FedLDA
-    state: ClassVar[Sequence[str]] = ("grams", "offset", "uncentred", "requested")
+    state: ClassVar[Sequence[str]] = ("grams",)
+    absorbs_late = True
 
     def __init__(self, method: FedLDA, context: Context) -> None:
         super().__init__(method, context)
         M = self.dimension // method.maps
         self.grams = self.zeros(method.maps, M, M)
-        self.offset: torch.Tensor | None = None
-        self.uncentred = torch.zeros(method.maps, dtype=torch.float64)
         self.shares: list[float] = []
-        self.requested = {0}
-        #: The sums of the stage `offset`: of h, and the number of samples.
-        self._total, self._samples = self.zeros(self.dimension), 0
-
-    def stages(self, task: Task) -> Sequence[str]:
-        """What each round of the task is for."""
-        first = self.method.centre == "all_tasks" and task.index in self.requested
-        return [OFFSET, STATISTICS] if first else [STATISTICS]
-
-    def rounds(self, task: Task) -> int:
-        return len(self.stages(task))
-
-    def start_task(self, task: Task) -> None:
-        super().start_task(task)
-        if self.lacking() and not int(self.n.sum()):
-            self.requested.add(task.index)
-
-    def lacking(self) -> str:
-        """What follows if statistics come before what they depend on is known; "" if it is known."""
-        return "no offset" if self.method.centre == "all_tasks" and self.offset is None else ""
-
-    def broadcast(self, task: Task, round_: int) -> Message:
-        """The projection, the task's columns and, once there is one, the offset."""
-        stage = self.stages(task)[round_]
-        offset = {} if self.offset is None else {"offset": self.offset}
-        return Message({**super().broadcast(task, round_), **offset}, stage=stage, cached=offset)
-
-    def schema(self, task: Task, stage: str) -> Schema:
-        fields = super().schema(task, stage)
-        if stage == OFFSET or self.offset is None:
-            return fields
-        return {
-            name: field if name == "n" else replace(field, least=None, per_sample=None)
-            for name, field in fields.items()
-        }
-
-    def late_stage(self, task: Task, round_: int) -> str | None:
-        """Without an offset, sums of an earlier task can still be added."""
-        adds_up = self.method.centre == "none" and self.stages(task)[round_] == STATISTICS
-        return STATISTICS if adds_up else None
 
     def absorb(self, client: int, upload: Message) -> None:
-        if upload.stage == OFFSET:
-            self._total += upload["total"]
-            self._samples += int(upload["samples"])
-            return
         super().absorb(client, upload)
         for G, name in zip(self.grams, gram_names(self.method.maps), strict=True):
             G += upload[name]
-
-    def finish_round(self) -> None:
-        if self._samples:
-            self.offset, self._samples = self._total / self._samples, 0
-
-    def finish_task(self) -> None:
-        if self.method.centre == "later_tasks" and self.offset is None and int(self.n.sum()):
-            self._centre()
-        if (lacking := self.lacking()) and int(self.n.sum()):
-            reason = "nobody had answered before the first statistics came, so there is"
-            self.notices.tell("requested", f"{self.method.name}: {reason} {lacking}")
-        super().finish_task()
-
-    def _centre(self) -> None:
-        """Make the grand mean so far the offset: sum (h - o)(h - o)' = G - N o o'."""
-        N = int(self.n.sum())
-        self.offset = self.B.sum(dim=1) / N
-        # What rounding did to these sums stays in the difference, which may be far smaller.
-        self.uncentred = torch.linalg.matrix_norm(self.grams.double()).cpu()
-        for G, own in zip(self.grams, self.offset.split(self.grams.shape[-1]), strict=True):
-            add_gram(G, own.unsqueeze(0), -N)
-        self.B -= torch.outer(self.offset, self.n.to(self.offset))
 
     def solution(self) -> Solution:
         """The discriminants of each map; the largest condition number, and the first trouble."""
         maps = self.method.maps
         parts = self.B.chunk(maps), self.means().to(torch.float64).chunk(maps)
         rounding = relative_rounding(self.context.dtype, self.context.wire.dtype)
-        noises = [noise_of(G, rounding, own) for G, own in zip(self.grams, self.uncentred.tolist(), strict=True)]
+        noises = [noise_of(G, rounding) for G in self.grams]
         solved = [self._discriminants(*given) for given in zip(self.grams, *parts, noises, strict=True)]
         self.shares = [share for share, _ in solved]
         found = [solution for _, solution in solved]
@@ -266,11 +179,10 @@ class FedLDAServer(DiscriminantServer):
         return share, solve_discriminant(Sigma, means, share, level, noise / freedom)
 
     def biases(self) -> torch.Tensor:
-        """-mu_c'w_c / 2 + log prior_c, less o'w_c: (C,), and (maps, C) with several maps."""
+        """-mu_c'w_c / 2 + log prior_c: (C,), and (maps, C) with several maps."""
         held = (self.n > 0).to(self.W)
         prior = held if self.method.prior == "uniform" else self.n.clamp_min(0).to(self.W)
-        points = self.means() / 2 if self.offset is None else self.means() / 2 + self.offset.unsqueeze(1)
-        b = (prior / prior.sum()).log() - (points * self.W).unflatten(0, (self.method.maps, -1)).sum(dim=1)
+        b = (prior / prior.sum()).log() - (self.means() / 2 * self.W).unflatten(0, (self.method.maps, -1)).sum(dim=1)
         return b[0] if self.method.maps == 1 else b
 
     def report(self) -> dict[str, Any]:
@@ -286,40 +198,31 @@ class FedLDA(ClosedFormMethod):
         shrinkage: eps, the share of the identity I in the covariance; "oas": by oracle-approximating shrinkage, where I
             is times the mean variance.
         prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
-        centre: which tasks' sums are of H minus an offset, the mean of the first task with samples: "none";
-            "later_tasks", which costs M numbers down; "all_tasks", which also costs a round of M + 1 numbers up in that
-            task.
+
+    Attributes:
+        bounded: whether it is known what one sample changes of an upload.
     """
 
     name: ClassVar[str] = "fedlda"
     search: ClassVar[Mapping[str, str]] = {"shrinkage": "log(1e-6,0.5)"}
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
+    bounded: ClassVar[bool] = True
 
     M: int | None = knob(None, least=1)
     shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
     prior: str = knob("uniform", choices=("uniform", "counts"))
-    centre: str = knob("none", choices=("none", "later_tasks", "all_tasks"))
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         names, M = gram_names(self.maps), self.dimension(context) // self.maps
         least, most = self.least_feature, self.largest_feature
-        # With an offset, its other samples decide how far a sample is from it.
         square, column, count = (SQUARE, COLUMN, COUNT) if self.bounded else ("", "", "")
         summed = Field(("M", "c"), combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS, zero_without="n")
         S = replace(summed, least=least, per_sample=most, of="G" if self.maps == 1 else "", by="n")
         largest = None if most is None else most**2
         G = gram_matrix(M, least, per_sample=largest, combine=SUM, one_sample=square, leaks=MOMENTS)
-        statistics = {**dict.fromkeys(names, G), "S": S, "n": counts("c", combine=SUM, one_sample=count)}
-        if self.centre != "all_tasks":
-            return {STATISTICS: statistics}
-        offset = {"total": real("M", combine=SUM, leaks=SUMS), "samples": counts(1, combine=SUM)}
-        return {OFFSET: offset, STATISTICS: statistics}
-
-    @property
-    def bounded(self) -> bool:
-        """Whether it is known what one sample changes of an upload."""
-        return self.centre == "none"
+        n = counts("c", combine=SUM, one_sample=count)
+        return {"statistics": {**dict.fromkeys(names, G), "S": S, "n": n}}
 
     @property
     def largest_feature(self) -> float | None:

@@ -1,8 +1,8 @@
 """FedRanPAC: ridge regression on random features whose ridge is cross-validated (McDonnell et al., NeurIPS 2023).
 
 RanPAC is STSA with a ridge that each task chooses anew. Generalised cross-validation needs what STSA's clients send
-anyway. To choose on held-out samples, clients send the sums of every fold of their samples apart, and the server
-computes the squared error on the held-out ones from these sums alone. Samples are assigned to folds by their values
+anyway. To choose on held-out samples, clients send the sums of a fold of their samples apart, and the server
+computes the squared error on it from these sums alone. Samples are assigned to folds by their values
 alone, so the result is the centralised one, whatever the partition.
 """
 
@@ -58,15 +58,6 @@ class Sums(NamedTuple):
     samples: int
 
 
-def added(parts: Sequence[Sums]) -> Sums:
-    """The sums of all parts' samples together."""
-    first, *others = parts
-    G, S, samples = first.G.double(), first.S.double(), first.samples
-    for part in others:
-        G, S, samples = G + part.G, S + part.S, samples + part.samples
-    return Sums(G, S, samples)
-
-
 def squared_error(W: torch.Tensor, held: Sums) -> float:
     """sum_i |y_i - W'h_i|^2 = tr(W'G W) - 2 tr(W'S) + n over the samples of `held`, for W (M, C)."""
     return float((W * (held.G @ W - 2 * held.S)).sum()) + held.samples
@@ -86,28 +77,21 @@ def held_out_errors(training: Sums, held: Sums, ridges: Sequence[float]) -> torc
     return torch.tensor(errors, dtype=torch.float64)
 
 
-def cross_validated(parts: Sequence[Sums], ridges: Sequence[float]) -> torch.Tensor:
-    """(k,) the squared errors on every part of the ridge regression on all other parts, summed over the parts."""
-    total = torch.zeros(len(ridges), dtype=torch.float64)
-    for number, held in enumerate(parts):
-        if held.samples:
-            total += held_out_errors(added([*parts[:number], *parts[number + 1 :]]), held, ridges)
-    return total
-
-
 def least(errors: torch.Tensor, samples: int) -> int:
     """The index of the smallest error (k,), a sum over `samples` samples; the first of those equal to rounding."""
     return int((errors <= errors.min() + _ROUNDING * samples).nonzero()[0])
 
 
-#: Further values of `method.ridge`, beside a number, `auto` and `gcv`: one fold is held out, or each in turn.
-HELD_OUT, FOLDS = "held_out", "folds"
+#: A further value of `method.ridge`, beside a number, `auto` and `gcv`: a fold of the samples is held out.
+HELD_OUT = "held_out"
+#: One sample of so many is in the fold that is held out (RanPAC: the last 20 % of the task).
+_FOLDS = 5
 #: The ridges that are compared, as in RanPAC.
 GRID = tuple(10.0**exponent for exponent in range(-8, 9))
 
 
 class RanPACClient(STSAClient):
-    """Sends STSA's statistics, of all samples or of every part of them."""
+    """Sends STSA's statistics, of all samples, or of the held-out fold and of the others."""
 
     method: RanPAC
 
@@ -116,22 +100,20 @@ class RanPACClient(STSAClient):
         self._factors = hash_factors(generator(context.seed, "folds"), context.inputs)
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        """G and C as in STSA; or G_p (M, M) and C_p (M, c_t) of each part p, and its number of samples, n (parts)."""
-        parts = self.method.parts
-        if not parts:
+        """G and C as in STSA; or G_p (M, M), C_p (M, c_t) and n (2) of fold 0 (p = 0) and of all others (p = 1)."""
+        if not self.method.holds_out:
             return super().update(client_data, broadcast, state)
-        # Of two parts, the first is fold 0 and the second all other folds.
-        part = fold_numbers(client_data.inputs, self._factors, self.method.folds).clamp_max(parts - 1)
+        part = fold_numbers(client_data.inputs, self._factors, _FOLDS).clamp_max(1)
         tensors: dict[str, torch.Tensor] = {}
         groups: dict[str, torch.Tensor] = {}
         which = positions(client_data, broadcast["columns"])
-        for number in range(parts):
+        for number in (0, 1):
             own = part == number
             groups |= {f"C_{number}": torch.where(own, which, -1), f"G_{number}": own.to(which.dtype) - 1}
             sub = dataclasses.replace(client_data, inputs=client_data.inputs[own], labels=client_data.labels[own])
             sums, _ = super().update(sub, broadcast, {})
             tensors |= {f"G_{number}": sums["G"], f"C_{number}": sums["C"]}
-        tensors["n"] = torch.bincount(part, minlength=parts).to(torch.int32)
+        tensors["n"] = torch.bincount(part, minlength=2).to(torch.int32)
         return Message(tensors, groups=groups), state
 
 
@@ -139,8 +121,8 @@ class RanPACServer(STSAServer):
     """Keeps STSA's sums and those of the parts; W = (G + lambda I)^-1 C with the task's choice of lambda.
 
     Attributes:
-        grams: (parts, M, M) G of each part's samples: of all tasks so far, or of the task at hand (`scope`).
-        sums: (parts, M, C) C of the same samples.
+        grams: (2, M, M) G of each part's samples: of all tasks so far, or of the task at hand (`scope`).
+        sums: (2, M, C) C of the same samples.
         counted: their number, of each part.
         chosen: lambda of each task so far.
         errors: of each task, the squared error per held-out sample; NaN where nothing was held out.
@@ -152,9 +134,10 @@ class RanPACServer(STSAServer):
 
     def __init__(self, method: RanPAC, context: Context) -> None:
         super().__init__(method, context)
-        self.grams = self.zeros(method.parts, self.dimension, self.dimension)
-        self.sums = self.zeros(method.parts, self.dimension, 0)
-        self.counted = [0] * method.parts
+        parts = 2 if method.holds_out else 0
+        self.grams = self.zeros(parts, self.dimension, self.dimension)
+        self.sums = self.zeros(parts, self.dimension, 0)
+        self.counted = [0] * parts
         self.chosen: list[float] = []
         self.errors: list[float] = []
 
@@ -163,20 +146,20 @@ class RanPACServer(STSAServer):
         if self.method.scope == "task":
             self.grams.zero_()
             self.sums.zero_()
-            self.counted = [0] * self.method.parts
+            self.counted = [0, 0]
 
     def late_stage(self, task: Task, round_: int) -> str | None:
         """With `scope=task` the parts are of the task at hand alone, so an upload of an earlier task is of no use."""
         return None if self.method.scope == "task" else super().late_stage(task, round_)
 
     def objection(self, upload: Message) -> str:
-        for p, samples in enumerate(upload["n"].tolist() if self.method.parts else []):
+        for p, samples in enumerate(upload["n"].tolist() if self.method.holds_out else []):
             if not samples and bool(upload[f"C_{p}"].any()):
                 return f"C_{p} is not zero, and n says that there is no sample"
         return super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
-        if not self.method.parts:
+        if not self.method.holds_out:
             super().absorb(client, upload)
             return
         for p, samples in enumerate(upload["n"].tolist()):
@@ -189,7 +172,7 @@ class RanPACServer(STSAServer):
         self.count(upload)
 
     def finish_task(self) -> None:
-        ridge, error = self._cross_validated() if self.method.parts else (super().choose_ridge(), math.nan)
+        ridge, error = self._cross_validated() if self.method.holds_out else (super().choose_ridge(), math.nan)
         self.chosen.append(ridge)
         self.errors.append(error)
         self._tell_edge(ridge)
@@ -204,18 +187,16 @@ class RanPACServer(STSAServer):
 
     def _cross_validated(self) -> tuple[float, float]:
         """The lambda with the least squared error on the samples held out, and that error per sample."""
-        parts = [Sums(*own) for own in zip(self.grams, self.sums, self.counted, strict=True)]
-        held = parts if self.method.ridge == FOLDS else parts[:1]
-        samples = sum(part.samples for part in held)
-        if not samples or sum(part.samples > 0 for part in parts) < 2:
+        held, others = (Sums(*own) for own in zip(self.grams, self.sums, self.counted, strict=True))
+        if not (held.samples and others.samples):
             self.notices.tell(HELD_OUT, f"ranpac: a fold has no sample, so the ridge is as with method.ridge={AUTO}")
             return mean_share(self.trace(), self.dimension), math.nan
-        errors = cross_validated(held, GRID) if len(held) > 1 else held_out_errors(parts[1], held[0], GRID)
-        best = least(errors, samples)
-        return GRID[best], float(errors[best]) / samples
+        errors = held_out_errors(others, held, GRID)
+        best = least(errors, held.samples)
+        return GRID[best], float(errors[best]) / held.samples
 
     def _tell_edge(self, ridge: float) -> None:
-        if self.method.ridge in (GCV, HELD_OUT, FOLDS) and ridge in (GRID[0], GRID[-1]):
+        if self.method.ridge in (GCV, HELD_OUT) and ridge in (GRID[0], GRID[-1]):
             which = "least" if ridge == GRID[0] else "largest"
             self.notices.tell(
                 f"edge {which}",
@@ -227,7 +208,11 @@ class RanPACServer(STSAServer):
     def report(self) -> dict[str, Any]:
         """`ridges`: lambda of each task; `held_out_errors`: squared error per sample held out, null where none was."""
         known = [None if math.isnan(error) else error for error in self.errors]
-        return {**super().report(), "ridges": self.chosen, **({"held_out_errors": known} if self.method.parts else {})}
+        return {
+            **super().report(),
+            "ridges": self.chosen,
+            **({"held_out_errors": known} if self.method.holds_out else {}),
+        }
 
 
 @dataclass
@@ -236,43 +221,39 @@ class RanPAC(RidgeMethod):
 
     Args:
         ridge: lambda: a number, "auto" (1 % of the mean eigenvalue of G), or chosen after each task from a grid: "gcv"
-            by generalised cross-validation, "held_out" by the squared error on one fold of the samples (as RanPAC),
-            "folds" by that on each fold in turn.
-        folds: F, the number of folds; "held_out" holds out one of them.
-        scope: what "held_out" and "folds" look at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
+            by generalised cross-validation, "held_out" by the squared error on a fifth of the samples (as RanPAC).
+        scope: what "held_out" looks at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
     """
 
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient
     server_half = RanPACServer
 
-    ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT, FOLDS))
-    folds: int = knob(5, least=2)
+    ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT))
     scope: str = knob("all", choices=("all", "task"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scope == "task" and self.ridge not in (HELD_OUT, FOLDS):
+        if self.scope == "task" and not self.holds_out:
             raise UserError(
-                f"method.scope=task says nothing with method.ridge={self.ridge}",
-                f"method.ridge={HELD_OUT} or {FOLDS}",
+                f"method.scope=task says nothing with method.ridge={self.ridge}", f"method.ridge={HELD_OUT}"
             )
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
-        if not self.parts:
+        if not self.holds_out:
             return {"statistics": exact_sums(self)}
         # A sample's features decide which fold it is in, so that no noise covers it.
-        least, parts = self.least_feature, range(self.parts)
-        fields = {f"G_{p}": gram_matrix("M", least, combine=SUM, leaks=MOMENTS) for p in parts}
-        for p in parts:
+        least = self.least_feature
+        fields = {f"G_{p}": gram_matrix("M", least, combine=SUM, leaks=MOMENTS) for p in (0, 1)}
+        for p in (0, 1):
             fields[f"C_{p}"] = real("M", "c", least=least, of=f"G_{p}", combine=SUM, columns=CLASSES, leaks=SUMS)
-        return {"statistics": {**fields, "n": counts(self.parts, combine=SUM)}}
+        return {"statistics": {**fields, "n": counts(2, combine=SUM)}}
 
     @property
-    def parts(self) -> int:
-        """The number of parts of the samples whose sums travel apart; 0: one sum of all samples, as in STSA."""
-        return {HELD_OUT: 2, FOLDS: self.folds}.get(str(self.ridge), 0)
+    def holds_out(self) -> bool:
+        """Whether sums of two parts of the samples travel apart, and not one sum of all, as in STSA."""
+        return self.ridge == HELD_OUT
 
     def matrices(self) -> int:
-        """STSA's, the parts' sums at the server, as many in an upload, and three for the choice."""
-        return super().matrices() + (2 * self.parts + 3 if self.parts else 0)
+        """STSA's, both parts' sums at the server, as many in an upload, and three for the choice."""
+        return super().matrices() + (7 if self.holds_out else 0)

@@ -100,8 +100,6 @@ class Estimate:
     """G (M, M), a sum of matrices or of products F F', and the solution of (G + shift I) W = B.
 
     Args:
-        size: M.
-        dtype, device: type and device of the stored matrices.
         low_rank: keep the factors side by side, F (M, m) with G = F F', until m would reach M; from then on, or from
             the beginning, G itself.
     """

@@ -62,8 +62,6 @@ class Generated(Objective):
     """The clients' loss.
 
     Args:
-        heads: the network's.
-        method: the knobs.
         generator: G as broadcast, in evaluation mode.
         available: (q,) the columns that y' is drawn from.
         round_: r, of the task.

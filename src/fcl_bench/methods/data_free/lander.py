@@ -67,8 +67,6 @@ class Bounded(Objective):
     """The client's loss; it also adds up its values.
 
     Args:
-        heads: the network's.
-        method: the knobs.
         anchors: (C, d_e) of all columns; None: ltc is 0.
         current, previous: the factors of the task's own loss and of the terms of synthetic images.
         teacher: frozen; None: there are no synthetic images.

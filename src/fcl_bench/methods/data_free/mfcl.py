@@ -109,8 +109,6 @@ class Replaying(Objective):
     """The clients' loss.
 
     Args:
-        heads: the network's.
-        method: the knobs.
         teacher: q'.
         generator: G as broadcast, in evaluation mode.
         seed: of z, a stream of its own.

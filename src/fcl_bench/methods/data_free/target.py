@@ -29,11 +29,10 @@ from fcl_bench.data.images.batches import Augment, Augmentation, Samples, Standa
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import all_finite
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer
-from fcl_bench.methods.data_free.generators.images import GeneratedImages, ImageGenerator, ImagePool, to_bytes
+from fcl_bench.methods.data_free.generators.images import ImageGenerator, ImagePool, to_bytes
 from fcl_bench.methods.data_free.generators.synthesis import BETAS, Inversion, SynthesisKnobs
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.message import Message
-from fcl_bench.randomness import derived_seed, seeded
 from fcl_bench.training.network import Heads, Network
 from fcl_bench.training.objective import Objective, distillation
 
@@ -179,21 +178,17 @@ class Rehearsed(Objective):
     """The loss on a client's own samples, and the distillation of synthetic ones.
 
     Args:
-        heads: the network's.
-        method: the knobs.
         teacher: scores the old classes; its logits are the first ones of the model that learns.
-        synthetic: so many images, as the network sees them.
+        pool: of synthetic images.
     """
 
-    def __init__(
-        self, heads: Heads, method: TARGET, teacher: Network, synthetic: Callable[[int], torch.Tensor]
-    ) -> None:
+    def __init__(self, heads: Heads, method: TARGET, teacher: Network, pool: ImagePool) -> None:
         super().__init__(heads, method.loss_classes, method.frozen_heads)
-        self._method, self._teacher, self._synthetic = method, teacher, synthetic
+        self._method, self._teacher, self._pool = method, teacher, pool
 
     def loss(self, network: Network, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss = super().loss(network, inputs, labels)
-        images = self._synthetic(self._method.per_step)
+        images = self._pool.next(self._method.per_step)
         with torch.no_grad():
             known = self._teacher(images)
         # Two forward passes, as in the public code: batch norm never mixes real and synthetic images.
@@ -229,17 +224,9 @@ class TARGETClient(DataFreeClient):
         teacher = self.teacher(client_data, broadcast)
         if teacher is None:
             return super().objective(client_data, broadcast, state)
-        synthetic = self.synthetic(client_data, broadcast)
-        return Rehearsed(Heads.from_message(broadcast), self.method, teacher, synthetic)
-
-    def synthetic(self, client_data: ClientData, broadcast: Message) -> Callable[[int], torch.Tensor]:
-        """A source of synthetic images, as the network sees them, with a random stream of its own."""
-        made, seed = self.made(client_data, broadcast), self.synthetic_seed(client_data, broadcast)
-        augment = Augment(self.method.training.augment)
-        if self.method.send == "generator":
-            generator = self.method.received(made, self.context)
-            return GeneratedImages(generator, seed, augment, self.scale).next
-        return ImagePool(made["images"], seed, augment, self.scale).next
+        images, seed = self.made(client_data, broadcast)["images"], self.synthetic_seed(client_data, broadcast)
+        pool = ImagePool(images, seed, Augment(self.method.training.augment), self.scale)
+        return Rehearsed(Heads.from_message(broadcast), self.method, teacher, pool)
 
 
 class TARGETServer(DataFreeServer):
@@ -268,30 +255,20 @@ class TARGETServer(DataFreeServer):
         )
         images, labels = inversion.run(method.images, task.new_columns.start, method.published)
         self.right.append(float((self._named(images) == labels).double().mean()))
-        if method.send == "images":
-            self.made = {"images": images}
-        else:
-            self.made = {name: value.detach() for name, value in inversion.generator.named_parameters()}
+        self.made = {"images": images}
 
     def samples_to_show(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Images, and what the teacher takes them for."""
-        images = self.made.get("images")
-        if images is None:
-            seed = derived_seed(self.context.seed, "shown")
-            generator = self.method.received(self.made, self.context)
-            images = to_bytes(GeneratedImages(generator, seed, Augment("none"), self.scale).pixels(count))
-        return images[:count], self._named(images[:count])
+        images = self.made["images"][:count]
+        return images, self._named(images)
 
     def _named(self, images: torch.Tensor) -> torch.Tensor:
         """(n,) the columns that `network` names."""
         return self.network.logits(self.embed(images)).argmax(dim=1)
 
     def report(self) -> dict[str, Any]:
-        """`synthesis_right`, and the bytes of G if it is sent."""
-        own: dict[str, Any] = {"synthesis_right": self.right} if self.right else {}
-        if self.made and self.method.send == "generator":
-            own["generator_bytes"] = sum(value.nbytes for value in self.made.values())
-        return {**super().report(), **own}
+        """`synthesis_right`."""
+        return {**super().report(), **({"synthesis_right": self.right} if self.right else {})}
 
 
 @dataclass
@@ -299,7 +276,6 @@ class TARGET(DataFreeMethod):
     """Knobs of TARGET.
 
     Args:
-        send: what goes to the clients: images, or the generator, of which they draw images themselves.
         kd: weight of the distillation; 0: fedavg, nothing is made.
         temperature: T, of the distillation.
         synthetic_batch: synthetic images in each step of a client; None: as many as `training.batch_size`, or 500
@@ -315,17 +291,11 @@ class TARGET(DataFreeMethod):
     client_half = TARGETClient
     server_half = TARGETServer
 
-    send: str = knob("images", choices=("images", "generator"))
     kd: float = knob(25.0, least=0)
     temperature: float = knob(2.0, above=0)
     synthetic_batch: int | None = knob(None, least=2)
     variant: str = knob("paper", choices=("paper", "published"))
     synthesis: Synthesis = field(default_factory=Synthesis)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.published:
-            self.require_published(send="images")
 
     @property
     def images(self) -> int:
@@ -340,10 +310,3 @@ class TARGET(DataFreeMethod):
     @property
     def replays(self) -> bool:
         return self.kd > 0 and self.images > 0
-
-    def received(self, values: dict[str, torch.Tensor], context: Context) -> ImageGenerator:
-        """The generator with these parameters."""
-        with seeded(0):  # its first weights are drawn, and replaced
-            generator = ImageGenerator(self.synthesis.noise, self.start(context).size).to(context.device)
-        generator.load(values)
-        return generator

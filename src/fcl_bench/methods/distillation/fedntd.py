@@ -27,8 +27,6 @@ class NotTrueDistillation(Objective):
     """Cross-entropy and the distillation of the logits that compete in it, without the true class's.
 
     Args:
-        heads: the network's.
-        method: the knobs.
         known: the broadcast model.
     """
 

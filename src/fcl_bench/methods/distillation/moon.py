@@ -34,8 +34,6 @@ class FeatureContrast(Objective):
     """Cross-entropy and the contrast of features, which are the body's output (with a projection at its end or not).
 
     Args:
-        heads: the network's.
-        method: the knobs.
         known: the broadcast model.
         earlier: the client's last one, which may have fewer heads.
     """

@@ -27,7 +27,6 @@ from fcl_bench.methods.exemplars.memory import (
     ExemplarClient,
     ExemplarMethod,
     ExemplarServer,
-    herd,
     lists_in,
     memory_size,
     random_order,
@@ -103,13 +102,7 @@ class FediCaRLClient(ExemplarClient):
         if self.method.published:
             return Message({}), remembered(state, client_data.inputs, client_data.labels, budget=None)
 
-        def ranking(candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
-            if self.method.choose == "herding":
-                return herd(self.directions(candidates), count)
-            seed = derived_seed(self.context.seed, "exemplars", client_data.task, client_data.client, column)
-            return random_order(count, len(candidates), seed)
-
-        state = self.with_exemplars(state, client_data.inputs, client_data.labels, self.method.memory, ranking)
+        state = self.with_exemplars(state, client_data.inputs, client_data.labels)
         return (self.sums(state, client_data) if self.method.classify == "nme" else Message({})), state
 
     def sums(self, state: State, client_data: ClientData) -> Message:
@@ -168,8 +161,8 @@ class FediCaRLServer(ExemplarServer):
             return message
         self.sums = self.sums.new_zeros(task.columns_seen, self.sums.shape[1])
         self.counts = self.counts.new_zeros(task.columns_seen)
-        # Clients that keep random samples need no model.
-        return message if self.method.looks else Message(self.heads.to_message(), EXEMPLARS)
+        # Clients that keep all their samples need no model.
+        return Message(self.heads.to_message(), EXEMPLARS) if self.method.published else message
 
     def schema(self, task: Task, stage: str) -> Schema:
         found = super().schema(task, stage)
@@ -222,7 +215,6 @@ class FediCaRL(ExemplarMethod):
 
     Args:
         memory: samples that a client may keep; `variant=published`: that it draws in every round.
-        choose: which samples a client keeps.
         loss: see the equations.
         strength: of distillation; with bce the teacher's share in the targets. 0: no teacher is sent.
         temperature: T of ce_kd.
@@ -237,7 +229,6 @@ class FediCaRL(ExemplarMethod):
     server_half = FediCaRLServer
 
     memory: int = knob(300, least=0)
-    choose: str = knob("herding", choices=("herding", "random"))
     loss: str = knob("ce_kd", choices=("ce_kd", "bce"))
     strength: float = knob(1.0, least=0)
     temperature: float = knob(2.0, above=0)
@@ -253,16 +244,11 @@ class FediCaRL(ExemplarMethod):
         if self.classify == "nme" and self.ccvr != "none":
             raise UserError(f"method.ccvr={self.ccvr}: method.classify=nme uses no heads", "method.ccvr=none")
         if self.published:
-            self.require_published(choose="herding", loss="ce_kd", classify="softmax", weighting="uniform")
+            self.require_published(loss="ce_kd", classify="softmax", weighting="uniform")
 
     @property
     def keeps_teacher(self) -> bool:  # type: ignore[override]
         return self.strength > 0
-
-    @property
-    def looks(self) -> bool:
-        """Whether clients need the final model to choose or to describe their exemplars."""
-        return not self.published and (self.choose == "herding" or self.classify == "nme")
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         means = {

@@ -35,24 +35,15 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.memory import (
     EXEMPLARS,
     ExemplarMethod,
     ExemplarServer,
-    herd,
     memory_size,
     recalled,
     with_memory,
 )
-from fcl_bench.methods.exemplars.proxy import (
-    GRADIENTS,
-    VERSIONS,
-    Inversion,
-    PrototypeClient,
-    ProxyServer,
-    version_prefix,
-)
+from fcl_bench.methods.exemplars.proxy import GRADIENTS, Inversion, PrototypeClient, ProxyServer
 from fcl_bench.methods.gradient.model_holder import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Schema, real
@@ -141,8 +132,6 @@ class GLFCClient(PrototypeClient):
     """Notices new classes, keeps exemplars, and trains on them beside its samples."""
 
     method: GLFC
-    #: The best models that the server sent last, by version.
-    _best: dict[int, Network] | None = None
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """The upload of any gradient method and, after a signal, gradients."""
@@ -159,12 +148,8 @@ class GLFCClient(PrototypeClient):
         return upload, state
 
     def speaks_for(self, client_data: ClientData, state: State) -> int:
-        """The client's samples and exemplars together; as published, where models count alike, its samples alone.
-
-        Published lists hold samples several times, so that they may be longer than all samples that the client had.
-        """
-        own = super().speaks_for(client_data, state)
-        return own if self.method.published else own + memory_size(state)
+        """The client's samples and exemplars together."""
+        return super().speaks_for(client_data, state) + memory_size(state)
 
     # What it notices --------------------------------------------------------------------------------------------------
 
@@ -200,33 +185,22 @@ class GLFCClient(PrototypeClient):
             found = float(entropy(self.network.logits(self.trainer.features(self.network, client_data.inputs))))
         signal = found - float(state.get(_ENTROPY, 0.0)) > self.method.rise
         state = {**state, _ENTROPY: torch.tensor(found, dtype=torch.float64), _SIGNAL: torch.tensor(signal)}
-        return self.learnt(client_data, state) if signal and len(state[_LAST]) else state
+        return self.learnt(state) if signal and len(state[_LAST]) else state
 
-    def learnt(self, client_data: ClientData, state: State) -> State:
+    def learnt(self, state: State) -> State:
         """After a signal: the last task's classes are learnt, and exemplars of them are chosen by the model at hand."""
-        last, learnt = state[_LAST], torch.cat([state[_LEARNT], state[_LAST]])
-        classes = learnt.unique()
-        # As published, a second signal in one task counts them twice.
-        own = {_LEARNT: learnt} if self.method.published else {_LEARNT: classes, _LAST: last[:0]}
-        state = {**state, **own}
+        last, learnt = state[_LAST], torch.cat([state[_LEARNT], state[_LAST]]).unique()
+        state = {**state, _LEARNT: learnt, _LAST: last[:0]}
         if not self.method.memory:
             return state
-        share = self.method.memory // len(state[_LEARNT])
-        inputs, labels = (state.pop(f"{kind}last", None) for kind in _WAITING)
-        if inputs is None or labels is None:  # they are exemplars already
-            inputs, labels = client_data.inputs[:0], client_data.labels[:0]
-        return self.with_exemplars(state, inputs, labels, share * len(classes), self.ranking)
+        inputs, labels = (state.pop(f"{kind}last") for kind in _WAITING)
+        return self.with_exemplars(state, inputs, labels)
 
     # What it keeps ----------------------------------------------------------------------------------------------------
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
         """At the end of a task: choose the exemplars of its classes."""
-        budget = self.method.memory
-        return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels, budget, self.ranking)
-
-    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
-        """Which of a class's samples to keep, the most telling first."""
-        return herd(self.directions(candidates), count, again=self.method.published)
+        return Message({}), self.with_exemplars(state, client_data.inputs, client_data.labels)
 
     # What it trains on ------------------------------------------------------------------------------------------------
 
@@ -235,25 +209,13 @@ class GLFCClient(PrototypeClient):
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Objective:
         heads = Heads.from_message(broadcast)
-        old = self.old_model(client_data, broadcast, state)
+        old = self.teacher(client_data, broadcast)
         return Compensated(heads, self.method.frozen_heads, self.learnt_columns(heads, state), old)
 
     def learnt_columns(self, heads: Heads, state: State) -> torch.Tensor:
         """(C,) bool, the columns of the classes that the client learnt in earlier tasks."""
         columns = state[_LEARNT]
         return torch.zeros(len(heads.logits), dtype=torch.bool, device=columns.device).index_fill_(0, columns, True)
-
-    def old_model(self, client_data: ClientData, broadcast: Message, state: State) -> Network | None:
-        """The model that gives the targets of the old columns; None: there is none yet."""
-        if not self.method.published:
-            return self.teacher(client_data, broadcast)
-        last, best = broadcast[VERSIONS].tolist()
-        known = self._best or {}
-        self._best = {
-            version: known.get(version) or self.frozen_copy(with_prefix(broadcast, version_prefix(version)))
-            for version in {last, best} - {0}
-        }
-        return self._best.get(best if bool(state[_SIGNAL]) else last)
 
 
 @dataclass
@@ -267,35 +229,28 @@ class GLFC(ExemplarMethod):
         proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
             none (the last model of the last task; no gradients are sent).
         inversion: knobs of the former.
-        variant: working: as above; published: as the public code has it, with its errors (docs/methods/glfc.md).
     """
 
     name: ClassVar[str] = "glfc"
     search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "training.lr": "log(0.03,3)"}
     client_half = GLFCClient
     proxy_half: ClassVar[type[ProxyServer]] = ProxyServer
+    keeps_teacher: ClassVar[bool] = True
 
     training: Training = field(default_factory=lambda: Training(lr=0.5))
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0)
     proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
     inversion: Inversion = field(default_factory=Inversion)
-    variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.reconstructs and not self.trains_network:
             raise UserError("method.trains=features: method.proxy=reconstruct makes images", "method.proxy=none")
-        if self.published:
-            self.require_published(signal="entropy", proxy="reconstruct", weighting="uniform")
 
     @property
     def reconstructs(self) -> bool:
         return self.proxy == "reconstruct"
-
-    @property
-    def keeps_teacher(self) -> bool:  # type: ignore[override]
-        return not self.published  # whose clients take one of two models that the server sends, by their signal
 
     def server(self, context: Context) -> Server:
         return self.proxy_half(self, context) if self.reconstructs else ExemplarServer(self, context)

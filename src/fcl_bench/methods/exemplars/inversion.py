@@ -346,9 +346,6 @@ def reconstruct(
     return Reconstruction(torch.cat(images), labels, torch.cat(losses))
 
 
-def pixel_bytes(pixels: torch.Tensor, wrap: bool = False) -> torch.Tensor:
-    """Images in uint8: pixels outside 0..1 are cut off, or wrap round as in PIL, which keeps x 255 modulo 256."""
-    scaled = pixels.detach().double() * 255
-    if wrap:
-        return scaled.trunc().remainder(256).to(torch.uint8)
-    return scaled.clamp(0, 255).round().to(torch.uint8)
+def pixel_bytes(pixels: torch.Tensor) -> torch.Tensor:
+    """Images in uint8: pixels outside 0..1 are cut off."""
+    return (pixels.detach().double() * 255).clamp(0, 255).round().to(torch.uint8)

@@ -30,11 +30,10 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.errors import UserError
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.tensors import add_weighted
 from fcl_bench.methods.exemplars.glfc import GLFC, Compensated, GLFCClient, magnitudes
-from fcl_bench.methods.exemplars.proxy import RESETS, BestModels, ProxyServer
+from fcl_bench.methods.exemplars.proxy import ProxyServer
 from fcl_bench.methods.gradient.ccvr import moments_message, moments_schema
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Schema
@@ -64,7 +63,6 @@ def balanced_weights(
         labels: (b,) columns.
         first: (C,) int64, the task in which each column first appeared.
         learnt: (C,) bool, the columns that the client has learnt in earlier tasks.
-        task: t.
         groups: one of `GROUPS`.
     """
     if not bool(learnt.any()):
@@ -111,7 +109,7 @@ def radius_of(counts: torch.Tensor, sums: torch.Tensor, squares: torch.Tensor) -
 
 
 def augmented_features(
-    features: torch.Tensor, labels: torch.Tensor, radius: float, seed: int, published: bool = False
+    features: torch.Tensor, labels: torch.Tensor, radius: float, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Five features phi + radius e around each phi, e ~ N(0, diag var_c), |radius e|^2 at most a tenth of sum var_c.
 
@@ -124,7 +122,6 @@ def augmented_features(
         labels: (n,) their columns c; var_c (d,) is of the features of c, with n - 1, and 0 of a single one.
         radius: see `radius_of`.
         seed: of the noise.
-        published: as in LGA's code, var_c * var_c is the standard deviation, and its sum's tenth the limit.
 
     Returns:
         (5 n, d) in the features' type and (5 n,) labels, those of one phi after those of the other.
@@ -136,8 +133,6 @@ def augmented_features(
     centred = phi - (class_sums(phi, which, classes).T / counts)[which]
     variances = class_sums(centred.square(), which, classes).T / (counts - 1).clamp(min=1)
     deviations, limits = variances.sqrt(), variances.sum(dim=1)
-    if published:
-        deviations, limits = variances.square(), variances.square().sum(dim=1)
     each = which.repeat_interleave(_COUNT)
     scale, limit = radius * deviations[each], _SHARE * limits[each]
     generator = torch.Generator().manual_seed(seed)
@@ -194,7 +189,7 @@ class LGAClient(GLFCClient):
 
     def objective(self, client_data: ClientData, broadcast: Message, state: State) -> Balanced:
         heads, method = Heads.from_message(broadcast), self.method
-        old, learnt = self.old_model(client_data, broadcast, state), self.learnt_columns(heads, state)
+        old, learnt = self.teacher(client_data, broadcast), self.learnt_columns(heads, state)
         return Balanced(heads, method.frozen_heads, learnt, old, method.groups, method.lam)
 
     def answer(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
@@ -219,7 +214,6 @@ class LGAServer(ProxyServer):
 
     def __init__(self, method: LGA, context: Context) -> None:
         super().__init__(method, context)
-        self.best = BestModels(method.best_perf, "task")
         self.radius = method.radius
         self.query_tasks, self._measured = {0}, False
         #: Of the stage `radius`: what clients sent so far, added up.
@@ -254,10 +248,6 @@ class LGAServer(ProxyServer):
         """0 in a task's first rounds."""
         return 0.0 if self._round < self.method.proxy_init else self.accuracy_around()
 
-    def accuracy_to_beat(self) -> float:
-        """In first rounds, too, what an earlier task's model reaches; the task's own goes on counting as 0 there."""
-        return self.accuracy_around() if self.best.performance else self.accuracy()
-
     def accuracy_around(self) -> float:
         """The share of features around the monitor set's that the heads classify rightly."""
         seed = derived_seed(self.context.seed, "monitor", self.task, self._round)
@@ -267,7 +257,6 @@ class LGAServer(ProxyServer):
             self.labels,
             self.radius,
             derived_seed(seed, "noise"),
-            published=self.method.noise == "squared",
         )
         with torch.inference_mode():
             right = self.network.logits(features).argmax(dim=1) == labels
@@ -286,12 +275,7 @@ class LGA(GLFC):
         groups: of the weights, see above; cumulative is the published code's.
         lam: weight of the loss where there is an old model.
         proxy_init: of proxy=reconstruct, the first rounds of a task whose models count as 0.
-        best_perf: before which tasks the performance to beat is forgotten: task (every one), once (the second, as in
-            the published code), never (as in GLFC's).
         radius: of the features to test on, until the clients' sums are in.
-        noise: of these features: variance (that of the class's features), squared (its square is the standard
-            deviation, as in the published code).
-        variant: working. The published one is refused.
     """
 
     name: ClassVar[str] = "lga"
@@ -301,17 +285,7 @@ class LGA(GLFC):
     groups: str = knob("separate", choices=GROUPS)
     lam: float = knob(1.0, above=0)
     proxy_init: int = knob(6, least=0)
-    best_perf: str = knob("task", choices=RESETS)
     radius: float = knob(0.15, least=0)
-    noise: str = knob("variance", choices=("variance", "squared"))
-
-    def __post_init__(self) -> None:
-        if self.published:
-            raise UserError(
-                "method.variant=published: LGA's server computes a radius from the real images of all clients",
-                "method.groups=cumulative method.best_perf=once method.noise=squared, the rest of the public code",
-            )
-        super().__post_init__()
 
     def uploads(self, context: Context) -> dict[str, Schema]:
         stages, sent = super().uploads(context), dict(moments_schema(SENT, dense=True))

@@ -28,7 +28,7 @@ _IMAGES, _FEATURES = "images.", "features."
 Ranking = Callable[[torch.Tensor, int, int], torch.Tensor]
 
 
-def herd(features: torch.Tensor, count: int, again: bool = False) -> torch.Tensor:
+def herd(features: torch.Tensor, count: int) -> torch.Tensor:
     """Herding (Rebuffi et al., 2017, Algorithm 4): the mean of the first i chosen is close to the mean, for every i.
 
     The i-th is p_i = argmin over x not chosen yet of || mu - (phi(x) + sum_{j<i} phi(p_j)) / i ||, ties to the lower
@@ -37,20 +37,19 @@ def herd(features: torch.Tensor, count: int, again: bool = False) -> torch.Tenso
     Args:
         features: (n, d) phi of the candidates, usually of length 1; mu is their mean.
         count: m.
-        again: whether a sample may be chosen again, as in the published code of GLFC, LGA and DFedDGM.
 
     Returns:
-        (min(m, n),) indices in the order in which they were chosen; with `again`, (m,).
+        (min(m, n),) indices in the order in which they were chosen.
     """
     phi = features.double()
     mu, chosen_sum = phi.mean(dim=0), phi.new_zeros(phi.shape[1])
     left = torch.ones(len(phi), dtype=torch.bool, device=phi.device)
     order: list[int] = []
-    for i in range(1, (count if again else min(count, len(phi))) + 1):
+    for i in range(1, min(count, len(phi)) + 1):
         distances = torch.linalg.vector_norm(mu - (phi + chosen_sum) / i, dim=1)
         best = int(torch.where(left, distances, torch.inf).argmin())
         order.append(best)
-        left[best] = again
+        left[best] = False
         chosen_sum = chosen_sum + phi[best]
     return torch.tensor(order, dtype=torch.int64, device=phi.device)
 
@@ -85,7 +84,6 @@ def remembered(
     candidates are the retained samples, in their order, and then the new ones.
 
     Args:
-        state: before.
         inputs: (n, ...) the task's samples.
         labels: (n,) their columns.
         budget: samples of all classes together; None: no limit.
@@ -134,17 +132,22 @@ EXEMPLARS = "exemplars"
 
 
 class ExemplarClient(GradientClient):
-    """Keeps exemplars (see `methods.exemplars.memory`)."""
+    """Keeps exemplars."""
+
+    method: ExemplarMethod
 
     def directions(self, samples: torch.Tensor) -> torch.Tensor:
         """(n, d) phi / ||phi|| of samples, in float64, under the network at hand."""
         return normalize(self.trainer.features(self.network, samples).double(), dim=1)
 
-    def with_exemplars(
-        self, state: State, inputs: torch.Tensor, labels: torch.Tensor, budget: int, ranking: Ranking
-    ) -> State:
+    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
+        """Which of a class's samples to keep, the most telling first."""
+        return herd(self.directions(candidates), count)
+
+    def with_exemplars(self, state: State, inputs: torch.Tensor, labels: torch.Tensor) -> State:
         """The state with exemplars of these samples, by `remembered`. Warn once if the budget leaves nothing."""
-        state = remembered(state, inputs, labels, budget, ranking)
+        budget = self.method.memory
+        state = remembered(state, inputs, labels, budget, self.ranking)
         if (classes := len(lists_in(state))) > budget:
             self._notices.tell(
                 "too little",

@@ -4,9 +4,6 @@ A client with a signal sends, beside its model, a gradient for each of its class
 cross-entropy at the sample nearest to the class's mean, perturbed (`exemplars.inversion`). The server reads off the
 class, reconstructs the image, and keeps the last iterates as its monitor set. After each round it tests the averaged
 model on them; the best model of a task is the old model of the next.
-
-With `variant=published`, b2 (the best model so far) becomes b1 (the last task's) when gradients come in, not when a
-task begins. The accuracy to beat is never forgotten. A client takes b2 as its old model if it has a signal, else b1.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ from fcl_bench.config import knob
 from fcl_bench.data.images.batches import Augment, Augmentation
 from fcl_bench.environment import exact_kernels
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.exemplars.inversion import GradientEncoder, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
 from fcl_bench.methods.gradient.model_holder import MODEL, teacher_prefix
@@ -39,9 +35,6 @@ if TYPE_CHECKING:
 
 #: Images at a time.
 _BATCH = 64
-#: When the performance to beat is forgotten: as each task begins (the paper), as the second begins (LGA's code), or
-#: never (GLFC's code).
-RESETS = ("task", "once", "never")
 
 
 def monitor_accuracy(
@@ -70,74 +63,32 @@ def monitor_accuracy(
 class BestModels:
     """The best model of the last task (GLFC's b1) and that of the task at hand (b2), by the monitor's accuracy.
 
-    Args:
-        resets: when `performance` falls back to 0: see `RESETS`.
-        shifts: what makes the best model of the task at hand that of the last: task (a new task begins), gradients
-            (as published: gradients come in, in whatever round).
-
     Attributes:
-        last: b1, tensors by name; None: there is none.
-        best: b2.
+        last: b1, tensors by name; empty: there is none.
+        best: b2. A task without gradients has none.
         performance: of b2, what a model has to reach to replace it.
-        last_version, best_version: their numbers among all models that were best, from 1; 0: none. A version never
-            changes, so a client needs it once.
     """
 
-    def __init__(self, resets: str = "task", shifts: str = "task") -> None:
-        self._resets, self._shifts = resets, shifts
-        self.last: dict[str, torch.Tensor] | None = None
-        self.best: dict[str, torch.Tensor] | None = None
+    state = ("last", "best", "performance")
+
+    def __init__(self) -> None:
+        self.last: dict[str, torch.Tensor] = {}
+        self.best: dict[str, torch.Tensor] = {}
         self.performance = 0.0
-        self.last_version = self.best_version = 0
-        self._versions = 0
 
-    def begin(self, task: int) -> None:
-        """A task begins, with this index."""
-        if self._shifts == "task":
-            self._shift()
-        if self._resets == "task" or (self._resets == "once" and task == 1):
-            self.performance = 0.0
-        if self._resets == self._shifts == "task":
-            # A task without gradients has no best model, and the one of the task before is not its.
-            self.best, self.best_version = None, 0
+    def begin(self) -> None:
+        """A task begins."""
+        self.last, self.best, self.performance = self.best, {}, 0.0
 
-    def gradients_came(self) -> None:
-        """A round brought gradients, and so the monitor has other images."""
-        if self._shifts == "gradients":
-            self._shift()
-
-    def _shift(self) -> None:
-        self.last, self.last_version = self.best, self.best_version
-
-    def offer(self, model: Mapping[str, torch.Tensor], performance: float) -> bool:
-        """Whether the model with this `performance` becomes the best; if so, it is copied."""
-        if performance < self.performance:
-            return False
-        self.performance = performance
-        self.best = {name: value.detach().clone() for name, value in model.items()}
-        self._versions += 1
-        self.best_version = self._versions
-        return True
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """`last.<name>`, `best.<name>`, `performance`, and `versions` of last, best and newest."""
-        last = {f"last.{name}": value for name, value in (self.last or {}).items()}
-        best = {f"best.{name}": value for name, value in (self.best or {}).items()}
-        performance = torch.tensor(self.performance, dtype=torch.float64)
-        versions = torch.tensor([self.last_version, self.best_version, self._versions])
-        return {**last, **best, "performance": performance, "versions": versions}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        self.last, self.best = with_prefix(state, "last.") or None, with_prefix(state, "best.") or None
-        self.performance = float(state["performance"])
-        self.last_version, self.best_version, self._versions = state["versions"].tolist()
+    def offer(self, model: Mapping[str, torch.Tensor], performance: float) -> None:
+        """Copy the model with this `performance` if it becomes the best."""
+        if performance >= self.performance:
+            self.performance = performance
+            self.best = {name: value.detach().clone() for name, value in model.items()}
 
 
-#: In uploads: (p, c), a column for each class. In broadcasts: the seed of the encoder; the versions of b1 and b2.
-GRADIENTS, ENCODER, VERSIONS = "gradients", "encoder", "versions"
-#: Prefix of the names of best models in a broadcast.
-_BEST = "best."
+#: In uploads: (p, c), a column for each class. In broadcasts: the seed of the encoder.
+GRADIENTS, ENCODER = "gradients", "encoder"
 #: Weight decay and rate of the perturbation, as published; the rate is a share of the clients'.
 _WEIGHT_DECAY, _RATE = 1e-5, 0.1
 #: Reconstructed images of each task that a run's picture shows.
@@ -159,11 +110,6 @@ class Inversion:
     iterations: int = knob(250, least=1)
     lr: float = knob(0.1, above=0)
     images: int = knob(20, least=1)
-
-
-def version_prefix(version: int) -> str:
-    """Prefix of the names under which a best model travels."""
-    return f"{_BEST}{version}."
 
 
 @lru_cache(maxsize=2)
@@ -241,15 +187,11 @@ class PrototypeClient(ExemplarClient):
         classes, which = nearest_to_means(self.trainer.features(self.network, client_data.inputs), client_data.labels)
         self.network.eval()
 
-        def scores(pixels: torch.Tensor) -> torch.Tensor:
-            # The published code gives the network pixels from 0 to 1 here.
-            return self.network(pixels if self.method.published else scale.pixels(pixels))
-
         with exact_kernels():
             images = perturbed(
                 scale.scaled(client_data.inputs[which]),
                 one_hot(classes, columns).float(),
-                scores,
+                lambda pixels: self.network(scale.pixels(pixels)),
                 knobs.perturbation,
                 _RATE * self.method.training.lr,
                 _WEIGHT_DECAY,
@@ -273,7 +215,7 @@ class ProxyServer(ExemplarServer):
     def __init__(self, method: GLFC, context: Context) -> None:
         super().__init__(method, context)
         side = self.scale.size
-        self.best = BestModels("never", "gradients") if method.published else BestModels("task", "task")
+        self.best = BestModels()
         self.images = torch.zeros(0, 3, side, side, dtype=torch.uint8, device=context.device)
         self.labels = torch.zeros(0, dtype=torch.int64, device=context.device)
         self.monitored, self.received = -1, 0
@@ -288,8 +230,8 @@ class ProxyServer(ExemplarServer):
         super().start_task(task)
         if not begins:
             return
-        self.best.begin(task.index)
-        if self._teacher and self.best.last is not None:
+        self.best.begin()
+        if self._teacher and self.best.last:
             prefix = teacher_prefix(task.index - 1)
             self._teacher = {prefix + name: value for name, value in self.best.last.items()}
 
@@ -301,16 +243,8 @@ class ProxyServer(ExemplarServer):
     # What travels -----------------------------------------------------------------------------------------------------
 
     def broadcast(self, task: Task, round_: int) -> Message:
-        """The broadcast; as published with b1 and b2 too, since each client's signal decides which of them it needs."""
         self._gradients = []
-        message = super().broadcast(task, round_)
-        if self.stage != MODEL or not self.method.published:
-            return message
-        found = self.best
-        sent = {found.last_version: found.last or {}, found.best_version: found.best or {}}
-        models = {version_prefix(version) + name: own[name] for version, own in sent.items() for name in own}
-        versions = torch.tensor([found.last_version, found.best_version], dtype=torch.int32)
-        return Message({**message, **models, VERSIONS: versions}, message.stage, cached={*message.cached, *models})
+        return super().broadcast(task, round_)
 
     def extra_broadcast(self) -> dict[str, torch.Tensor]:
         own = {ENCODER: torch.tensor(self._seed)} if self.stage == MODEL else {}
@@ -335,28 +269,27 @@ class ProxyServer(ExemplarServer):
         if self._gradients:
             self._reconstruct(torch.cat(self._gradients))
             self._gradients = []
-        if len(self.labels) and (self.method.published or self.monitored == self.task):
+        if len(self.labels) and self.monitored == self.task:
             self.best.offer(self.network.state(), self.accuracy())
 
     def _reconstruct(self, gradients: torch.Tensor) -> None:
         """Make the monitor set, or add to that of the task at hand."""
-        knobs, published = self.method.inversion, self.method.published
+        knobs = self.method.inversion
         seed = derived_seed(self.context.seed, "reconstruction", self.task, self._round)
         found = reconstruct(self.encoder, gradients, seed, knobs.lr, knobs.iterations, knobs.images)
-        images = pixel_bytes(found.images, wrap=published)
+        images = pixel_bytes(found.images)
         labels = found.labels.repeat_interleave(images.shape[1])
-        self.best.gradients_came()
         self.received += len(gradients)
         self._show(images[:, -1], found.labels)
-        if published or self.monitored != self.task:
+        if self.monitored != self.task:
             self.images, self.labels, self.monitored = images.flatten(0, 1), labels, self.task
             return
         self.images, self.labels = torch.cat([self.images, images.flatten(0, 1)]), torch.cat([self.labels, labels])
         # The best model so far has to be beaten on the new images too.
-        if self.best.best is not None:
+        if self.best.best:
             now = {name: value.clone() for name, value in self.network.state().items()}
             self.network.load(self.best.best)
-            self.best.performance = self.accuracy_to_beat()
+            self.best.performance = self.accuracy()
             self.network.load(now)
 
     def accuracy(self) -> float:
@@ -368,10 +301,6 @@ class ProxyServer(ExemplarServer):
             self._augment,
             derived_seed(self.context.seed, "monitor", self.task, self._round),
         )
-
-    def accuracy_to_beat(self) -> float:
-        """That of the best model so far, which is in `network`, after the monitor set has changed."""
-        return self.accuracy()
 
     # What it tells ----------------------------------------------------------------------------------------------------
 

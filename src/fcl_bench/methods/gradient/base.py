@@ -145,7 +145,6 @@ class GradientMethod(Method):
         """Give the network one head for each task so far, the same in both halves; a method may add more.
 
         Args:
-            network: with what earlier tasks brought.
             sizes: classes of each task's head.
             seed: of the new weights.
         """
@@ -209,8 +208,6 @@ class GradientMethod(Method):
         """Names of the parameters that do not train in a task; both halves know this rule.
 
         Args:
-            network: with the task's head.
-            task: index of the task.
             reused: earlier heads that score classes of the task.
         """
         names: set[str] = set()

@@ -89,7 +89,6 @@ class Steps:
 
         Args:
             scores: (m, b, L).
-            labels: (m, b).
             inputs: (m, b, ...).
             share: (m, b, 1), one over the number of samples in the client's batch; 0 for a row that fills up.
         """

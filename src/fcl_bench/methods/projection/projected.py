@@ -149,7 +149,6 @@ class ProjectedMethod(GradientMethod):
         """d_l, the numbers in one column of inputs, of each layer that still trains after the first task.
 
         Args:
-            network: with the weights.
             recurring: see `Context`.
         """
         frozen = super().frozen(network, 1) | network.never_trains
@@ -162,7 +161,6 @@ class ProjectedMethod(GradientMethod):
         """Parameter name -> layer, of the weights that are projected: the layers' own, and those of heads.
 
         Args:
-            network: with the weights.
             reused: earlier heads that score classes of the task; projected whether or not all heads are.
         """
         weights = {f"{layer}.weight": layer for layer in self.widths(network) if layer != HEADS}
@@ -194,9 +192,6 @@ class ProjectedObjective(Objective):
     `projected_decay` the gradient alone is projected, as Eq. 4 has it, and weight decay pulls as it does elsewhere.
 
     Args:
-        heads: see `Objective`.
-        method: the knobs.
-        network: before the first step.
         later: whether the task is not the first.
         projections: of the weights whose steps are projected, by name.
     """

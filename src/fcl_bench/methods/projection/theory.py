@@ -28,7 +28,6 @@ class ProjectionAudit(Audit):
 
     Args:
         method: its knob `theory` is the number of reference samples per client and task.
-        context: the problem that the method's client and server get.
     """
 
     def __init__(self, method: ProjectedMethod, context: Context) -> None:

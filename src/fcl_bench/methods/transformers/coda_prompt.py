@@ -46,10 +46,6 @@ class CodaPrompts(Prompts):
     Each task brings a group of components, and only the last group trains. For each of A, K
     and P (flattened), a new group is orthonormal, and orthogonal to all earlier components as training has left them.
 
-    Args:
-        method: the knobs.
-        dimension: d.
-
     Attributes:
         A, K, P: the parameters, by `group_name`.
     """
@@ -77,10 +73,6 @@ class CodaPrompts(Prompts):
         """A layer's components of the first `tasks` tasks; None: of all so far."""
         names = [group_name(layer, task) for task in range(self.tasks if tasks is None else tasks)]
         return Components(*(torch.cat([group[name] for name in names]) for group in (self.A, self.K, self.P)))
-
-    def group(self, task: int) -> torch.Tensor:
-        """The prompts P of a task's components, of all layers, as one vector."""
-        return torch.cat([self.P[group_name(layer, task)].flatten() for layer in self.layers])
 
     def forward(self, queries: torch.Tensor) -> dict[int, torch.Tensor]:
         components = {layer: self.of(layer) for layer in self.layers}

@@ -29,10 +29,6 @@ class DualPrompts(Prompts):
 
     All start uniform in (0, 1).
 
-    Args:
-        method: the knobs.
-        dimension: d.
-
     Attributes:
         G: (layers, L, d).
         E: per task, (layers, L, d).

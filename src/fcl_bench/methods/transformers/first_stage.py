@@ -26,5 +26,5 @@ class PILoRAAdaptation(MethodStage, PILoRA):
 class CPromptAdaptation(MethodStage, CPrompt):
     """Fed-CPrompt's first task, in which no earlier model is to be far from: its prompts are part of the network."""
 
-    far: ClassVar[float | None] = None  # type: ignore[misc]
+    far: ClassVar[float] = 10.0  # type: ignore[misc]
     margin: ClassVar[float] = 1.0  # type: ignore[misc]

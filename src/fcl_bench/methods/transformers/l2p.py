@@ -28,10 +28,6 @@ class PromptPool(Prompts):
 
     Prompts and keys start uniform in (0, 1).
 
-    Args:
-        method: the knobs.
-        dimension: d.
-
     Attributes:
         P: (layers, M, L, d).
         K: (layers, M, d), the keys.

@@ -109,10 +109,6 @@ def prototype_weights(distances: torch.Tensor, temperature: float) -> torch.Tens
 class PILoRAObjective(Objective):
     """The loss. It also sums up, by class, the features that training sees.
 
-    Args:
-        heads: the heads of the network.
-        method: the knobs.
-
     Attributes:
         sums: (d, c) sums of the features of each of the task's classes.
         counts: (c,) the number of features in each.

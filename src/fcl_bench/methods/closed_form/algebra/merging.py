@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -47,6 +47,8 @@ class Losses:
         share: the largest share of its input's trace that a merge dropped (eta_merge, Eq. 61).
     """
 
+    state: ClassVar[Sequence[str]] = ("first", "share")
+
     first: float = 0.0
     share: float = 0.0
 
@@ -54,14 +56,6 @@ class Losses:
         """Add the losses of earlier merges of these parts elsewhere."""
         self.first += first
         self.share = max(self.share, share)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Both numbers."""
-        return {"losses": torch.tensor([self.first, self.share], dtype=torch.float64)}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
-        self.first, self.share = state["losses"].tolist()
 
     def merged(self, parts: Sequence[Part], rank: int) -> Part:
         """`merge` of the parts' summaries; its losses are recorded."""

@@ -39,7 +39,7 @@ from fcl_bench.training.network import Network
 #: of the text embeddings in LANDER's repository (CLIP, CIFAR-100): of those, less their mean, it is 0.200.
 SPREAD = 0.2
 
-#: The matrix in a file that holds all anchors in one.
+#: The matrix in a file of anchors.
 _ROWS = "anchors"
 _SUFFIXES = (".npz", ".safetensors")
 
@@ -90,10 +90,7 @@ def _frame(size: int, seed: int) -> torch.Tensor:
 
 
 def read_anchors(path: str, key: str) -> torch.Tensor:
-    """(C, d_e) in float32, row by row for the data set's classes 0, 1, ...
-
-    The file (.npz or .safetensors) holds a matrix `anchors`, or a vector for each class under its name. Names are taken
-    in alphabetical order, which is how data sets number their classes; names that are numbers, in that of the numbers.
+    """(C, d_e) in float32, row by row for the data set's classes 0, 1, ...: the matrix `anchors` of the file.
 
     Args:
         path: of the file.
@@ -102,10 +99,7 @@ def read_anchors(path: str, key: str) -> torch.Tensor:
     Raises:
         UserError: there is no such file, or it holds something else.
     """
-    where, wanted = (
-        f"{key}={path}",
-        "random, or a .npz or .safetensors file with a matrix `anchors`, or a vector per class",
-    )
+    where, wanted = f"{key}={path}", "random, or a .npz or .safetensors file with a matrix `anchors`"
     file = user_path(key, path)
     if file.suffix not in _SUFFIXES:
         raise UserError(f"{where} is no file of anchors", wanted)
@@ -116,15 +110,10 @@ def read_anchors(path: str, key: str) -> torch.Tensor:
         held = _tensors(file)
     except (OSError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{where} can't be read: {first_line(error)}", wanted) from error
-    if _ROWS in held:
-        rows = held[_ROWS]
-    else:
-        shapes = {tuple(vector.shape) for vector in held.values()}
-        if len(shapes) != 1 or len(next(iter(shapes))) != 1:
-            raise UserError(f"{where} holds {_described(held)}", wanted)
-        rows = torch.stack([held[name] for name in _ordered(held)])
+    rows = held.get(_ROWS, torch.empty(0))
     if rows.ndim != 2 or not rows.numel() or not rows.is_floating_point() or not bool(torch.isfinite(rows).all()):
-        raise UserError(f"{where} holds no matrix of finite numbers: {_described(held)}", wanted)
+        described = ", ".join(f"{name} {tuple(value.shape)}" for name, value in list(held.items())[:3]) or "nothing"
+        raise UserError(f"{where} holds no matrix of finite numbers: {described}", wanted)
     return rows.float()
 
 
@@ -139,17 +128,6 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
         return load_file(file)
     except SafetensorError as error:
         raise ValueError(first_line(error)) from error
-
-
-def _ordered(names: dict[str, torch.Tensor]) -> list[str]:
-    if all(name.isdecimal() for name in names):
-        return sorted(names, key=int)
-    return sorted(names)
-
-
-def _described(held: dict[str, torch.Tensor]) -> str:
-    first = [f"{name} {tuple(value.shape)}" for name, value in list(held.items())[:3]]
-    return ", ".join(first) + (", ..." if len(held) > 3 else "") if held else "nothing"
 
 
 #: Samples that one noisy layer serves.

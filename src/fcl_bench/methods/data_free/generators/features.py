@@ -15,7 +15,6 @@ class FeatureGenerator(torch.nn.Module):
     takes the scale out again.
 
     Args:
-        dimension: d.
         hidden: h.
         noise: N.
         seed: of the initial weights.

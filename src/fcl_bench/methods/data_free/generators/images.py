@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate
 
-from fcl_bench.data.images.batches import Augmentation, Standardise
+from fcl_bench.data.images.batches import Augmentation
 from fcl_bench.errors import require_choice
 from fcl_bench.training.network import Network
 
@@ -121,32 +121,6 @@ class ImagePool:
             self._waiting = torch.cat([self._waiting, torch.randperm(len(self._images), generator=self._generator)])
         chosen, self._waiting = self._waiting[:count].to(self._images.device), self._waiting[count:]
         return self._standardise(self._augment(self._images.index_select(0, chosen), self._generator))
-
-
-class GeneratedImages:
-    """Images that a client draws from a generator that was sent, new ones in every batch.
-
-    Args:
-        generator: with pixels from 0 to 1. It works in training mode: its batch norms use the statistics of the batch,
-            as they did while it learnt, so that running ones need not be sent.
-        seed: of the noise and of augmentation.
-        augment: see `Augment`.
-        standardise: images to what the network sees.
-    """
-
-    def __init__(self, generator: ImageGenerator, seed: int, augment: Augmentation, standardise: Standardise) -> None:
-        self._generator = generator
-        self._augment, self._standardise = augment, standardise
-        self._draws = torch.Generator().manual_seed(seed)
-
-    @torch.no_grad()
-    def pixels(self, count: int) -> torch.Tensor:
-        """(count, 3, size, size) from 0 to 1."""
-        return self._generator.train()(self._generator.noise(count, self._draws))
-
-    def next(self, count: int) -> torch.Tensor:
-        """(count, 3, size, size) as the network sees them."""
-        return self._standardise.pixels(self._augment(self.pixels(count), self._draws))
 
 
 #: The kind of the network; the student is of the same kind.

@@ -195,7 +195,6 @@ class Inversion(ABC, Generic[N]):
     """Makes images of one network. It draws from torch's own generators, which the caller seeds.
 
     Args:
-        knobs: see `SynthesisKnobs`.
         network: the teacher, in evaluation mode, without gradients of its weights.
         standardise: from images to what it sees.
         augment: what happens to images before a network sees them.
@@ -297,8 +296,6 @@ class Inversion(ABC, Generic[N]):
         """L of images (b, 3, size, size) from 0 to 1, and what the network's batch norms saw; a weight of 0 is skipped.
 
         Args:
-            images: before augmentation.
-            labels: (b,).
             adversarial: whether the student plays a part.
         """
         knobs = self._knobs
