@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import shutil
 import subprocess
 from html import unescape
 
@@ -17,6 +15,7 @@ from PIL import Image
 from fcl_bench.results.page.charts import library
 from fcl_bench.results.page.page import html_page
 from fcl_bench.results.tables.cells import Cell, mean_cell
+from tests.browser import FLAGS, chromium_here
 from tests.results.pages import sheet
 
 ABSENT = Cell("not run", absent=True)
@@ -30,18 +29,11 @@ SVG = (
     b'<svg xmlns="http://www.w3.org/2000/svg" width="720pt" height="360pt" viewBox="0 0 720 360">'
     b'<rect width="720" height="360" fill="#d55e00"/></svg>'
 )
-#: No call home, no sandbox (tests may run as root), nothing kept.
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
-)
-
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Its path: $FCL_BENCH_CHROMIUM, or what is installed; the tests are skipped, visibly, where there is none."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = os.environ.get("FCL_BENCH_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    """Its path; the tests are skipped, visibly, where there is none."""
+    found = chromium_here()
     if found is None:
         pytest.skip("no Chromium on this machine (FCL_BENCH_CHROMIUM names one)")
     return found

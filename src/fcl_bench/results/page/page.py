@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
+from fcl_bench.results.page.document import as_json, asset, document
 from fcl_bench.results.tables.cells import Cell, Sheet
 
 
@@ -38,22 +35,13 @@ def html_page(
         charts: the result of `chart_data`; charts need `plotly`.
         plotly: the source of plotly.js.
     """
-    here = files(__package__)
-    kinds = ("page.html", "page.css", "page.js", "charts.js")
-    html, style, script, drawing = (here.joinpath(kind).read_text(encoding="utf-8") for kind in kinds)
-    scripts = [*([plotly] if charts and plotly else []), script, *([drawing] if charts and plotly else [])]
-    digests = (base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    return environment.from_string(html).render(
+    drawn = bool(charts and plotly)
+    return document(
+        asset("page.html"),
+        [plotly, asset("page.js"), asset("charts.js")] if drawn and plotly else [asset("page.js")],
         title=title,
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}",
-        style=style,
-        scripts=scripts,
-        # Within a script element only "<" could end it.
-        charts=json.dumps(list(charts)).replace("<", "\\u003c") if charts and plotly else "",
+        style=asset("page.css"),
+        charts=as_json(list(charts)) if drawn else "",
         tables=[
             {"id": f"table-{i}", "heading": _heading(name), **_table(sheet)}
             for i, (name, sheet) in enumerate(tables.items(), 1)

@@ -1,0 +1,1 @@
+"""A track's leaderboard: every method under one protocol."""
