@@ -32,7 +32,13 @@ def made_up_board(methods: int = 45, settings: int = 4, seed: int = 0) -> dict[s
         "command": "fcl-bench leaderboard run features data.path=FEATURES.npz",
         "shared": {
             **{"tasks": str(TASKS), "split": "class_incremental", "partition": "dirichlet", "label_rate": "1"},
-            **{"wire.dtype": "float32", "backbone": "identity", "transport": "in_process", "device": "cpu", "threads": "1"},
+            **{
+                "wire.dtype": "float32",
+                "backbone": "identity",
+                "transport": "in_process",
+                "device": "cpu",
+                "threads": "1",
+            },
         },
         "settings": SETTINGS[:settings],
         "seeds": [0, 1, 2],
@@ -46,7 +52,8 @@ def _row(draws: random.Random, method: int, family: str, setting: int, kind: str
     ceiling = method < 2
     closed = family == "closed_form"
     title = f"Ceiling {method + 1}" if ceiling else _name(method)
-    command = f"fcl-bench -m track=features method=made_up_{method} {' '.join(f'{k}={v}' for k, v in SETTINGS[setting].items())}"
+    keys = " ".join(f"{key}={value}" for key, value in SETTINGS[setting].items())
+    command = f"fcl-bench -m track=features method=made_up_{method} {keys}"
     row = {
         **{"method": f"made_up_{method}", "title": title, "family": family, "kind": kind, "ceiling": ceiling},
         **{"setting": setting, "command": command, "tuning": {}, "trials": None},
@@ -59,7 +66,9 @@ def _row(draws: random.Random, method: int, family: str, setting: int, kind: str
     curve[-1] = final
     rounds = TASKS if closed else TASKS * draws.choice((5, 10, 20))
     memory = draws.choice((200, 2000)) if family == "exemplars" and not ceiling else 0
-    gates = [] if draws.random() < 0.75 or closed or ceiling else [draws.choice(("rising", "near_chance", "first_task"))]
+    gates = (
+        [] if draws.random() < 0.75 or closed or ceiling else [draws.choice(("rising", "near_chance", "first_task"))]
+    )
     tuned = kind == "tuned"
     return row | {
         **{"status": "run", "why": "", "n": 3, "A_T": final, "A_T_std": draws.uniform(0.02, 0.9), "curve": curve},

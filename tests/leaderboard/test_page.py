@@ -33,9 +33,7 @@ def test_every_row_is_inside_with_six_digits():
     assert len(found) == len(board["rows"]) == 12 * 4 * 2
     for row, given in zip(found, board["rows"], strict=True):
         for key, value in given.items():
-            if isinstance(value, float):
-                assert row[key] == pytest.approx(value, rel=1e-5)
-            elif key == "curve":
+            if isinstance(value, float) or key == "curve":
                 assert row[key] == pytest.approx(value, rel=1e-5)
             else:
                 assert row[key] == value
@@ -45,7 +43,14 @@ def test_title_data_date_command_and_shared_settings_are_text():
     root = parsed(board_page(made_up_board(3) | {"conclusion": "Three & nobody wins."}))
     assert root.all("title")[0].text == "Leaderboard features: features, 2026-11-27"
     header = root.all("header")[0].text
-    for words in ("MADE-UP", "seeds 0, 1, 2", "code fface99f0000", "3 methods", "partition dirichlet", "Three & nobody"):
+    for words in (
+        "MADE-UP",
+        "seeds 0, 1, 2",
+        "code fface99f0000",
+        "3 methods",
+        "partition dirichlet",
+        "Three & nobody",
+    ):
         assert words in header
     assert root.all("code")[0].text == "fcl-bench leaderboard run features data.path=FEATURES.npz"
 
@@ -53,7 +58,12 @@ def test_title_data_date_command_and_shared_settings_are_text():
 def test_hostile_texts_stay_texts():
     texts = ("track", "version", "about", "data", "date", "command", "conclusion")
     board = made_up_board(3) | dict.fromkeys(texts, HOSTILE)
-    board |= {"shared": {HOSTILE: HOSTILE}, "settings": [{HOSTILE: HOSTILE}], "seeds": [HOSTILE], "revisions": [HOSTILE]}
+    board |= {
+        "shared": {HOSTILE: HOSTILE},
+        "settings": [{HOSTILE: HOSTILE}],
+        "seeds": [HOSTILE],
+        "revisions": [HOSTILE],
+    }
     names = ("method", "title", "family", "why", "command", "gate_texts")
     for row in board["rows"]:
         row |= dict.fromkeys(names, HOSTILE)

@@ -30,6 +30,7 @@ SVG = (
     b'<rect width="720" height="360" fill="#d55e00"/></svg>'
 )
 
+
 @pytest.fixture(scope="module")
 def chromium():
     """Its path; the tests are skipped, visibly, where there is none."""

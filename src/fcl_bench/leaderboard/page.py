@@ -47,7 +47,7 @@ def board_page(board: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: numbers with six digits, which no reader misses, None for those that are not finite."""
+    """Return a value as JSON has it: numbers with six digits, and None for those that are not finite."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
