@@ -349,7 +349,7 @@ test-all: $(VENV)/.dev
 # Runs the tests of pages in a real browser (apt-get install chromium, or FCL_BENCH_CHROMIUM names one): half a minute.
 browser: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
-	$(BIN)/python -m pytest -m 'slow or not slow' tests/leaderboard/test_browser.py tests/results/test_page_in_browser.py
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/leaderboard tests/results/test_page_in_browser.py
 
 # Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
 # PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with

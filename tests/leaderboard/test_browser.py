@@ -1,133 +1,12 @@
-"""The page of a board in a real headless Chromium: what a click shows, sorts and filters, and that nothing overlaps."""
+"""The page of a board in a real headless Chromium: what a click shows, sorts and filters."""
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import pytest
 
 from fcl_bench.leaderboard.page import board_page
-from tests.browser import FLAGS, chromium_here
 from tests.leaderboard.made_up import TASKS, made_up_board
-
-WIDTHS = (390, 800, 1400)
-WANTED = "needs Chromium (apt-get install chromium, or FCL_BENCH_CHROMIUM) and playwright (pip install '.[browser]')"
-BOARD = made_up_board()
-RECTANGLES = """(where) => [...document.querySelectorAll(`${where} svg text`)].map((text) => {
-  const { left, top, right, bottom } = text.getBoundingClientRect();
-  return [text.textContent, left, top, right, bottom];
-})"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = chromium_here()
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
-        path = None
-    if path is None:
-        pytest.skip(WANTED)
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield opened
-        opened.close()
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("board") / "board.html"
-    path.write_text(board_page(BOARD))
-    return path.as_uri()
-
-
-@pytest.fixture
-def opened(browser, file):
-    """A page of the board at a width and in a theme; at the end, nothing was fetched and no script complained."""
-    pages, said = [], []
-
-    def at(width=1400, theme="light", where=file):
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=theme)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: said.append(request.url) if request.url != where else None)
-        page.goto(where)
-        pages.append(page)
-        return page
-
-    yield at
-    for page in pages:
-        page.close()
-    assert said == []
-
-
-def shown(page):
-    """Names in the table, from top to bottom."""
-    return page.locator("#rows .title").all_inner_texts()
-
-
-def column(page, key):
-    """Texts of a column: the first line of each cell."""
-    place = page.locator("#rows thead th").evaluate_all(
-        "(all, key) => all.findIndex((one) => one.dataset.key === key)", key
-    )
-    cells = page.locator(f"#rows tbody tr.row > :nth-child({place + 1})").all_inner_texts()
-    return [text.split("\n")[0].strip() for text in cells]
-
-
-def numbers(texts):
-    return [None if text in ("–", "") else 0.0 if text == "best" else float(text.replace(",", "")) for text in texts]
-
-
-def expected(setting=0, kind="tuned", fits=lambda row: True, run=True):
-    """Rows that the page should show: best first."""
-    rows = [row for row in BOARD["rows"] if (row["setting"], row["kind"]) == (setting, kind)]
-    there = [row for row in rows if (row["status"] == "run") == run]
-    return sorted(filter(fits, there), key=lambda row: -row.get("A_T", 0))
-
-
-def titles(rows):
-    return [row["title"] for row in rows]
-
-
-def overlaps(page, where):
-    rectangles = page.evaluate(RECTANGLES, where)
-    assert len(rectangles) > 5, "no chart was drawn"
-    return [
-        (a, b)
-        for (a, *one), (b, *two) in combinations(rectangles, 2)
-        if min(one[2], two[2]) - max(one[0], two[0]) > 0.5 and min(one[3], two[3]) - max(one[1], two[1]) > 0.5
-    ]
-
-
-def outside(page):
-    """Texts of charts that stand out of their chart's column."""
-    return page.evaluate("""() => [...document.querySelectorAll('.chart svg text')].filter((text) => {
-      const [box, own] = [text.closest('.chart').getBoundingClientRect(), text.getBoundingClientRect()];
-      return own.left < box.left - 1 || own.right > box.right + 1 || own.top < box.top - 1
-        || own.bottom > box.bottom + 1;
-    }).map((text) => text.textContent)""")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_overlaps_or_makes_the_page_wider(opened, width, theme):
-    page = opened(width, theme)
-    for setting in range(4):
-        page.locator(f"#settings input[value='{setting}']").check()
-        for where in ("#points", "#lines"):
-            assert overlaps(page, where) == []
-        assert outside(page) == []
-    page.locator("#filters").evaluate("(filters) => { filters.open = true; }")
-    page.locator("#absent").evaluate("(absent) => { absent.open = true; }")
-    page.locator("#rows .title").nth(3).click()
-    assert overlaps(page, ".panel") == []
-    assert outside(page) == []
-    widths = page.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollWidth]")
-    assert widths == [width, width]
-    panel = page.locator(".panel").bounding_box()
-    assert panel["x"] >= 0
-    assert panel["x"] + panel["width"] <= width
+from tests.leaderboard.on_screen import BOARD, column, expected, numbers, shown, titles
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -320,54 +199,6 @@ def test_what_was_not_run_is_at_the_end_with_the_reason(opened):
     assert page.locator("#absent summary").inner_text() == f"{len(missing)} not run in this setting"
     assert set(page.locator("#absent tbody th").all_inner_texts()) == set(titles(missing))
     assert set(page.locator("#absent tbody td:last-child").all_inner_texts()) == {missing[0]["why"]}
-
-
-def test_ten_rows_at_most_are_drawn_over_tasks_in_the_colours_of_their_boxes(opened):
-    page = opened()
-    boxes = page.locator("#rows input[type=checkbox]")
-    assert page.locator("#lines path.line").count() == 5
-    for place in range(12, 17):
-        boxes.nth(place).check()
-    assert page.locator("#lines path.line").count() == 10
-    assert boxes.nth(20).is_disabled()
-    assert overlaps(page, "#lines") == []
-    colours = page.locator("#lines path.line").evaluate_all("all => all.map(one => getComputedStyle(one).stroke)")
-    assert len(set(colours)) == 10
-    ticked = page.locator("#rows input:checked").evaluate_all(
-        "all => all.map(one => getComputedStyle(one).accentColor)"
-    )
-    assert set(ticked) == set(colours)
-    boxes.nth(12).uncheck()
-    assert boxes.nth(20).is_enabled()
-    page.get_by_text("Draw the first five again").click()
-    assert page.locator("#lines path.line").count() == 5
-
-
-def test_at_most_fifteen_points_have_names_and_the_front_has_them_all(opened):
-    page = opened()
-    names = page.locator("#points .names text:not(.soft)").evaluate_all("all => all.map(one => one.textContent)")
-    sent = [row for row in expected() if not row["ceiling"]]
-    front = [row for row in sent if not any(o["up_mib"] <= row["up_mib"] and o["A_T"] > row["A_T"] for o in sent)]
-    assert len(front) < len(names) <= 15
-    assert set(titles(front)) <= set(names)
-    strong = page.locator("#points .names text.strong").evaluate_all("all => all.map(one => one.textContent)")
-    assert set(strong) == set(titles(front))
-
-
-def test_a_point_says_what_it_is_and_opens_its_row(opened):
-    page = opened()
-    points = page.locator("#points .point")
-    tip = page.locator("#points .tip")
-    assert tip.is_hidden()
-    order = sorted((row for row in expected() if not row["ceiling"]), key=lambda row: row["up_mib"])
-    page.locator("#points .point[tabindex='0']").focus()
-    page.keyboard.press("ArrowRight")
-    assert tip.inner_text().startswith(order[1]["title"])
-    assert f"{order[1]['A_T']:.2f} %" in tip.inner_text()
-    page.keyboard.press("Enter")
-    assert page.locator("#rows [aria-expanded=true]").inner_text() == order[1]["title"]
-    assert page.locator("#rows [aria-expanded=true]").evaluate("one => one === document.activeElement")
-    assert points.count() == len(order)
 
 
 def test_charts_and_tables_have_names_and_controls_are_reached_by_keyboard(opened):
