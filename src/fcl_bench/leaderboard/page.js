@@ -201,8 +201,7 @@
       ...(other ? [{ name: other.kind, values: other.curve ?? [], color: "var(--s1)", dash: "5 3" }] : []),
       ...(best ? [{ name: `${name(best)} (best)`, values: best.curve ?? [], color: "var(--soft)", dash: "2 3" }] : []),
     ];
-    const last = lines.map((line) => `${line.name}: ${told(line.values.at(-1) ?? null, points)} %`).join("; ");
-    draw.lines(box, { title: `${name(row)} over tasks`, description: `After the last task: ${last}.`, x: "task", y: "accuracy (%)", lines });
+    charts.lines(box, { title: `${name(row)} over tasks`, x: "task", y: "accuracy (%)", lines });
   };
   const panel = (row) => {
     const command = make("p", { class: "command" }, make("code", {}, row.command ?? ""));
@@ -272,7 +271,7 @@
       });
       if (!isOpen) return [shown];
       const { box: inside, chart } = panel(row);
-      late.push(() => { curveOf(chart, row); draw.kept(chart, () => curveOf(chart, row)); });
+      late.push(() => { curveOf(chart, row); charts.kept(chart, () => curveOf(chart, row)); });
       const id = `details-${methods.indexOf(row.method)}`;
       return [shown, make("tr", { class: "details", id }, make("td", { colspan: COLUMNS.length + 1 }, inside))];
     });
@@ -285,41 +284,31 @@
     find("#absent tbody").replaceChildren(...list.map((row) =>
       make("tr", {}, make("th", { scope: "row" }, name(row)), make("td", {}, spaced(row.family)), make("td", {}, row.why || "–"))));
   };
-  const front = (list) => {
-    const known = list.filter((row) => !row.ceiling).sort((a, b) => upload(a) - upload(b) || b.A_T - a.A_T);
-    return known.filter((row, place) => known.slice(0, place).every((other) => other.A_T < row.A_T));
-  };
   const fillPoints = (list, now) => {
     const sent = list.filter((row) => !row.ceiling && row.A_T !== null && upload(row) !== null).sort((a, b) => b.A_T - a.A_T);
-    const pointOf = new Map(sent.map((row) => [row, {
-      name: name(row), x: upload(row), y: row.A_T, shape: families.indexOf(row.family), color: now.has(row.method) ? colorOf(now.get(row.method)) : null,
+    const pointOf = (row) => ({
+      name: name(row), x: upload(row), y: row.A_T, half: row.A_T_std, shape: families.indexOf(row.family),
+      color: now.has(row.method) ? colorOf(now.get(row.method)) : null, pick: () => go(row.method),
       tip: [name(row), `A_T ${points(row.A_T)} %${spread(row, "A_T")}`, `${size(upload(row))} MiB${perTask() ? " per task" : ""}, ${spaced(row.family)}`],
-      pick: () => go(row.method),
-    }]));
-    const best = front(sent);
+    });
     const levels = list.filter((row) => row.ceiling && row.A_T !== null).map((row) => ({ name: name(row), y: row.A_T }));
-    const said = best.map((row) => `${name(row)} ${points(row.A_T)} % with ${size(upload(row))} MiB`).join("; ");
-    draw.points(find("#points"), {
-      title: "A_T against the upload of the busiest client", description: `No other method beats these with fewer bytes: ${said || "none"}.`,
-      x: perTask() ? "upload per task (MiB)" : "upload over the whole stream (MiB)", y: "A_T (%)", points: [...pointOf.values()],
-      front: best.map((row) => pointOf.get(row)), levels,
+    charts.points(find("#points"), {
+      title: "A_T against the upload of the busiest client", y: "A_T (%)", points: sent.map(pointOf), levels,
+      x: perTask() ? "upload per task (MiB)" : "upload over the whole stream (MiB)",
     });
     const there = [...new Set(sent.map((row) => row.family))].sort();
     find("#shapes").replaceChildren(...there.map((family) => {
       const icon = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       icon.setAttribute("viewBox", "-7 -7 14 14");
       icon.setAttribute("aria-hidden", "true");
-      icon.append(draw.mark(families.indexOf(family), { class: "mark plain" }));
+      icon.append(charts.mark(families.indexOf(family), { class: "mark plain" }));
       return make("span", {}, icon, spaced(family));
     }));
   };
   const fillLines = (list, now) => {
     const lines = list.filter((row) => now.has(row.method) && row.curve?.length)
       .map((row) => ({ name: name(row), values: row.curve, color: colorOf(now.get(row.method)) }));
-    const last = lines.map((line) => `${line.name} ${told(line.values.at(-1), points)} %`).join("; ");
-    draw.lines(find("#lines"), {
-      title: "Accuracy after each task", description: `After the last task: ${last || "no row is ticked"}.`, x: "task", y: "accuracy (%)", lines,
-    });
+    charts.lines(find("#lines"), { title: "Accuracy after each task", x: "task", y: "accuracy (%)", lines });
   };
 
   let fillCharts = () => {};
@@ -371,5 +360,5 @@
   find("#board").hidden = false;
   offerColumns();
   update();
-  draw.kept(find("#points"), () => fillCharts());
+  charts.kept(find("#points"), () => fillCharts());
 })();

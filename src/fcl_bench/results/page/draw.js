@@ -1,6 +1,6 @@
 // Charts as SVG: points with names beside them, and lines named at their ends; no two texts overlap. Colours are the page's.
 "use strict";
-const draw = (() => {
+const charts = (() => {
   const SVG = "http://www.w3.org/2000/svg";
   const SIZE = 12;
   const LINE = 15;
@@ -55,7 +55,7 @@ const draw = (() => {
     return [Math.max(0, low - room), Math.min(100, high + room)];
   };
 
-  let charts = 0;
+  let count = 0;
   // Axes, grid and scales of a chart in a box that it fills; x is {label, low, high, log, ticks}, y is {label, low, high}.
   const frame = (box, { title, description, x, y, right = 12 }) => {
     const [width, height] = [Math.max(box.clientWidth, 200), Math.max(box.clientHeight, 160)];
@@ -66,7 +66,7 @@ const draw = (() => {
     const across = (area.right - area.left - zero) / (of(x.high) - of(x.low) || 1);
     const px = (value) => (x.log && value <= 0 ? area.left + zero / 2 : area.left + zero + (of(value) - of(x.low)) * across);
     const py = (value) => area.bottom - ((value - y.low) / (y.high - y.low)) * (area.bottom - area.top);
-    const id = `chart-${++charts}`;
+    const id = `drawing-${++count}`;
     const svg = node("svg", { width, height, role: "group", "aria-labelledby": `${id}-title`, "aria-describedby": `${id}-text` });
     svg.append(node("title", { id: `${id}-title` }, title), node("desc", { id: `${id}-text` }, description));
     const grid = node("g", { class: "axes" });
@@ -139,17 +139,25 @@ const draw = (() => {
   ];
   const mark = (shape, attributes = {}) => node("path", { d: SHAPES[shape % SHAPES.length], class: "mark", ...attributes });
 
-  // Points {name, x, y, shape, color, tip, pick}: x is on a log axis. Those of `front` are joined, and named first, then the
-  // others in their order, 15 at most. `levels` {name, y} are horizontal lines.
-  const points = (box, { title, description, x, y, points: all, front, levels = [] }) => {
+  // Those that no other beats with a smaller x, from left to right.
+  const frontOf = (all) => {
+    const ordered = [...all].sort((a, b) => a.x - b.x || b.y - a.y);
+    return ordered.filter((one, place) => ordered.slice(0, place).every((other) => other.y < one.y));
+  };
+
+  // Points {name, x, y, half, shape, color, tip, pick}: x is on a log axis, y ± half an interval. Those of the front are
+  // joined, and named first, then the others in their order, 15 at most. `levels` {name, y} are horizontal lines.
+  const points = (box, { title, x, y, points: all, levels = [] }) => {
     box.replaceChildren();
-    const heights = [...all.map((one) => one.y), ...levels.map((one) => one.y)];
+    const front = frontOf(all);
+    const heights = [...all.flatMap(({ y: at, half }) => [at - (half ?? 0), at + (half ?? 0)]), ...levels.map((one) => one.y)];
     const sizes = all.map((one) => one.x).filter((size) => size > 0);
     const [least, most] = sizes.length ? [Math.min(...sizes), Math.max(...sizes)] : [1, 10];
     const [low, high] = percents(heights);
     const widen = Math.max((most / least) ** 0.06, 1.3);
     const { svg, area, px, py } = frame(box, {
-      title, description, y: { label: y, low, high },
+      title, y: { label: y, low, high },
+      description: `None has more with a smaller ${x}: ${front.map((one) => one.tip.join(", ")).join("; ") || "none"}.`,
       x: { label: x, log: true, low: least / widen, high: most * widen, zero: all.some((one) => one.x <= 0) },
     });
     const tip = tipOf(box);
@@ -173,14 +181,21 @@ const draw = (() => {
     const ends = front.map((one) => [px(one.x), py(one.y)]);
     const steps = ends.map(([a, b], place) => (place ? `H${a}V${b}` : `M${a},${b}`)).join("");
     if (front.length > 1) svg.append(node("path", { d: steps, class: "front" }));
-    let count = 0;
+    for (const [place, [a, b]] of ends.slice(1).entries()) {
+      const [before, top] = ends[place];
+      taken.push([before + RADIUS, top - 1, a, top + 1], [a - 1, b + RADIUS, a + 1, top]);
+    }
+    for (const one of all.filter(({ half }) => half)) {
+      svg.append(node("line", { x1: px(one.x), x2: px(one.x), y1: py(one.y - one.half), y2: py(one.y + one.half), class: "leader" }));
+    }
+    let named = 0;
     for (const one of [...front, ...all.filter((other) => !front.includes(other))]) {
-      if (count >= MOST_NAMES) break;
+      if (named >= MOST_NAMES) break;
       const isFront = front.includes(one);
       const width = widthOf(one.name, isFront ? STRONG : 400);
       const place = placed(width, px(one.x), py(one.y), taken, room, isFront ? [0, 12, 26, 42, 60] : [0, 12, 26]);
       if (place === null) continue;
-      count += 1;
+      named += 1;
       taken.push(...place.taken);
       if (place.line) {
         const [[x1, y1], [x2, y2]] = place.line;
@@ -189,7 +204,7 @@ const draw = (() => {
       names.append(write(one.name, place.x, place.y, { "text-anchor": "middle", class: isFront ? "strong" : null }));
     }
     // One stop of the Tab key for all points; arrows go from one to the next, from left to right.
-    const ordered = [...all].sort((a, b) => a.x - b.x || b.y - a.y);
+    const ordered = [...all].sort((a, b) => a.x - b.x);
     const marks = ordered.map((one, place) => {
       const point = node("g", {
         transform: `translate(${px(one.x).toFixed(1)},${py(one.y).toFixed(1)})`, tabindex: place ? -1 : 0,
@@ -231,22 +246,23 @@ const draw = (() => {
   };
 
   // Lines {name, values, color, dash}: values at x = 1, 2, ..., null where there is none.
-  const lines = (box, { title, description, x, y, lines: all }) => {
+  const lines = (box, { title, x, y, lines: all }) => {
     box.replaceChildren();
     const known = (line) => line.values.map((value, place) => [place + 1, value]).filter(([, value]) => value !== null);
     const shown = all.filter((line) => known(line).length);
     const [low, high] = percents(shown.flatMap((line) => known(line).map(([, value]) => value)));
+    const last = shown.map((line) => known(line).at(-1));
     const longest = Math.max(2, ...shown.map((line) => line.values.length));
     const names = shown.map((line) => fitted(line.name, box.clientWidth * 0.36));
     const most = (box.clientWidth * 0.6) / 30;
     const every = Math.ceil(longest / most);
     const ticks = Array.from({ length: longest }, (_, place) => place + 1).filter((task) => (task - 1) % every === 0);
     const { svg, area, px, py } = frame(box, {
-      title, description, right: Math.max(0, ...names.map((text) => widthOf(text, STRONG))) + 26, y: { label: y, low, high },
+      title, description: `At the end: ${last.map(([, value], place) => `${shown[place].name} ${value.toFixed(2)} %`).join("; ") || "none"}.`,
+      right: Math.max(0, ...names.map((text) => widthOf(text, STRONG))) + 26, y: { label: y, low, high },
       x: { label: x, low: 1, high: longest, ticks },
     });
     const tip = tipOf(box);
-    const last = shown.map((line) => known(line).at(-1));
     const places = spread(last.map(([, value]) => py(value)), area.top, area.bottom + 12);
     const spots = [];
     shown.forEach((line, place) => {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fcl_bench.results.page.document import as_json, asset, document
@@ -17,7 +17,7 @@ def html_page(
     figures: Mapping[str, bytes],
     captions: Mapping[str, str] | None = None,
     charts: Sequence[Mapping[str, Any]] = (),
-    plotly: str | None = None,
+    about: str = "",
 ) -> str:
     """Return the page as text, with its styles, scripts and pictures inside, and a policy that forbids all else.
 
@@ -32,19 +32,20 @@ def html_page(
         tables: name -> table.
         figures: name -> SVG.
         captions: name of a figure -> its caption.
-        charts: the result of `chart_data`; charts need `plotly`.
-        plotly: the source of plotly.js.
+        charts: the result of `chart_data`, one entry for each row of the first table.
+        about: a line below the title: which runs, of when, and the command.
     """
-    drawn = bool(charts and plotly)
+    scripts = ("draw.js", "page.js", "charts.js") if charts else ("page.js",)
     return document(
         asset("page.html"),
-        [plotly, asset("page.js"), asset("charts.js")] if drawn and plotly else [asset("page.js")],
+        [asset(script) for script in scripts],
         title=title,
-        style=asset("page.css"),
-        charts=as_json(list(charts)) if drawn else "",
+        about=about,
+        style=asset("look.css") + asset("page.css"),
+        charts=as_json(list(charts)) if charts else "",
         tables=[
-            {"id": f"table-{i}", "heading": _heading(name), **_table(sheet)}
-            for i, (name, sheet) in enumerate(tables.items(), 1)
+            {"id": f"table-{i}", "heading": _heading(name), **_table(sheet), "notes": own}
+            for i, ((name, sheet), own) in enumerate(zip(tables.items(), _notes(tables.values()), strict=True), 1)
         ],
         figures=[
             {
@@ -79,8 +80,16 @@ def _table(sheet: Sheet) -> dict[str, object]:
             for cells, setting in zip(rows, settings, strict=True)
         ],
         "same": "; ".join(f"{sheet.headers[p]} {columns[p][0].text}" for p in range(len(columns)) if same[p]),
-        "notes": [line for note in sheet.notes for line in note.splitlines() if line.strip()],
     }
+
+
+def _notes(sheets: Iterable[Sheet]) -> list[list[str]]:
+    """Return the lines below each table, without those that stand below an earlier one."""
+    found: list[list[str]] = []
+    for sheet in sheets:
+        lines = [line for note in sheet.notes for line in note.splitlines() if line.strip()]
+        found.append([line for line in lines if not any(line in earlier for earlier in found)])
+    return found
 
 
 def _is_numeric(column: list[Cell]) -> bool:
