@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -354,6 +354,11 @@ test: $(VENV)/.dev
 # All tests but those that need a GPU: about 40 minutes on two cores. Tests over half a processor second are marked slow.
 test-all: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+
+# Runs the tests of pages in a real browser (apt-get install chromium, or FCL_BENCH_CHROMIUM names one): half a minute.
+browser: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/leaderboard tests/results/test_page_in_browser.py
 
 # Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
 # PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with

@@ -20,7 +20,7 @@ from pathlib import Path
 
 #: Packages of which the image of the GPU machine had none when its list was read; all others it has.
 LACKING = (
-    *("antlr4-python3-runtime", "datasets", "dill", "hydra-core", "multiprocess", "omegaconf", "plotly"),
+    *("antlr4-python3-runtime", "datasets", "dill", "hydra-core", "multiprocess", "omegaconf"),
     *("pytest-benchmark", "py-cpuinfo2"),  # of its versions none was told
 )
 MANIFEST, PIECES = "part.json", ".pieces"

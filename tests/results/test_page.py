@@ -43,6 +43,10 @@ def page_of(frame=FRAME):
     return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": a_figure(), "other": a_figure()})
 
 
+def same_in(page):
+    return [part for part in parsed(page).all("details") if part.attributes["class"] == "same"]
+
+
 def test_ids_are_unique_and_every_link_and_label_leads_to_one():
     root = parsed(page_of())
     elements = [element for tag in ("section", "h2", "input", "div") for element in root.all(tag)]
@@ -112,20 +116,20 @@ def test_a_column_of_nothing_but_absent_values_is_none_of_numbers():
 
 
 def test_what_is_the_same_in_every_row_stands_below_the_table():
-    [same] = parsed(page_of()).all("details")
+    [same] = same_in(page_of())
     assert same.text == "The same in every rowdata digits"
     assert "open" in same.attributes
     many = sheet({f"a_long_name_{i}": ["digits"] * 2 for i in range(40)} | {"x": [1, 2]})
-    assert "open" not in parsed(page_of(many)).all("details")[0].attributes
+    assert "open" not in same_in(page_of(many))[0].attributes
     # A single row has nothing to differ from.
     single = sheet({header: cells[:1] for header, cells in COLUMNS.items()})
-    assert not parsed(page_of(single)).all("details")
+    assert not same_in(page_of(single))
     assert "data" in table(parsed(page_of(single)))[0]
 
 
 def test_marks_are_no_part_of_what_is_the_same():
     best, other = Cell("70.00", "bold", 70.0), Cell("70.00", "", 70.0)
-    [same] = parsed(page_of(sheet({"a": [best, best], "b": [best, other], "c": [1, 2]}))).all("details")
+    [same] = same_in(page_of(sheet({"a": [best, best], "b": [best, other], "c": [1, 2]})))
     assert same.text == "The same in every rowa 70.00"
 
 
@@ -188,15 +192,27 @@ def test_the_setting_is_one_column_after_the_method_and_its_values_are_choices()
 
 def test_what_charts_show_cannot_end_its_element():
     charts = [{"name": "</script><script>alert(1)</script>"}]
-    root = parsed(html_page("Title", {}, {}, {}, charts, "var Plotly;"))
-    data, library, page, drawing = root.all("script")
+    root = parsed(html_page("Title", {}, {}, {}, charts))
+    data, *scripts = root.all("script")
     assert json.loads(data.text) == charts
-    assert library.text == "var Plotly;"
+    assert len(scripts) == 3
     [policy] = [e.attributes["content"] for e in root.all("meta") if "http-equiv" in e.attributes]
-    for script in (library, page, drawing):
+    for script in scripts:
         assert base64.b64encode(hashlib.sha256(script.text.encode()).digest()).decode() in policy
     assert "unsafe-eval" not in policy
-    assert len(parsed(html_page("Title", {}, {}, {}, charts, None)).all("script")) == 1
+    assert len(parsed(html_page("Title", {}, {}, {})).all("script")) == 1
+
+
+def test_a_line_below_the_title_says_what_is_shown():
+    about = "12 runs, the newest of 2026-11-27; made by: fcl-tables --html --where 'data=<x>'"
+    assert parsed(html_page("Title", {}, {}, about=about)).all("header")[0].all("p")[0].text == about
+    assert not parsed(html_page("Title", {}, {})).all("header")[0].all("p")
+
+
+def test_a_note_that_several_tables_have_stands_below_the_first():
+    pages = {"a": sheet({"x": [1, 2]}, "Shared.\nOf a."), "b": sheet({"x": [1, 2]}, "Shared.", "Of b.")}
+    notes = [[note.text for note in part.all("p")] for part in parsed(html_page("t", pages, {})).all("section")]
+    assert notes == [["Shared.", "Of a."], ["Of b."]]
 
 
 def test_captions_stand_below_their_figures():

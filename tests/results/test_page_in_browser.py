@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import shutil
 import subprocess
 from html import unescape
 
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fcl_bench.results.page.charts import library
 from fcl_bench.results.page.page import html_page
 from fcl_bench.results.tables.cells import Cell, mean_cell
+from tests.browser import FLAGS, chromium_here
 from tests.results.pages import sheet
 
 ABSENT = Cell("not run", absent=True)
@@ -30,18 +28,12 @@ SVG = (
     b'<svg xmlns="http://www.w3.org/2000/svg" width="720pt" height="360pt" viewBox="0 0 720 360">'
     b'<rect width="720" height="360" fill="#d55e00"/></svg>'
 )
-#: No call home, no sandbox (tests may run as root), nothing kept.
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
-)
 
 
 @pytest.fixture(scope="module")
 def chromium():
-    """Its path: $FCL_BENCH_CHROMIUM, or what is installed; the tests are skipped, visibly, where there is none."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    found = os.environ.get("FCL_BENCH_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    """Its path; the tests are skipped, visibly, where there is none."""
+    found = chromium_here()
     if found is None:
         pytest.skip("no Chromium on this machine (FCL_BENCH_CHROMIUM names one)")
     return found
@@ -64,7 +56,8 @@ def asked(chromium, folder, page, questions, *flags):
     """What JavaScript `questions` answer on the page, in order, each after what the ones before it did."""
     script = f"""<script>
 const type = (input, words) => {{ input.value = words; input.dispatchEvent(new Event("input")); }};
-const rows = (n = 0) => [...document.querySelectorAll("table")[n].tBodies[0].rows].filter((r) => !r.hidden);
+const tables = document.querySelectorAll("table:not(.matrix)");
+const rows = (n = 0) => [...tables[n].tBodies[0].rows].filter((row) => !row.hidden);
 const first = (n = 0) => rows(n).map((row) => row.cells[0].textContent);
 const buttons = () => [...document.querySelectorAll("th button")];
 const filters = () => [...document.querySelectorAll("tr.filters input")];
@@ -164,77 +157,83 @@ SETTINGS = {
 
 
 def charted():
-    """A page of two methods in two settings, with charts where plotly is installed."""
-    plotly = library()
-    if plotly is None:
-        pytest.skip("plotly is not installed")
+    """A page of two methods in two settings, with charts."""
     entries = [
-        {"name": name, "method": name, "setting": {"beta": beta}, "n": 3, "bytes": size, "seconds": 1.0}
-        | {"look": {"color": "#0072B2", "symbol": "circle-open", "dash": "solid"}, "A_avg": high, "A_avg_std": 0.5}
-        | {"accuracy": [high + 1, high - 1], "accuracy_std": [0.5, 0.5], "matrix": [[high, None], [high - 2, high]]}
+        {"name": name, "ceiling": False, "setting": {"beta": beta}, "n": 3, "bytes": size, "gates": ""}
+        | {
+            "A_avg": high,
+            "A_avg_std": 0.5,
+            "accuracy": [high + 1, high - 1],
+            "matrix": [[high, None], [high - 2, high]],
+        }
         for beta, name, size, high in (
             *(("0.1", "fedran", 4.0, 72.0), ("0.1", "stsa", 16.0, 99.9)),
             *(("1", "fedran", 4.0, 71.0), ("1", "stsa", 16.0, 73.0)),
         )
     ]
     faceted = dataclasses.replace(sheet(SETTINGS), texts=2, facets=(0,))
-    return html_page("Runs", {"summary": faceted}, {}, {}, entries, plotly)
+    return html_page("Runs", {"summary": faceted}, {"figure": SVG}, {}, entries)
+
+
+def texts(where):
+    return f"[...document.querySelectorAll('{where}')].map((one) => one.textContent)"
+
+
+LINES, POINTS = texts("#chart-tasks text.strong"), texts("#chart-bytes .names text:not(.soft)")
 
 
 def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
-    dom = browse(chromium, tmp_path, charted(), "--virtual-time-budget=5000", "--dump-dom")
-    body = dom[dom.rindex("<header>") :]
-    assert body.count('class="main-svg"') >= 3
+    page = charted()
+    assert len(page) < 60_000
+    body = browse(chromium, tmp_path, page, "--dump-dom")
+    body = body[body.rindex("<header>") :]
+    assert body.count('<path class="mark"') + body.count('class="mark"') >= 2
     assert re.search(r'<section id="charts"[^>]*>', body)[0].count("hidden") == 0
-    assert body.count('aria-pressed="true"') == 2
+    # With charts, the static figures are folded until somebody wants them, or prints.
+    assert 'class="figure"' in body
+    assert 'class="figure" open' not in body
 
 
-def test_series_toggle_and_settings_are_chosen(chromium, tmp_path):
-    y = "document.querySelector('#{}').{}.map((trace) => trace.name)"
-    names = y.format("chart-tasks", "data")
-    end = "document.querySelector('#chart-tasks').layout.yaxis.range[1]"
-    toggle = "{ document.querySelector('#chips button').click(); return " + names + "; }"
+def test_filters_and_choices_apply_to_the_charts_too(chromium, tmp_path):
+    search = "{{ type(document.querySelector('#everywhere'), '{}'); return [first(), {}, {}]; }}"
+    column = "{{ type(filters()[2], '{}'); return [first(), {}, {}]; }}"
     pick = (
         "{ const s = document.querySelector('#facets select'); s.value = '1'; s.dispatchEvent(new Event('change'));"
-        " return [first(), document.querySelector('#chart-setting').value,"
-        " document.querySelector('#chart-bytes').data[0].y, rows().map((row) => row.cells[1].innerText.trim())]; }"
+        f" return [first(), document.querySelector('#chart-setting').value, {POINTS},"
+        " rows().map((row) => row.cells[1].innerText.trim())]; }"
     )
-    matrix = "document.querySelector('#chart-matrix').data[0].z"
-    heads = "[...document.querySelectorAll('thead tr:first-child th')].map((head) => head.textContent)"
+    heads = (
+        "[...document.querySelectorAll('.scroll table:not(.matrix) thead tr:first-child th')].map((h) => h.textContent)"
+    )
+    matrix = texts("#chart-matrix td")
     found = asked(
-        chromium, tmp_path, charted(), [names, end, toggle, toggle, pick, matrix, heads], "--virtual-time-budget=5000"
+        chromium,
+        tmp_path,
+        charted(),
+        [
+            *(LINES, POINTS, search.format("stsa", LINES, POINTS), search.format("", LINES, POINTS)),
+            *(column.format("<73", LINES, POINTS), column.format("", LINES, POINTS), pick, matrix, heads),
+        ],
     )
-    assert found[0] == ["fedran", "stsa"]
-    assert found[1] == 100
-    assert found[2:4] == [["stsa"], ["fedran", "stsa"]]
-    assert found[4] == [["fedran", "stsa"], "beta 1", [71.0], ["", ""]]
-    assert found[5] == [[73, None], [71, 73]]  # STSA's, which was the only one for a moment
-    assert found[6] == ["method", "setting", "A_avg"]
+    both = [["fedran", "stsa", "fedran", "stsa"], ["stsa", "fedran"], ["fedran", "stsa"]]
+    assert [set(found[0]), set(found[1])] == [{"fedran", "stsa"}] * 2
+    assert found[2] == [["stsa", "stsa"], ["stsa"], ["stsa"]]
+    assert [sorted(names) for names in found[3]] == [sorted(names) for names in both]
+    assert found[4] == [["fedran", "fedran"], ["fedran"], ["fedran"]]
+    assert [sorted(names) for names in found[5]] == [sorted(names) for names in both]
+    assert found[6][:2] == [["fedran", "stsa"], "beta 1"]
+    assert sorted(found[6][2]) == ["fedran", "stsa"]
+    assert found[6][3] == ["", ""]
+    assert found[7] == ["71.0", "", "69.0", "71.0"]
+    assert found[8] == ["method", "setting", "A_avg"]
 
 
-def test_a_button_shows_the_marker_and_markers_at_the_axis_are_whole(chromium, tmp_path):
-    drawn = "document.querySelector('#chart-tasks .scatterlayer .trace .points path').style.stroke"
-    traces = "['chart-tasks', 'chart-bytes'].flatMap((id) => document.querySelector(`#${id}`).data)"
-    clipped = traces + ".map((trace) => trace.cliponaxis)"
-    found = asked(chromium, tmp_path, charted(), [drawn, clipped], "--virtual-time-budget=5000")
-    assert found == ["rgb(0, 114, 178)", [False] * 4]
-    # The buttons get their markers a moment later than the charts.
-    dom = browse(chromium, tmp_path, charted(), "--virtual-time-budget=5000", "--dump-dom")
-    buttons = re.search(r'<div class="chips".*?</div>', dom[dom.rindex("<header>") :], re.DOTALL)[0]
-    assert len(re.findall(r"<path d=\"M[^\"]{9,}\" style=\"[^\"]*stroke: rgb\(0, 114, 178\)", buttons)) == 2
-
-
-def test_a_ceiling_is_a_line_without_a_marker_or_bytes(chromium, tmp_path):
-    page = charted().replace('"symbol": "circle-open"', '"symbol": ""', 1)  # of the first, fedran at beta 0.1
-    bytes_chart = "document.querySelector('#chart-bytes')"
-    asking = [
-        "document.querySelector('#chart-tasks').data.map((trace) => trace.mode)",
-        f"{bytes_chart}.data.map((trace) => trace.name)",
-        f"{bytes_chart}.layout.shapes.map((line) => [line.y0, line.y1])",
-        f"{bytes_chart}.layout.yaxis.range[0] < 72",
-    ]
-    found = asked(chromium, tmp_path, page, asking, "--virtual-time-budget=5000")
-    assert found == [["lines", "lines+markers"], ["stsa"], [[72, 72]], True]
+def test_a_ceiling_is_a_line_without_bytes(chromium, tmp_path):
+    page = charted().replace('"ceiling":false', '"ceiling":true', 1)  # of the first, fedran at beta 0.1
+    level = "document.querySelectorAll('#chart-bytes .level').length"
+    dashes = "[...document.querySelectorAll('#chart-tasks .line')].map((one) => one.getAttribute('stroke-dasharray'))"
+    found = asked(chromium, tmp_path, page, [level, texts("#chart-bytes .names text"), POINTS, dashes])
+    assert found == [1, ["fedran", "stsa"], ["stsa"], [None, "2 3"]]
 
 
 @pytest.mark.parametrize("width", [390, 1400])

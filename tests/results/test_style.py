@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
 from fcl_bench.results.figures.style import CEILING_LOOKS, KINDS, METHODS, line_look, looks
-from fcl_bench.results.page.charts import _look
 from fcl_bench.results.summarise import CEILINGS
 from tests.conftest import REPOSITORY
 
@@ -71,23 +70,6 @@ def test_methods_that_a_page_compares_have_different_colours(names):
 )
 def test_ten_methods_of_one_kind_have_ten_colours(names):
     test_methods_that_a_page_compares_have_different_colours(names)
-
-
-def test_every_marker_has_a_symbol_of_its_own_on_the_page():
-    drawn = [_look(line_look(pair)) for pair in looks([*METHODS, *(f"mine_{i}" for i in range(40))]).values()]
-    assert all(look["symbol"] and not look["symbol"].startswith("arrow") for look in drawn)
-    symbols = [_look(line_look(pair))["symbol"] for pair in METHODS.values()]
-    assert len(set(symbols)) == len(symbols)
-    assert len({_look(line_look(METHODS["fedran"], variant))["symbol"] for variant in range(4)}) == 4
-    assert {_look(look)["symbol"] for look in CEILING_LOOKS.values()} == {""}
-
-
-def test_plotly_has_every_symbol():
-    validators = pytest.importorskip("plotly.validator_cache")
-    symbols = validators.ValidatorCache.get_validator("scatter.marker", "symbol")
-    for pair in METHODS.values():
-        for variant in range(4):
-            symbols.validate_coerce(_look(line_look(pair, variant))["symbol"])
 
 
 def test_every_method_of_the_configuration_has_a_look_of_its_own():

@@ -6,10 +6,12 @@ import argparse
 import logging
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
@@ -186,6 +188,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
     from fcl_bench.results.figures.figure_set import FIGURES, figure_set
+    from fcl_bench.results.page.charts import chart_data
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
@@ -215,8 +218,10 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
         captions = {name: figure.caption for name, figure in figures.items()}
-        charts, plotly = _charts(frame, out / "runs")
-        contents["html"] = html_page(arguments.name, sheets, svgs, captions, charts, plotly)
+        folders = {run: out / "runs" / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
+        title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
+        charts = chart_data(summary, folders)
+        contents["html"] = html_page(title, sheets, svgs, captions, charts, _about(runs))
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
@@ -248,18 +253,11 @@ def _pictures(
     return contents, {name: found["svg"] for name, found in drawn.items()}
 
 
-def _charts(frame: pd.DataFrame, folder: Path) -> tuple[list[dict[str, Any]], str | None]:
-    """The data of the page's charts and the library that draws them; warn if it is not installed."""
-    from fcl_bench.results.page.charts import chart_data, library
-    from fcl_bench.results.summarise import summarise, used_runs
-
-    source = library()
-    if source is None:
-        log.warning("the page has no interactive charts: plotly is not installed (pip install plotly)")
-        return [], None
-    runs = used_runs(frame)
-    folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
-    return chart_data(summarise(runs), folders), source
+def _about(runs: pd.DataFrame) -> str:
+    """What a page says of its runs: how many, the day of the newest (reference results have none), and the command."""
+    newest = runs["written"].max()
+    day = f", the newest of {date.fromtimestamp(newest)}" if newest else ""
+    return f"{len(runs)} runs{day}; made by: {shlex.join(['fcl-tables', *sys.argv[1:]])}"
 
 
 def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_reference: bool) -> None:

@@ -36,6 +36,7 @@ def board_of(store: Store) -> dict[str, Any]:
         **{key: about.get(key, "") for key in ("track", "version", "about", "data", "date", "settings", "seeds")},
         "command": shlex.join(["fcl-bench", "leaderboard", "run", about["track"], *about["typed"]]),
         "shared": {key: _word(value) for key, value in shared[0].items() if all(s.get(key) == value for s in shared)},
+        "conclusion": "",
         "revisions": sorted({row["git_commit"] for row in store.rows}),
         "rows": rows,
     }

@@ -39,9 +39,6 @@ _ROWS = list(csv.DictReader(files(__package__).joinpath("methods.csv").read_text
 METHODS: dict[str, tuple[str, Marker]] = {
     row["method"]: (_COLOURS[row["colour"]], _marker(row["marker"])) for row in _ROWS
 }
-#: Plotly's name of each marker; each is of one marker only. Those that have no inside are drawn open. Plotly's arrows
-#: are left out, since they lie beside their point.
-SYMBOLS: dict[Marker, str] = {_marker(row["marker"]): row["symbol"] for row in _ROWS}
 _MORE_MARKERS: tuple[Marker, ...] = ("o", "s", "^", "v", "D", "P", "X", "p", "h", "8", "H")
 #: Dashes of methods; the dotted line is reserved for ceilings.
 DASHES = ("-", "--", "-.", (0, (5, 1, 1, 1, 1, 1)))

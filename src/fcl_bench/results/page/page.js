@@ -63,8 +63,6 @@
           part.hidden = Boolean(choices[part.dataset.key]?.value);
         }
         redraws.forEach((redraw) => redraw());
-        const picked = Object.entries(choices).filter(([, { value }]) => value).map(([name, { value }]) => [name, value]);
-        document.dispatchEvent(new CustomEvent("choices", { detail: Object.fromEntries(picked) }));
       });
     }
     facets.hidden = !settings.length;
@@ -122,17 +120,19 @@
     };
 
     const filter = () => {
-      let shown = 0;
-      for (const row of original) {
+      const shown = [];
+      for (const [place, row] of original.entries()) {
         const cells = [...row.cells];
         const fits =
           inputs.every((input, column) => !input.value.trim() || meets(cells[column], input.value.trim())) &&
           chosen(row) && holdsAll(cells.map((cell) => cell.textContent).join("\n"), everywhere.value.trim());
         row.hidden = !fits;
-        shown += fits;
+        if (fits) shown.push(place);
       }
-      count.textContent = `${shown} of ${original.length} rows`;
+      count.textContent = `${shown.length} of ${original.length} rows`;
       clear.hidden = inputs.every((input) => !input.value);
+      // The charts, if there are any, show what the first table does.
+      if (!redraws.indexOf(filter)) document.dispatchEvent(new CustomEvent("left", { detail: shown }));
     };
     for (const input of inputs) input.addEventListener("input", filter);
     clear.addEventListener("click", () => {
@@ -146,6 +146,6 @@
 
   document.querySelector("#search").hidden = false;
   offerChoices();
-  document.querySelectorAll("section table").forEach(equip);
+  document.querySelectorAll("section table:not(.matrix)").forEach(equip);
   everywhere.addEventListener("input", () => redraws.forEach((redraw) => redraw()));
 })();

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
-
+from fcl_bench.results.page.document import as_json, asset, document
 from fcl_bench.results.tables.cells import Cell, Sheet
 
 
@@ -20,7 +17,7 @@ def html_page(
     figures: Mapping[str, bytes],
     captions: Mapping[str, str] | None = None,
     charts: Sequence[Mapping[str, Any]] = (),
-    plotly: str | None = None,
+    about: str = "",
 ) -> str:
     """Return the page as text, with its styles, scripts and pictures inside, and a policy that forbids all else.
 
@@ -35,28 +32,20 @@ def html_page(
         tables: name -> table.
         figures: name -> SVG.
         captions: name of a figure -> its caption.
-        charts: the result of `chart_data`; charts need `plotly`.
-        plotly: the source of plotly.js.
+        charts: the result of `chart_data`, one entry for each row of the first table.
+        about: a line below the title: which runs, of when, and the command.
     """
-    here = files(__package__)
-    kinds = ("page.html", "page.css", "page.js", "charts.js")
-    html, style, script, drawing = (here.joinpath(kind).read_text(encoding="utf-8") for kind in kinds)
-    scripts = [*([plotly] if charts and plotly else []), script, *([drawing] if charts and plotly else [])]
-    digests = (base64.b64encode(hashlib.sha256(source.encode()).digest()).decode() for source in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    return environment.from_string(html).render(
+    scripts = ("draw.js", "page.js", "charts.js") if charts else ("page.js",)
+    return document(
+        asset("page.html"),
+        [asset(script) for script in scripts],
         title=title,
-        policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}",
-        style=style,
-        scripts=scripts,
-        # Within a script element only "<" could end it.
-        charts=json.dumps(list(charts)).replace("<", "\\u003c") if charts and plotly else "",
+        about=about,
+        style=asset("look.css") + asset("page.css"),
+        charts=as_json(list(charts)) if charts else "",
         tables=[
-            {"id": f"table-{i}", "heading": _heading(name), **_table(sheet)}
-            for i, (name, sheet) in enumerate(tables.items(), 1)
+            {"id": f"table-{i}", "heading": _heading(name), **_table(sheet), "notes": own}
+            for i, ((name, sheet), own) in enumerate(zip(tables.items(), _notes(tables.values()), strict=True), 1)
         ],
         figures=[
             {
@@ -91,8 +80,16 @@ def _table(sheet: Sheet) -> dict[str, object]:
             for cells, setting in zip(rows, settings, strict=True)
         ],
         "same": "; ".join(f"{sheet.headers[p]} {columns[p][0].text}" for p in range(len(columns)) if same[p]),
-        "notes": [line for note in sheet.notes for line in note.splitlines() if line.strip()],
     }
+
+
+def _notes(sheets: Iterable[Sheet]) -> list[list[str]]:
+    """Return the lines below each table, without those that stand below an earlier one."""
+    found: list[list[str]] = []
+    for sheet in sheets:
+        lines = [line for note in sheet.notes for line in note.splitlines() if line.strip()]
+        found.append([line for line in lines if not any(line in earlier for earlier in found)])
+    return found
 
 
 def _is_numeric(column: list[Cell]) -> bool:
