@@ -58,7 +58,15 @@ def test_what_was_not_run_is_named_with_the_reason(tmp_path):
     assert found["afl", "defaults", 0]["why"] == "2 of 3 seeds are there"
     assert found["afl", "defaults", 1]["why"] == "not run yet"
     assert found["afl", "tuned", 0]["why"] == "the method declares no knobs to search"
-    assert all(found[key]["A_T"] is None for key in found)
+    assert {key for key in found if found[key]["A_T"] is not None} == {("afl", "defaults", 0)}
+    assert found["afl", "defaults", 0]["n"] == 2
+    assert not any(one["mark"] for one in found.values())  # a row that lacks a seed does not compete
+
+
+def test_a_row_that_lacks_a_seed_is_shown_and_is_not_the_best(tmp_path):
+    found = rows_of(filled(tmp_path, *AHEAD, row("fedncm", 99.0, 0)))
+    assert (found["fedncm", "defaults", 0]["A_T"], found["fedncm", "defaults", 0]["mark"]) == (99.0, "")
+    assert found["afl", "defaults", 0]["mark"] == "bold"
 
 
 def test_the_command_of_a_row_has_what_the_search_chose(tmp_path):

@@ -74,12 +74,12 @@ def _row(store: Store, method: str, kind: str, number: int) -> dict[str, Any]:
         "kind": kind,
         "ceiling": method in CEILINGS,
         "setting": number,
-        "status": "not run" if lacks else "run",
+        "status": "run" if runs else "not run",
         "why": _why_not(store, method, kind, len(runs)) if lacks else "",
         "n": len(runs),
-        **{name: None if lacks else _mean(runs, measure) for name, measure in _NAMES.items()},
-        **{f"{name}_std": None if lacks else _deviation(runs, name) for name in ("A_T", "A_avg")},
-        "curve": [] if lacks else _curve(runs),
+        **{name: _mean(runs, measure) for name, measure in _NAMES.items()},
+        **{f"{name}_std": _deviation(runs, name) for name in ("A_T", "A_avg")},
+        "curve": _curve(runs),
         "gates": sorted({gate for row in runs for gate in row["gates"]}),
         "gate_texts": "; ".join(f"seed {row['seed']}: {row['gate_texts']}" for row in runs if row["gate_texts"]),
         "tuning": knobs,
@@ -121,7 +121,8 @@ def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def _competes(row: Mapping[str, Any]) -> bool:
-    return row["status"] == "run" and not row["ceiling"] and not row["gates"]
+    """Whether a row has all seeds, sees no more than clients do, and is a fair sample of its method."""
+    return not row["why"] and not row["ceiling"] and not row["gates"]
 
 
 def _distance(verdict: Verdict) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def _distance(verdict: Verdict) -> dict[str, Any]:
 
 def _mean(runs: Sequence[Mapping[str, Any]], measure: str) -> float | None:
     values = [row[measure] for row in runs]
-    return None if None in values else statistics.fmean(values)
+    return None if None in values or not values else statistics.fmean(values)
 
 
 def _curve(runs: Sequence[Mapping[str, Any]]) -> list[float]:

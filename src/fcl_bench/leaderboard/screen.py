@@ -55,7 +55,7 @@ def print_board(board: Mapping[str, Any]) -> None:
         "Costs are of the first setting: the busiest client's uploads in all tasks, the most that one client stores,"
     )
     costs += " the time of all clients and the server."
-    gated = "* A run met a gate: it is no fair sample of its method."
+    gated = "* A run met a gate: it is no fair sample of its method. In brackets: only so many seeds."
     console.print(" ".join([LEGEND, NO_PART, gated, *([costs] if wide else [])]), markup=False)
     for (method, kind), of in rows.items():
         if of not in there and (kind != TUNED or (method, "defaults") not in rows):
@@ -66,7 +66,8 @@ def _accuracy(row: Mapping[str, Any]) -> Text:
     if row["A_T"] is None:
         return Text("not run", "dim")
     gate = "*" if row["gates"] else ""
-    return Text(f"{row['A_T']:.2f}{gate}", "bold" if row["mark"] else "")
+    seeds = f" ({row['n']})" if row["why"] else ""
+    return Text(f"{row['A_T']:.2f}{gate}{seeds}", "bold" if row["mark"] else "")
 
 
 def _short(number: float | None) -> str:
