@@ -31,14 +31,21 @@ def board_of(store: Store) -> dict[str, Any]:
         competing = [results(row) if _competes(row) else None for row in found]
         for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
             rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
-    shared = about.get("shared") or [{}]
     return {
         **{key: about.get(key, "") for key in ("track", "version", "about", "data", "date", "settings", "seeds")},
         "command": shlex.join(["fcl-bench", "leaderboard", "run", about["track"], *about["typed"]]),
-        "shared": {key: _word(value) for key, value in shared[0].items() if all(s.get(key) == value for s in shared)},
+        "shared": _shared(about.get("shared") or [{}]),
         "conclusion": "",
         "revisions": sorted({row["git_commit"] for row in store.rows}),
         "rows": rows,
+    }
+
+
+def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What all settings share, but for what is not there or switched off."""
+    words = {key: _word(value) for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
+    return {
+        key.removesuffix(".choice"): word for key, word in words.items() if word not in ("null", "none", "false", "0")
     }
 
 
