@@ -27,3 +27,23 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "undoc-members": False}
 napoleon_use_ivar = True
+
+
+def write_leaderboards(app, exception):
+    """Write a page for each track with rows in results/leaderboard: leaderboards/TRACK.html."""
+    from pathlib import Path
+
+    from fcl_bench.leaderboard.board import board_of
+    from fcl_bench.leaderboard.page import board_page
+    from fcl_bench.leaderboard.store import published, stored
+
+    if exception is None:
+        folder = Path(app.outdir) / "leaderboards"
+        folder.mkdir(exist_ok=True)
+        for rows in published().glob("*.csv"):
+            page = board_page(board_of(stored(rows.stem, published())))
+            (folder / f"{rows.stem}.html").write_text(page, encoding="utf-8")
+
+
+def setup(app):
+    app.connect("build-finished", write_leaderboards)
