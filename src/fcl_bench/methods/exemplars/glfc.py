@@ -220,15 +220,11 @@ class GLFCClient(PrototypeClient):
 
 @dataclass
 class GLFC(ExemplarMethod):
-    """Knobs of GLFC.
+    """Knobs of GLFC: see conf/method/glfc.yaml.
 
     Args:
         signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (until
             the signal comes, the client keeps the last task's samples).
-        rise: of the entropy, above which there is a signal.
-        proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
-            none (the last model of the last task; no gradients are sent).
-        inversion: knobs of the former.
     """
 
     name: ClassVar[str] = "glfc"
