@@ -94,11 +94,7 @@ class FedCBC(Method):
 
 
 class _Half:
-    """What both halves have.
-
-    Attributes:
-        architecture: the autoencoders' sizes.
-    """
+    """What both halves have."""
 
     def __init__(self, method: FedCBC, context: Context) -> None:
         self.method, self.context = method, context

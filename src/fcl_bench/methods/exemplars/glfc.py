@@ -10,8 +10,6 @@ and all exemplars with the loss below, in which an old model answers for the old
 `proxy: reconstruct` the best of the last task, which the server picks by images that it reconstructs from gradients
 (`exemplars.proxy`); with `none` the model with which the last task ended.
 
-The loss teaches new and old classes at one pace, with an old model's targets.
-
 q are a sample's logits, y its class, sigma the logistic function. The gradient in its own logit has the magnitude
 g = |sigma(q)[y] - 1|, which is divided by its mean over the sample's group in the batch: the samples of classes that
 the client learnt in earlier tasks, or the others. O are the old model's columns and q' its logits.
