@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def test_the_hand_value():
     """Of the synthetic images: q = (1, 0), q' = (0, 2), T = 2: 25 times 0.839606. Their third logit plays no part."""
     heads = Heads(((0, 1), (2,)), (2,))
     scores = {"own": torch.tensor([[3.0, 1.0, 0.2]]), "made": torch.tensor([[1.0, 0.0, 9.0]])}
-    objective = Rehearsed(heads, TARGET(), lambda _: torch.tensor([[0.0, 2.0]]), lambda _: "made")
+    objective = Rehearsed(heads, TARGET(), lambda _: torch.tensor([[0.0, 2.0]]), SimpleNamespace(next=lambda _: "made"))
     # The cross-entropy over the one class of the task is 0.
     loss = objective.loss(lambda inputs: scores[inputs], "own", torch.tensor([2]))
     assert float(loss) == pytest.approx(25 * 0.839606, abs=2e-5)

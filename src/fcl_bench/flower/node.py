@@ -44,15 +44,7 @@ _WORKER = "--worker"
 
 @dataclass
 class NodeArguments:
-    """The arguments of the command.
-
-    Attributes:
-        clients: the clients of this node, ascending.
-        link: host:port of the SuperLink.
-        out: the folder for states, logs and the cache.
-        ca, key: files; None means without TLS, or without a key.
-        changes: keys of the run that have another value on this node.
-    """
+    """The arguments of the command (`USAGE`); `clients` ascend, and `changes` are the run's keys that differ here."""
 
     clients: list[int]
     link: str = "localhost:8000"

@@ -119,7 +119,7 @@ def _sketches_mib(cell: pd.Series) -> float:
 
 def _target_mib(data: str) -> float:
     """Return MiB of TARGET's upload for a task: 100 rounds of a ResNet-18, on CIFAR-100 with the small images' stem."""
-    return _resnet18_mib(_classes(data), data == "cifar100", rounds=100)
+    return rounds_mib(_resnet18_state(_classes(data), data == "cifar100"), rounds=100)
 
 
 def _lander_mib(cell: pd.Series) -> float:
@@ -139,11 +139,6 @@ def _classes(data: str) -> int:
 def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:
     """What a gradient method uploads per task (MiB): the whole model state with buffers, in every round."""
     return rounds * sum(tensor.numel() * tensor.element_size() for tensor in state) / MIB
-
-
-def _resnet18_mib(classes: int, small_images: bool, rounds: int) -> float:
-    """Return the MiB of `rounds` uploads of a ResNet-18's float32 state."""
-    return rounds_mib(_resnet18_state(classes, small_images), rounds)
 
 
 def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:

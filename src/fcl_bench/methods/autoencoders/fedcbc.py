@@ -41,15 +41,7 @@ _AT_ONCE = 2**24
 
 @dataclass
 class VAETraining:
-    """`method.training`, for the clients, and for the server where it fuses.
-
-    Args:
-        rounds: rounds of exchange per task.
-        fraction: share of the clients that take part in a round, chosen at random.
-        epochs: passes over a class's samples, in each round.
-        batch_size: samples per class and step.
-        lr, weight_decay: of Adam, which starts anew in each round.
-    """
+    """`method.training`, for the clients, and for the server where it fuses: see conf/method/fedcbc.yaml."""
 
     rounds: int = knob(5, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     fraction: float = knob(1.0, above=0, most=1)
@@ -65,15 +57,7 @@ class VAETraining:
 
 @dataclass
 class FedCBC(Method):
-    """Knobs of FedCBC.
-
-    Args:
-        training: rounds, epochs, Adam.
-        hidden, latent: h and l, widths of the autoencoders.
-        kl: weight of the divergence from the prior, in training and in the scores.
-        alpha: weight of the divergence from earlier posteriors; 0: without.
-        samples: samples drawn from an autoencoder: by a client from the received one, by the server from each.
-    """
+    """Knobs of FedCBC: see conf/method/fedcbc.yaml."""
 
     name: ClassVar[str] = "fedcbc"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "kl": "log(0.05,5)"}
@@ -110,11 +94,7 @@ class FedCBC(Method):
 
 
 class _Half:
-    """What both halves have.
-
-    Attributes:
-        architecture: the autoencoders' sizes.
-    """
+    """What both halves have."""
 
     def __init__(self, method: FedCBC, context: Context) -> None:
         self.method, self.context = method, context

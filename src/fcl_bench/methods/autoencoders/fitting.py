@@ -1,7 +1,4 @@
-"""Training the autoencoders of several classes side by side, each on its own samples and by its own random stream.
-
-`fused` makes one autoencoder of several by samples drawn from them.
-"""
+"""Training the autoencoders of several classes side by side, each on its own samples and by its own random stream."""
 
 from __future__ import annotations
 

@@ -97,12 +97,7 @@ class CentralisedServer(GradientServer):
 
 @dataclass
 class Centralised(GradientMethod):
-    """Knobs of centralised training.
-
-    Args:
-        training: `rounds` times `epochs` passes over all samples so far; no average is taken.
-        restart: whether every task starts from the initial network, rather than from the last one.
-    """
+    """Knobs of centralised training: see conf/method/centralised.yaml."""
 
     name: ClassVar[str] = "centralised"
     compiles: ClassVar[bool] = True

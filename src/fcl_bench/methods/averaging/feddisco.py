@@ -78,13 +78,7 @@ class FedDiscoServer(CountingServer):
 
 @dataclass
 class FedDisco(GradientMethod):
-    """Knobs of FedDisco.
-
-    Args:
-        a: weight of the discrepancy.
-        b: added to every share. With a = b = 0 nothing is counted, and this is fedavg.
-        discrepancy: from balanced classes: kl, cosine, l1, l2.
-    """
+    """Knobs of FedDisco: see conf/method/feddisco.yaml."""
 
     name: ClassVar[str] = "feddisco"
     search: ClassVar[Mapping[str, str]] = {"a": "uniform(0,1)"}

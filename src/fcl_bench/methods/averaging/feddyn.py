@@ -108,14 +108,7 @@ class FedDynServer(ClientSumServer):
 
 @dataclass
 class FedDyn(ClientSumMethod):
-    """Knobs of FedDyn.
-
-    Args:
-        alpha: strength of the regularisation.
-        scaled: whether each client's alpha is divided by its share of the samples times N; all samples then count
-            alike where it converges, else all clients do.
-        max_norm: to which the norm of a step's whole gradient is clipped; None: no clipping.
-    """
+    """Knobs of FedDyn: see conf/method/feddyn.yaml."""
 
     name: ClassVar[str] = "feddyn"
     revision: ClassVar[int] = 2  # 1 predicted with w0

@@ -182,16 +182,11 @@ class FedEWCServer(GradientServer):
 
 @dataclass
 class FedEWC(GradientMethod):
-    """Knobs of FedEWC.
+    """Knobs of FedEWC: see conf/method/fedewc.yaml.
 
     Args:
-        strength: lambda, of the penalty; 0: fedavg.
-        gamma: share of F that stays when a task's is added.
         normalise: what F_t is divided by before it is added: maximum (its largest entry: tasks count alike, and steps
             are stable while lr * strength * tasks is below 2), none.
-        fisher_max: no entry of F is larger; None: no bound.
-        variant: working (as above), published (what the public code computes: the penalty never reaches the model that
-            trains, so it is fedavg with loss_classes=task and uniform weights).
     """
 
     name: ClassVar[str] = "fedewc"

@@ -75,11 +75,7 @@ class FedProxClient(GradientClient):
 
 @dataclass
 class FedProx(GradientMethod):
-    """Knobs of FedProx.
-
-    Args:
-        mu: weight of the proximal term; 0: FedAvg.
-    """
+    """Knobs of FedProx: see conf/method/fedprox.yaml."""
 
     name: ClassVar[str] = "fedprox"
     search: ClassVar[Mapping[str, str]] = {"mu": "log(1e-4,1)"}

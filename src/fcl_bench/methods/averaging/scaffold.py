@@ -134,11 +134,7 @@ class ScaffoldServer(ClientSumServer):
 
 @dataclass
 class Scaffold(ClientSumMethod):
-    """Knobs of SCAFFOLD.
-
-    Args:
-        eta_g: step size of the server.
-    """
+    """Knobs of SCAFFOLD: see conf/method/scaffold.yaml."""
 
     name: ClassVar[str] = "scaffold"
     compiles: ClassVar[bool] = True

@@ -156,13 +156,7 @@ class AFCLServer(RidgeServer):
 
 @dataclass
 class AFCL(RidgeMethod):
-    """Knobs of AFCL.
-
-    Args:
-        M: number of random features; None (the paper): the backbone's features themselves.
-        gamma: each client's regulariser, removed at the end.
-        ridge: lambda, the objective's own regulariser (Eq. 1); None: gamma; "auto", "gcv": chosen by the statistics.
-    """
+    """Knobs of AFCL: see conf/method/afcl.yaml."""
 
     name: ClassVar[str] = "afcl"
     client_half = AFCLClient

@@ -206,18 +206,7 @@ class RecursiveAFLServer(AFLServer):
 
 @dataclass
 class AFL(RidgeMethod):
-    """Knobs of AFL.
-
-    Args:
-        M: number of random features; None (the paper): the backbone's features themselves.
-        gamma: each client's regulariser (Eq. 12); 0: the client's Moore-Penrose solution.
-        ri: remove the regularisers at the end (Eq. 16); false keeps all K gamma of them.
-        aggregation: "sum": running sums, solved once; "recursive": pair by pair as printed (Eq. 9-11), in `dtype`,
-            which needs clients whose matrices can be inverted.
-        upload: "solution": C_k and W_k (the paper); "sums": C_k and C_k W_k, all that the server makes of them, so that
-            clients need not solve, and uploads can be added up on the way or have noise (docs/explanation/noise.md).
-        ridge: what the server adds after that; 0: nothing (the paper); "auto", "gcv": chosen by the statistics.
-    """
+    """Knobs of AFL: see conf/method/afl.yaml."""
 
     name: ClassVar[str] = "afl"
     client_half = AFLClient

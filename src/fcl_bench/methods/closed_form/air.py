@@ -134,14 +134,7 @@ class AIRServer(STSAServer):
 
 @dataclass
 class AIR(STSA):
-    """Knobs of AIR.
-
-    Args:
-        correction: of the classes' unequal sizes, by "weights" (AIR) or on the "logits" (logit adjustment).
-        normalise: whether weights have mean 1 over classes, as in AIR's public code, so that a `gamma` is as strong as
-            in STSA; false: as printed.
-        tau: strength of the logit adjustment; 0: STSA.
-    """
+    """Knobs of AIR: see conf/method/air.yaml."""
 
     name: ClassVar[str] = "air"
     client_half = AIRClient

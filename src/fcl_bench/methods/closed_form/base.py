@@ -38,9 +38,6 @@ class ClosedFormMethod(Method):
     Args:
         M: number of random features; None: the backbone's features themselves, H = Z.
         activation: what follows the projection: "relu", or "none", H = Z P.
-
-    Attributes:
-        client_half, server_half: what `client` and `server` make.
     """
 
     client_half: ClassVar[type[ClosedFormClient]]

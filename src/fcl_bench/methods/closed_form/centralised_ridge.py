@@ -57,12 +57,7 @@ class CentralisedRidgeServer(RidgeServer):
 
 @dataclass
 class CentralisedRidge(RidgeMethod):
-    """Knobs of the centralised reference.
-
-    Args:
-        ridge: lambda; 0: least squares, the Moore-Penrose solution where that is not unique; "auto", "gcv": chosen by
-            the statistics.
-    """
+    """Knobs of the centralised reference: see conf/method/centralised_ridge.yaml."""
 
     name: ClassVar[str] = "centralised_ridge"
     client_half = CentralisedRidgeClient

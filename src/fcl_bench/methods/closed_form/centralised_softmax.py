@@ -92,12 +92,7 @@ class CentralisedSoftmaxServer(ClosedFormServer):
 
 @dataclass
 class CentralisedSoftmax(ClosedFormMethod):
-    """Knobs of the centralised reference.
-
-    Args:
-        l2: strength of the penalty.
-        iterations: the most steps of L-BFGS after each task; each takes one or two passes over all samples.
-    """
+    """Knobs of the centralised reference: see conf/method/centralised_softmax.yaml."""
 
     name: ClassVar[str] = "centralised_softmax"
     client_half = CentralisedRidgeClient

@@ -221,17 +221,7 @@ class GaussianRemainderServer(CentredSketchServer):
 
 @dataclass
 class CentredSketch(RidgeMethod):
-    """Knobs of the centred sketch.
-
-    Args:
-        rank: r, directions in each upload; 0: class sums, counts and one number only.
-        ridge: lambda; "auto", "gcv": chosen by the statistics.
-        remainder: the shape of what the sketches drop: "isotropic", or "gaussian", that of Gaussian classes.
-        input_rank: k, directions of the backbone's features in each upload (gaussian, with random features).
-        input_remainder: what that sketch drops: "isotropic", one number, or "diagonal", one for each feature.
-        mix: the share of what is dropped that is spread evenly all the same (gaussian).
-        bounds: compare with the exact solution after each task (bounds.csv); for small M.
-    """
+    """Knobs of the centred sketch: see conf/method/centred_sketch.yaml."""
 
     name: ClassVar[str] = "centred_sketch"
     client_half = CentredSketchClient

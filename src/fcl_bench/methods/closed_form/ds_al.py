@@ -146,14 +146,7 @@ class DSALServer(STSAServer):
 
 @dataclass
 class DSAL(STSA):
-    """Knobs of FedDS-AL.
-
-    Args:
-        activation: of the main stream; the compensation stream always has tanh.
-        gamma: ridge of the main stream.
-        gamma_c: ridge of the compensation stream.
-        kappa: weight of the compensation stream's scores; 0: those of STSA.
-    """
+    """Knobs of FedDS-AL: see conf/method/ds_al.yaml."""
 
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient

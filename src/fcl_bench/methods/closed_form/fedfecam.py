@@ -272,13 +272,7 @@ def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
 
 @dataclass
 class FedFeCAM(ClosedFormMethod):
-    """Knobs of FedFeCAM.
-
-    Args:
-        tukey: the power of Tukey's transform; other than 1 it takes features that are not negative.
-        a1, a2: shrinkage towards the mean variance and the mean covariance.
-        shrinkings: how often a covariance is shrunk (the public code: twice).
-    """
+    """Knobs of FedFeCAM: see conf/method/fedfecam.yaml."""
 
     name: ClassVar[str] = "fedfecam"
     search: ClassVar[Mapping[str, str]] = {"a1": "log(0.01,100)", "a2": "log(0.01,100)"}

@@ -166,14 +166,7 @@ class FedKLDAServer(FedLDAServer):
 
 @dataclass
 class FedKLDA(FedLDA):
-    """Knobs of FedKLDA.
-
-    Args:
-        M: number of random features of each map.
-        bandwidth: b of the kernel exp(-|z - z*|^2 / (2 b^2)); "auto": the root of the mean squared distance of the
-            first task's samples.
-        ensemble: E, independent maps whose posteriors are averaged.
-    """
+    """Knobs of FedKLDA: see conf/method/fedklda.yaml."""
 
     name: ClassVar[str] = "fedklda"
     client_half = FedKLDAClient

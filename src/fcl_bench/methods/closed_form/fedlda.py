@@ -192,12 +192,7 @@ class FedLDAServer(DiscriminantServer):
 
 @dataclass
 class FedLDA(ClosedFormMethod):
-    """Knobs of FedLDA.
-
-    Args:
-        shrinkage: eps, the share of the identity I in the covariance; "oas": by oracle-approximating shrinkage, where I
-            is times the mean variance.
-        prior: "uniform" (SLDA) or "counts", the classes' shares of the samples.
+    """Knobs of FedLDA: see conf/method/fedlda.yaml.
 
     Attributes:
         bounded: whether it is known what one sample changes of an upload.

@@ -92,11 +92,7 @@ class FedNCMServer(DiscriminantServer):
 
 @dataclass
 class FedNCM(ClosedFormMethod):
-    """Knobs of FedNCM.
-
-    Args:
-        similarity: "cosine" of a sample and the class mean, or "euclid", their distance.
-    """
+    """Knobs of FedNCM: see conf/method/fedncm.yaml."""
 
     name: ClassVar[str] = "fedncm"
     client_half = FedNCMClient

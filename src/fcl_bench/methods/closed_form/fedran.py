@@ -230,21 +230,11 @@ class FedRANServer(RegularisedServer):
 
 @dataclass
 class FedRAN(RidgeMethod):
-    """Knobs of FedRAN.
+    """Knobs of FedRAN: see conf/method/fedran.yaml.
 
     Args:
-        rank: r, directions kept by clients and server; None: as many as `budget_bytes` allows, else M.
-        ridge: lambda of Eq. 29; "auto", "gcv": chosen by the statistics.
-        merge: how the server merges the clients of a task: "sequential" (the paper: pairwise in turn, truncating each
-            time) or "joint" (all in one SVD, which holds the task's summaries together).
         budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
             allows. The server keeps `rank` directions all the same, or the most that any task allowed.
-        complement: the classifier outside the kept subspace: "drop" (the paper) sets it to zero, "floor" uses the
-            smallest eigenvalue that every truncation kept, which no dropped one exceeds, as the curvature there.
-        ssl: FedRAN-SSL: give unlabelled samples (label_rate below 1) the label of the nearest prototype.
-        tau: least cosine similarity at which such a label is accepted (Eq. 15).
-        bounds: compare with the exact solution after each task (Theorems 1 and 2, Corollaries 1 and 2, bounds.csv); for
-            small M.
     """
 
     name: ClassVar[str] = "fedran"

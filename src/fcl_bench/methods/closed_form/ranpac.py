@@ -217,13 +217,7 @@ class RanPACServer(STSAServer):
 
 @dataclass
 class RanPAC(RidgeMethod):
-    """Knobs of FedRanPAC.
-
-    Args:
-        ridge: lambda: a number, "auto" (1 % of the mean eigenvalue of G), or chosen after each task from a grid: "gcv"
-            by generalised cross-validation, "held_out" by the squared error on a fifth of the samples (as RanPAC).
-        scope: what "held_out" looks at: "all" tasks so far, or the "task" at hand alone (as RanPAC).
-    """
+    """Knobs of FedRanPAC: see conf/method/ranpac.yaml."""
 
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient

@@ -1,7 +1,4 @@
-"""Closed-form methods whose solve has a ridge: the ridge, which the statistics may choose, and the Gram matrix.
-
-`Estimate` is a running sum of positive semidefinite matrices, with the ridge problem that is solved with it.
-"""
+"""Closed-form methods whose solve has a ridge: the ridge, which the statistics may choose, and the Gram matrix."""
 
 from __future__ import annotations
 

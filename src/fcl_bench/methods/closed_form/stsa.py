@@ -58,12 +58,7 @@ def exact_sums(method: RidgeMethod) -> Schema:
 
 @dataclass
 class STSA(RidgeMethod):
-    """Knobs of STSA.
-
-    Args:
-        gamma: ridge coefficient of Eq. 8; 0: the Moore-Penrose solution where the Gram matrix is singular; "auto",
-            "gcv": chosen by the statistics.
-    """
+    """Knobs of STSA: see conf/method/stsa.yaml."""
 
     name: ClassVar[str] = "stsa"
     client_half: ClassVar[type[STSAClient]] = STSAClient

@@ -233,13 +233,7 @@ class STSAEServer(RidgeServer):
 
 @dataclass
 class STSAE(RidgeMethod):
-    """Knobs of STSA-E.
-
-    Args:
-        gamma: ridge coefficient of Eq. 10; "auto", "gcv": chosen by the statistics.
-        dummy_clients: K_D, the groups into which each client splits its samples.
-        estimator: "paper" counts all groups of the task in Eq. 9, as printed; "unbiased" those that hold the class.
-    """
+    """Knobs of STSA-E: see conf/method/stsa_e.yaml."""
 
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient

@@ -38,16 +38,7 @@ _LEAST = 1e-4
 
 @dataclass
 class Generation:
-    """`method.generator`: the network G, and how the server trains it.
-
-    Args:
-        hidden: h, its width; None: d, that of the features.
-        noise: N, standard normal inputs.
-        steps: Adam's steps after each round; each of `training.batch_size` samples.
-        lr, weight_decay: of Adam.
-        decay: of its step size, by round of a task.
-        diversity: lambda, weight of L_div.
-    """
+    """`method.generator`: the network G, and how the server trains it, see conf/method/fedgen.yaml."""
 
     hidden: int | None = knob(None, least=1)
     noise: int = knob(32, least=1)
@@ -271,16 +262,7 @@ def teaching_loss(
 
 @dataclass
 class FedGen(GradientMethod):
-    """Knobs of FedGen.
-
-    Args:
-        alpha: weight of the loss of generated features, in a task's first round; 0: without.
-        beta: weight of the agreement with them; 0: without. Without both, nothing is generated.
-        decay: of both weights, by round of a task; they end at 1e-4.
-        generated: b_g, generated features per step.
-        generated_epochs: epochs of each round with generated features; later ones have only the client's own samples.
-        generator: the network G.
-    """
+    """Knobs of FedGen: see conf/method/fedgen.yaml."""
 
     name: ClassVar[str] = "fedgen"
     search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.1,30)"}

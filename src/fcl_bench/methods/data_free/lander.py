@@ -245,16 +245,9 @@ class LANDERServer(DataFreeServer):
 
 @dataclass
 class LANDER(DataFreeMethod):
-    """Knobs of LANDER.
+    """Knobs of LANDER: see conf/method/lander.yaml.
 
     Args:
-        anchors: random (orthogonal, of length 0.2 sqrt(d_e)), or a file of embeddings (see `read_anchors`).
-        anchor_size: d_e.
-        radius: r.
-        ltc: weight of the bounding loss; 0: without.
-        cur, pre: c and p; with `pre` 0 there are no images and no teacher.
-        final: what a task ends with: best (see above), last (the last average).
-        synthesis: see `Synthesis`.
         variant: working: the images that clients use are sent; published: all images that are stored are sent, and
             clients count alike in the average (`weighting: uniform`), as in the public code.
     """

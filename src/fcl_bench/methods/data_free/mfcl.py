@@ -79,19 +79,7 @@ _EPS = 0.8
 
 @dataclass
 class Generation:
-    """`method.generator`: the network G, and how the server trains it.
-
-    Args:
-        noise: length of z.
-        width: channels of G's first layers.
-        scale: standard deviation of G's images as the network sees them: 1 for a network that standardises by the
-            data's own statistics, as in the paper; about 0.5 for one that takes pixels from -1 to 1.
-        steps: of Adam after each task.
-        batch_size: images per step.
-        lr: of Adam, which starts anew after each task.
-        temperature: T.
-        w_ie, w_bn, w_smooth: weights of the terms; 0: without.
-    """
+    """`method.generator`: the network G, and how the server trains it, see conf/method/mfcl.yaml."""
 
     noise: int = knob(1000, least=1)
     width: int = knob(WIDTH, least=2)
@@ -232,16 +220,7 @@ class MFCLServer(DataFreeServer):
 
 @dataclass
 class MFCL(DataFreeMethod):
-    """Knobs of MFCL.
-
-    Args:
-        training: as in the paper: 100 rounds of 10 epochs, the step size from 0.1 towards 0.01.
-        synthetic: images that a client makes at each step.
-        w_ft: weight of the heads' loss on real and synthetic samples; 0: without.
-        w_kd: weight of the distillation; 0: without. Without both, this is fedavg, and nothing is generated.
-        generator: G, and how it is trained.
-        variant: working: as above; published: as the public code: T = 1000, and sg[phi] of a second forward pass.
-    """
+    """Knobs of MFCL: see conf/method/mfcl.yaml."""
 
     name: ClassVar[str] = "mfcl"
     search: ClassVar[Mapping[str, str]] = {"w_kd": "log(0.01,1)"}

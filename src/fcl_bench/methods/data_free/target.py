@@ -44,16 +44,7 @@ _MOMENTUM, _DECAY, _PERIOD = 0.9, 1e-4, 200
 
 @dataclass
 class Synthesis(SynthesisKnobs):
-    """`method.synthesis`: how images are made. The defaults are those of CIFAR-100.
-
-    Args:
-        images: how many of each task; None: as many as the method's variant has.
-        warmup: batches before the student learns and plays a part.
-        lr_z: step size of the noise; `lr_g` is that of G's copy, and G itself moves by `lr_g` times `g_steps`.
-        meta: how G learns from its copy's steps: maml (the sum of their gradients), reptile (where they led).
-        kd_steps: of the student, on batches of what there is so far, after every batch from `warmup` on.
-        lr_student: step size of its SGD at first.
-    """
+    """`method.synthesis`: how images are made. The defaults are those of CIFAR-100, see conf/method/target.yaml."""
 
     images: int | None = knob(None, least=0)
     warmup: int = knob(20, least=0)
@@ -273,18 +264,7 @@ class TARGETServer(DataFreeServer):
 
 @dataclass
 class TARGET(DataFreeMethod):
-    """Knobs of TARGET.
-
-    Args:
-        kd: weight of the distillation; 0: fedavg, nothing is made.
-        temperature: T, of the distillation.
-        synthetic_batch: synthetic images in each step of a client; None: as many as `training.batch_size`, or 500
-            with `variant=published`.
-        variant: paper: 8,000 images, a student that learns after 20 batches which are not kept, and a client's steps
-            are those of its own samples, however many synthetic ones there are. published: as the public code does it:
-            2,560 images, the first batches are stored and count, and a pass ends with the synthetic images.
-        synthesis: how images are made.
-    """
+    """Knobs of TARGET: see conf/method/target.yaml."""
 
     name: ClassVar[str] = "target"
     search: ClassVar[Mapping[str, str]] = {"kd": "log(1,100)"}

@@ -38,12 +38,7 @@ class FedLwFClient(GradientClient):
 
 @dataclass
 class FedLwF(GradientMethod):
-    """Knobs of FedLwF.
-
-    Args:
-        strength: lambda, of the distillation; 0: fedavg, without a teacher.
-        temperature: T, by which both models' logits are divided.
-    """
+    """Knobs of FedLwF: see conf/method/fedlwf.yaml."""
 
     name: ClassVar[str] = "fedlwf"
     search: ClassVar[Mapping[str, str]] = {"strength": "log(0.3,30)"}

@@ -73,12 +73,7 @@ class FedNTDClient(GradientClient):
 
 @dataclass
 class FedNTD(GradientMethod):
-    """Knobs of FedNTD.
-
-    Args:
-        beta: weight of the distillation; 0: fedavg.
-        tau: its temperature.
-    """
+    """Knobs of FedNTD: see conf/method/fedntd.yaml."""
 
     name: ClassVar[str] = "fedntd"
     search: ClassVar[Mapping[str, str]] = {"beta": "log(0.1,10)"}

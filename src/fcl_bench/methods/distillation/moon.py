@@ -124,15 +124,7 @@ class MOONClient(GradientClient):
 
 @dataclass
 class MOON(GradientMethod):
-    """Knobs of MOON.
-
-    Args:
-        mu: weight of the contrast; 0: fedavg.
-        tau: its temperature.
-        representation: r: feature (the body's output), logits (those that compete in the loss), projection (of two
-            layers after the body, which train and travel with it, and on which the class weights then sit).
-        width: numbers of each of the two layers.
-    """
+    """Knobs of MOON: see conf/method/moon.yaml."""
 
     name: ClassVar[str] = "moon"
     search: ClassVar[Mapping[str, str]] = {"mu": "log(0.1,10)"}

@@ -211,17 +211,7 @@ class FediCaRLServer(ExemplarServer):
 
 @dataclass
 class FediCaRL(ExemplarMethod):
-    """Knobs of FediCaRL.
-
-    Args:
-        memory: samples that a client may keep; `variant=published`: that it draws in every round.
-        loss: see the equations.
-        strength: of distillation; with bce the teacher's share in the targets. 0: no teacher is sent.
-        temperature: T of ce_kd.
-        classify: softmax: the largest logit; nme: the nearest mean of exemplars.
-        variant: working: as above; published: as TARGET's code has it: clients keep all they ever had, draw `memory`
-            samples of it anew in every round, and count alike in the average (`weighting: uniform`).
-    """
+    """Knobs of FediCaRL: see conf/method/fedicarl.yaml."""
 
     name: ClassVar[str] = "fedicarl"
     search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "classify": "softmax,nme"}

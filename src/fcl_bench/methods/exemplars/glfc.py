@@ -10,8 +10,6 @@ and all exemplars with the loss below, in which an old model answers for the old
 `proxy: reconstruct` the best of the last task, which the server picks by images that it reconstructs from gradients
 (`exemplars.proxy`); with `none` the model with which the last task ended.
 
-The loss teaches new and old classes at one pace, with an old model's targets.
-
 q are a sample's logits, y its class, sigma the logistic function. The gradient in its own logit has the magnitude
 g = |sigma(q)[y] - 1|, which is divided by its mean over the sample's group in the batch: the samples of classes that
 the client learnt in earlier tasks, or the others. O are the old model's columns and q' its logits.
@@ -220,15 +218,11 @@ class GLFCClient(PrototypeClient):
 
 @dataclass
 class GLFC(ExemplarMethod):
-    """Knobs of GLFC.
+    """Knobs of GLFC: see conf/method/glfc.yaml.
 
     Args:
         signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (until
             the signal comes, the client keeps the last task's samples).
-        rise: of the entropy, above which there is a signal.
-        proxy: how the server chooses the old model: reconstruct (the best of the last task by reconstructed images),
-            none (the last model of the last task; no gradients are sent).
-        inversion: knobs of the former.
     """
 
     name: ClassVar[str] = "glfc"

@@ -269,14 +269,7 @@ class LGAServer(ProxyServer):
 
 @dataclass
 class LGA(GLFC):
-    """Knobs of LGA.
-
-    Args:
-        groups: of the weights, see above; cumulative is the published code's.
-        lam: weight of the loss where there is an old model.
-        proxy_init: of proxy=reconstruct, the first rounds of a task whose models count as 0.
-        radius: of the features to test on, until the clients' sums are in.
-    """
+    """Knobs of LGA: see conf/method/lga.yaml."""
 
     name: ClassVar[str] = "lga"
     client_half = LGAClient

@@ -2,8 +2,6 @@
 
 A list lies in the client's state as `images.<class>` (m, 3, h, w) in uint8, or `features.<class>` (m, d) in float32; a
 class is a column of the label matrix. Lists are ordered, so that a list is shortened by leaving out its end.
-
-FediCaRL, GLFC and LGA train on them.
 """
 
 from __future__ import annotations

@@ -97,14 +97,7 @@ _PICTURED = 16
 
 @dataclass
 class Inversion:
-    """`method.inversion`: the prototypes' gradients, and what the server makes of them.
-
-    Args:
-        perturbation: steps on the prototype's image before it is differentiated.
-        iterations: of the reconstruction, each up to 20 of L-BFGS.
-        lr: of L-BFGS.
-        images: last iterates that the monitor set keeps of each gradient.
-    """
+    """`method.inversion`: the prototypes' gradients, and what the server makes of them, see conf/method/glfc.yaml."""
 
     perturbation: int = knob(50, least=0)
     iterations: int = knob(250, least=1)

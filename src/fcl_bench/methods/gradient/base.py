@@ -39,7 +39,6 @@ class GradientMethod(Method):
         gaussian: knobs of the latter.
 
     Attributes:
-        client_half, server_half: what `client` and `server` make.
         network_class: makes the network, with heads of its kind.
         training_key: where the user sets `training`, for messages.
         inside_transformers: whether it trains parts inside a frozen vision transformer, and takes no other network.

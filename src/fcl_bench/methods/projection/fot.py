@@ -134,12 +134,7 @@ def share_of_rest(epsilon: float, outside: float) -> float:
 
 @dataclass
 class FOT(ProjectedMethod):
-    """Knobs of FOT.
-
-    Args:
-        columns: m_s; None: all inputs of all layers.
-        sketch: columns of a layer's sketch as a multiple of d_l.
-    """
+    """Knobs of FOT: see conf/method/fot.yaml."""
 
     name: ClassVar[str] = "fot"
     search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.5,0.95)"}

@@ -1,7 +1,4 @@
-"""What FedProTIP and FOT share: subspaces of each layer's inputs per task, which later updates must not touch.
-
-`ProjectedObjective` projects every local step (FedProTIP Eq. 4-5).
-"""
+"""What FedProTIP and FOT share: subspaces of each layer's inputs per task, which later updates must not touch."""
 
 from __future__ import annotations
 

@@ -133,15 +133,7 @@ def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, gener
 
 @dataclass
 class CodaPrompt(PromptMethod):
-    """Knobs of Fed-CODA-Prompt.
-
-    Args:
-        layers: blocks, from 0, that take a prompt.
-        components: number of components per task and layer. The paper has 100 in all, so 100 / tasks; the server does
-            not know how many tasks will come.
-        length: rows of a prompt; the first half are keys, the others values.
-        orthogonality: lambda_o; 0: no penalty.
-    """
+    """Knobs of Fed-CODA-Prompt: see conf/method/coda_prompt.yaml."""
 
     name: ClassVar[str] = "coda_prompt"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}

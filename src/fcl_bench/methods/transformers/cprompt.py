@@ -76,12 +76,9 @@ class CPromptClient(PromptClient):
 
 @dataclass
 class CPrompt(CodaPrompt):
-    """Knobs of Fed-CPrompt, beside those of Fed-CODA-Prompt.
+    """Knobs of Fed-CPrompt, beside those of Fed-CODA-Prompt: see conf/method/cprompt.yaml.
 
     Args:
-        strength: weight of the contrast; 0: Fed-CODA-Prompt.
-        near, far: weights of the distances to the broadcast model and to the last task's.
-        margin: of the hinge.
         variant: working, as above; published, as in the public code: one hinge of the sums over the batch,
             attention by softmax(A_m), and no penalty on components that are not orthonormal.
     """

@@ -78,13 +78,7 @@ class DualPrompts(Prompts):
 
 @dataclass
 class DualPrompt(PromptMethod):
-    """Knobs of Fed-DualPrompt.
-
-    Args:
-        g_layers, e_layers: the blocks, from 0, that take the general prompt, and those that take the tasks' own.
-        g_length, e_length: rows of a prompt in one layer, half of them keys and half values; 0: no such prompt.
-        pull: weight of the term that draws keys to queries; 0: keys stay as they are drawn.
-    """
+    """Knobs of Fed-DualPrompt: see conf/method/dualprompt.yaml."""
 
     name: ClassVar[str] = "dualprompt"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}

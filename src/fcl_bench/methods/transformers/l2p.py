@@ -84,17 +84,7 @@ def _rows(prompts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class L2P(PromptMethod):
-    """Knobs of Fed-L2P.
-
-    Args:
-        layers: the blocks, from 0, that take prompts, each from a pool of its own; [0, 1, 2, 3, 4]: deep.
-        pool: M, prompts in a pool.
-        length: rows of a prompt in one layer, half of them keys and half values; 0: no prompt.
-        top: prompts that an image takes.
-        pull: weight of the term that draws the chosen keys to queries; 0: keys stay as they are drawn.
-        variant: working; published: that term as in GT-RIPL's code, where every image draws the keys that any image
-            of the batch has chosen.
-    """
+    """Knobs of Fed-L2P: see conf/method/l2p.yaml."""
 
     name: ClassVar[str] = "l2p"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}

@@ -209,11 +209,9 @@ def act(network: Network, task: int | None = None) -> None:
 
 @dataclass
 class LoRM(LowRankMethod):
-    """Knobs of LoRM.
+    """Knobs of LoRM: see conf/method/lorm.yaml.
 
     Args:
-        alpha: the factor of the entries off the diagonal of the layers' Gram matrices; 0: diagonals travel.
-        alpha_head: the same for the features' Gram matrix, which merges the class weights.
         merge: grams; or average: FedAvg of both factors, which train together in every round. After each task the mean
             of the tasks' updates predicts, and no Gram travels.
     """

@@ -232,17 +232,7 @@ class PILoRAServer(GradientServer):
 
 @dataclass
 class PILoRA(LowRankMethod):
-    """Knobs of PILoRA.
-
-    Args:
-        training: as in every gradient method; `lr` is for the low-rank updates, `rates.heads` for the prototypes.
-        pull: weight of the distance from the own class's prototype.
-        sparsity: weight of the absolute values of the task's A.
-        orthogonality: weight of the overlap of the task's A with those of earlier tasks.
-        reweighting: what the server weighs prototypes by: distances, none (as the updates; no means are sent).
-        temperature: of the softmax that distances go through.
-        variant: working; published: as in the authors' code, the tested model has only the first task's update.
-    """
+    """Knobs of PILoRA: see conf/method/pilora.yaml."""
 
     name: ClassVar[str] = "pilora"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-6,1e-2)", "training.momentum": ""}

@@ -127,11 +127,7 @@ class RegMeanServer(GradientServer):
 
 @dataclass
 class RegMean(GradientMethod):
-    """Knobs of RegMean.
-
-    Args:
-        damping: alpha, what is left of the entries of Gram matrices off the diagonal; 1: all; 0: diagonals travel.
-    """
+    """Knobs of RegMean: see conf/method/regmean.yaml."""
 
     name: ClassVar[str] = "regmean"
     search: ClassVar[Mapping[str, str]] = {"damping": "0,0.1,0.5,0.9"}

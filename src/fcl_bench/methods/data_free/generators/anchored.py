@@ -140,14 +140,7 @@ _STUDENT_RATE, _STUDENT_MOMENTUM, _STUDENT_DECAY = 0.1, 0.9, 2e-4
 
 @dataclass
 class Synthesis(SynthesisKnobs):
-    """`method.synthesis`: how the server makes images of earlier classes.
-
-    Args:
-        images: how many of the retained images are used; all, if there are fewer.
-        warmup, batches: of the `warmup` + `batches` batches, those from number `warmup` (from 1) on are stored.
-        noise: numbers of which an image is made, behind the noisy layers.
-        kd_steps: of the student after each batch that is stored.
-    """
+    """`method.synthesis`: how the server makes images of earlier classes, see conf/method/lander.yaml."""
 
     images: int = knob(10000, least=1)
     warmup: int = knob(10, least=0)
