@@ -225,13 +225,14 @@ class Node:
             return None, None
         from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 
-        groups = self._uploads.groups(made, stage, client_data.labels)
-        alone, grouped = revealed(groups, len(client_data.labels)), None
-        if len(alone.samples) or self._context.sums:
-            numbers = self._learnt_from(client_data.task, client_data.client, guesses)
-            alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-            grouped = Grouped.of(groups, numbers) if self._context.sums else None
-        return alone, grouped
+        groups, client = self._uploads.groups(made, stage, client_data.labels), client_data.client
+        grouped = Grouped.of(groups, np.arange(len(client_data.labels)))
+        alone = revealed({client: grouped})[client]
+        if not len(alone.samples) and not self._context.sums:
+            return alone, None
+        numbers = self._learnt_from(client_data.task, client, guesses)
+        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
+        return alone, dataclasses.replace(grouped, samples=numbers) if self._context.sums else None
 
     def _learnt_from(self, task: int, client: int, guesses: torch.Tensor | None) -> np.ndarray:
         """The indices in the data set of the samples that a client learnt from, in the order of its shard."""

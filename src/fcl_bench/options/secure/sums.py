@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fcl_bench.engine.exchange import SUMMED, Accounting, Arrival, Reply, Round, Step, Turn
-from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
@@ -80,7 +80,7 @@ class SummedUploads(Step):
                 hidden[turn.client] = turn.reply.grouped
             if turn.client == EVERYONE and turn.arrival is not None:
                 turn.arrival = self._total(round_, turn.arrival)
-                for client, alone in revealed_together(hidden).items():
+                for client, alone in revealed(hidden).items():
                     self._accounting.reveal(round_, client, alone)
             yield turn
             del turn
