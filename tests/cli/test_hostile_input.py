@@ -49,7 +49,7 @@ HOSTILE = [
     *[
         (abstract, f"{abstract} is abstract: it only says what such classes have in common (a class of the group ")
         for abstract in (
-            "faults._target_=fcl_bench.options.faults.base.Faults",
+            "faults._target_=fcl_bench.options.faults.choices.Faults",
             "split._target_=fcl_bench.data.splits.base.SampleSplit",
         )
     ],

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import os
 import sys
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging.handlers import BufferingHandler
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fcl_bench.files import json_hash
@@ -19,8 +16,6 @@ from fcl_bench.files import json_hash
 Value = TypeVar("Value")
 #: The largest number of bytes stored; a single value that is larger is not stored at all.
 LIMIT = 2**30
-#: Seconds after a file's last change before a further change is sure to show: the coarsest usual file system clock.
-_SETTLED = 2.0
 _package = logging.getLogger("fcl_bench")
 
 
@@ -77,11 +72,6 @@ def stop_sharing() -> None:
     _current.clear()
 
 
-def is_sharing() -> bool:
-    """Whether the jobs of this process share results."""
-    return bool(_current)
-
-
 @contextmanager
 def sharing() -> Iterator[None]:
     """A context in which jobs share results."""
@@ -113,41 +103,3 @@ def described(choice: Any) -> list[Any]:
     """A dataclass of knobs as a key: its class and all its values, whether or not they are part of a run's id."""
     kind = type(choice)
     return [kind.__module__, kind.__qualname__, dataclasses.asdict(choice)]
-
-
-def state_of(paths: Iterable[Path]) -> list[list[object]] | None:
-    """A value that changes whenever a file at or below `paths` changes, appears or vanishes; None where that is unsure.
-
-    It consists of the name, inode number, size and both times of each file; no program can set the second time. The
-    result is None if a file has changed just now, since it may change again within the same tick of the file system's
-    clock, and if a folder is behind a link, since links are not followed.
-    """
-    found: list[list[object]] = []
-    newest = 0.0
-    for path in sorted(path.absolute() for path in paths):
-        for file in _walked(path):
-            if file is None:
-                return None
-            try:
-                there = file.stat()
-            except FileNotFoundError:
-                found.append([str(file)])
-                continue
-            except OSError:
-                return None
-            newest = max(newest, there.st_mtime, there.st_ctime)
-            found.append([str(file), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns])
-    return found if newest < time.time() - _SETTLED else None
-
-
-def _walked(path: Path) -> Iterator[Path | None]:
-    """A file, or all of a folder in a fixed order; None for a link to a folder."""
-    yield path
-    if not path.is_dir():
-        return
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        for name in folders:
-            below = Path(folder, name)
-            yield None if below.is_symlink() else below
-        yield from (Path(folder, name) for name in sorted(files))

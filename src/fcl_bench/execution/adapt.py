@@ -27,7 +27,7 @@ from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.options.none import NoAdaptation
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.training.knobs import cpu_precision
@@ -214,7 +214,7 @@ def first_stage_clients(plan: Plan) -> Clients:
 
 
 def _stage(plan: Plan) -> FirstStage:
-    assert not isinstance(plan.settings.adapt, NoAdaptation)
+    assert not isinstance(plan.settings.adapt, NoOption)
     return plan.settings.adapt
 
 

@@ -23,7 +23,7 @@ from fcl_bench.data.validation import hold_out
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
-from fcl_bench.options.none import NoNoise, NoSecurity
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.randomness import generator
 from fcl_bench.training.knobs import cpu_precision
@@ -280,7 +280,7 @@ def _check_noise(settings: Settings, context: Context) -> None:
 def _check_share(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where shares of the noise would not add up to the noise that is promised of a sum."""
     noise, secure = settings.noise, settings.secure
-    if isinstance(noise, NoNoise) or not noise.share_of or isinstance(secure, NoSecurity):
+    if isinstance(noise, NoOption) or not noise.share_of or isinstance(secure, NoOption):
         return
     key = f"noise.share_of={noise.share_of}"
     if settings.faults.fails:

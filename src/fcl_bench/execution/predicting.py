@@ -18,15 +18,14 @@ from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
-from fcl_bench.data.sources.rows import rows_of
-from fcl_bench.data.sources.samples import samples_of
+from fcl_bench.data.sources.samples import rows_of, samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
 from fcl_bench.files import json_hash
-from fcl_bench.options.none import NoAdaptation
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, Prediction, TestBatch, WireFormat
 from fcl_bench.typed import typed_instance
 
@@ -199,7 +198,7 @@ class Model:
     def _opened(self) -> Extractor:
         """The frozen backbone, adapted where the run adapted it. Raises a UserError where it has other weights."""
         stage, backbone, seed = self._choice("adapt"), self._backbone(), self.about["seed"]
-        if isinstance(stage, NoAdaptation):
+        if isinstance(stage, NoOption):
             found = backbone.open(self._like(), self._device, seed)
         else:
             network = backbone.trainable(self._like(), seed)

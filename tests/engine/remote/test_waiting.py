@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote import ranks
-from fcl_bench.engine.remote.rank import Rank
+from fcl_bench.engine.remote.ranks import Rank
 from fcl_bench.engine.remote.replies import serialise_reply
 from fcl_bench.engine.remote.waiting import MOST, MOST_IN_ALL, OwnTurns, Room, share_of
 from fcl_bench.protocol.message import Message

@@ -12,7 +12,7 @@ from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
 from fcl_bench.engine.transport import Transport, Wrapper
 from fcl_bench.errors import UserError
-from fcl_bench.options.faults.base import Fate, Faults
+from fcl_bench.options.faults.choices import Fate, Faults
 from fcl_bench.protocol.message import Message
 
 #: Prefix of a checkpoint's tensors of uploads on their way; names of clients' states begin with the client's number.
