@@ -30,7 +30,6 @@ def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictCon
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
 
     Args:
-        overrides: keys and choices.
         with_hydra: keep Hydra's own keys, below `hydra`; `hydra.runtime.choices` has the choice of each group.
     """
     # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.

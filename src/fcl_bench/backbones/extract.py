@@ -114,8 +114,6 @@ class FeatureCache:
 
         Args:
             label: readable start of the file name; not part of the identity.
-            key: everything that determines the features.
-            count: number of samples n.
             batches: yields features (b, d) in order from a given sample on.
         """
         path = self.folder / f"{label}-{json_hash(key)}.safetensors"
@@ -216,8 +214,6 @@ def extract_features(
     """Run the frozen backbone over both splits of `dataset`.
 
     Args:
-        name: name of the backbone, for messages and file names.
-        extractor: the opened backbone.
         cache: the cache of features, or None.
         batches: computes the features; None: this process alone does.
 

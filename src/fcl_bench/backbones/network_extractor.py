@@ -62,7 +62,6 @@ def compile_body(
     numbers would otherwise depend on which sizes came before, and a resumed run would end with other bits.
 
     Args:
-        body: the network.
         at_call: called like a forward pre-hook, which compiled code would not run as written.
 
     Raises (when `body` is called):
@@ -92,7 +91,6 @@ class FrozenNetwork(Extractor):
         body: the network, which belongs to the extractor from now on.
         dimension: d, the number of its features.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
-        device: where it runs.
         compiled: whether it runs compiled.
     """
 
@@ -147,7 +145,6 @@ class NetworkExtractor(FrozenNetwork):
 
     Args:
         body: the network; it is copied, so that its training may continue.
-        trainable: where the body came from.
         device, precision: see `FrozenNetwork`.
     """
 
@@ -170,11 +167,7 @@ class NetworkExtractor(FrozenNetwork):
 class TimmExtractor(FrozenNetwork):
     """A timm network over images that timm's transform resizes and crops.
 
-    Attributes:
-        workers: threads that decode and resize.
-
     Args:
-        made_of: the values that determine the network, for the identity.
         data_config: timm's: input_size, crop_pct, interpolation, mean, std.
         others: see `FrozenNetwork`.
     """

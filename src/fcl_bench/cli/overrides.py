@@ -188,12 +188,7 @@ def composed_as_typed(overrides: list[str]) -> DictConfig:
 
 
 def composition_error(error: Exception, typed: list[str]) -> UserError:
-    """Explain Hydra's error about a wrong group, choice, key or syntax in one line, with what would work.
-
-    Args:
-        error: the error of composing the configuration.
-        typed: the arguments that should have been composed.
-    """
+    """Explain Hydra's error about a wrong group, choice, key or syntax in one line, with what would work."""
     from hydra.core.override_parser.overrides_parser import OverrideParseException
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -42,7 +42,6 @@ class _Search:
     """The search that was asked for.
 
     Attributes:
-        fixed: the overrides of every trial.
         space: the keys that are searched.
         seeds: the seeds of every trial; its value is their mean.
         metric: one of `MEASURES`.

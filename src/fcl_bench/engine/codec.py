@@ -79,7 +79,6 @@ class Codec(Middleware):
     """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
 
     Args:
-        uploads: what is declared of uploads.
         wire: the form of the clients' uploads; None: the server's side, whose broadcasts travel in the types they have.
         dtype, device: those of received floating-point tensors, which the server absorbs in the statistics' type on its
             device; None: as they come.
@@ -268,13 +267,7 @@ def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
 
 
 def form_objection(upload: Message, expected: Schema, wire: WireFormat) -> tuple[str, str, str] | None:
-    """What is wrong with the form of an upload: the field, what it is, and what was expected. None if nothing is wrong.
-
-    Args:
-        upload: as it travelled.
-        expected: the expectation of each decoded field.
-        wire: the form that it has to travel in.
-    """
+    """What is wrong with an upload's form: the field, what it is, and what was expected. None if nothing is wrong."""
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
     types = {tensor.dtype for tensor in upload.tensors.values()}

@@ -84,7 +84,6 @@ class Predictions:
 
         Args:
             after: index of the last task learnt.
-            prediction: of n samples.
             columns: (n,) their true classes; a class not seen yet is never answered.
             true_tasks: (n,) the tasks whose test samples they are.
             classes: per task so far, the columns of its classes, ascending.
@@ -148,7 +147,6 @@ def chosen(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Ten
     """The predicted class (n,) of each sample, as a column.
 
     Args:
-        prediction: of n samples.
         classes: per task so far, the columns of its classes, ascending.
         tasks: (n,) the tasks whose classes alone compete; None: those that the prediction names, if it names any.
     """
@@ -175,7 +173,6 @@ class Tested:
     Attributes:
         samples: (n, ...) features, or images in uint8; those of no task among them.
         columns: (n,) int64, the class of each, as a column.
-        by_task: per task, the indices of its samples.
         numbered: whether full batches have numbers, by which a server may keep what it computed from them; of one
             `Tested` of a run, since another's batches would have the same numbers.
     """
@@ -205,8 +202,6 @@ class Evaluation:
     """Asks a server about samples that no client learns from, and counts its right answers.
 
     Args:
-        context: device, types, seed.
-        tasks: of the stream.
         tested: the samples; they are moved to the device.
     """
 
@@ -279,7 +274,6 @@ def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Pred
     """The server's prediction for test samples.
 
     Args:
-        server: for messages.
         prediction: what its `classify` returned.
         samples: n.
         task: the last one learnt.

@@ -35,7 +35,6 @@ class Gates:
     """Looks at a server after its tasks and, once, within each.
 
     Args:
-        evaluation: asks the server about test samples.
         state: what was found so far; it is changed in place.
     """
 

@@ -196,8 +196,6 @@ class Ledger:
 
     Attributes:
         server_seconds: the server's seconds for each complete task.
-        revealed: the samples that were revealed.
-        cached: who keeps which tensors of broadcasts.
     """
 
     def __init__(self, clients: int, raw: RawSamples | None = None) -> None:

@@ -60,16 +60,13 @@ class FederationState:
     """The progress of a run. With the tensors, it is all that a resumed run needs.
 
     Attributes:
-        tasks_done: number of complete tasks.
         answers: right answers so far.
         validation: the same on validation samples; None where there are none beside the test set.
         ledger: bytes and seconds.
-        rounds_done: complete rounds of the current task.
         server_seconds: the server's seconds in those rounds.
         client_counts, server_counts: what all clients, and the server, have computed so far (`protocol.compute`).
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
         client_storage_max_bytes: the same for all kinds together.
-        client_samples_kept: the most raw samples that any client has kept.
         absences: counts of turns without an upload in time, and of late uploads.
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
@@ -118,10 +115,6 @@ class Federation:
     """One method on one stream: trains task by task, evaluates after each.
 
     Args:
-        method: the method's knobs.
-        context: dimensions, types, device, seed.
-        stream: the data cut into tasks.
-        transport: how the clients are reached.
         test: (n, ...) the test samples: features, or images in uint8.
         audits: measurements beside the run, by name; only over a transport that sees everything.
         middleware: the server's side middleware, before the wire codec.

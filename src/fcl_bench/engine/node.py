@@ -34,7 +34,6 @@ class NodeData:
     """The samples of the clients of one node.
 
     Args:
-        context: device and type of the samples.
         holdings: [task] -> the indices of each client's training samples.
         columns: (n,) int64, the class of each sample as a column of the label matrix, `UNKNOWN` where its client does
             not know it: true labels of unlabelled samples are never here.
@@ -126,10 +125,6 @@ class Node:
 
     Args:
         client: the method's client half; it serves all clients of the node.
-        context: device and types.
-        data: the clients' samples.
-        middleware: this side's middleware for uploads and broadcasts.
-        uploads: what the method declares of uploads.
         truth: counts right guesses outside the turns; None: the true labels are unknown.
     """
 
@@ -176,7 +171,6 @@ class Node:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
 
         Args:
-            client, broadcast: whose turn it is, and what it receives.
             client_data: the client's samples; None: they are looked up.
         """
         task, round_ = broadcast.task, broadcast.round
@@ -310,10 +304,7 @@ def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: 
     """The upload and the new state that a client half returned.
 
     Args:
-        half: the client half, for messages.
         returned: by its `update`.
-        uploads: what the method declares.
-        stage: of the broadcast that it answers.
         samples: n, the labelled samples of the client's shard.
 
     Raises:
@@ -347,9 +338,6 @@ def require_unchanged(half: Client, client: int, state: State, before: Mapping[s
     It would be another client's, or depend on where the clients live, without a word.
 
     Args:
-        half: the client half, for messages.
-        client: whose state it is.
-        state: as it is now.
         before: `versions` at the end of that turn; None: the state comes from elsewhere.
     """
     if before is not None and (changed := [name for name, now in versions(state).items() if now != before[name]]):

@@ -65,9 +65,6 @@ def revealed(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
 
     A sum that has several samples, over all clients together, hides each of them; a sum that has a single sample is
     that sample, whichever clients added zeros to it.
-
-    Args:
-        uploads: the groups of each client's upload.
     """
     sums, moments = (
         _alone({client: getattr(own, kind) for client, own in uploads.items()}) for kind in (SUMS, MOMENTS)

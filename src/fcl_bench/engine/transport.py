@@ -34,7 +34,6 @@ class Clients:
     """All that determines what each client does, except the samples themselves.
 
     Attributes:
-        method, context: the method and its problem.
         holdings: [task][client] -> indices of training samples.
         columns: (n,) int64, each training sample's class.
         labelled: (n,) bool, which of these labels their clients know.
@@ -174,11 +173,7 @@ class Asking(Transport, Protocol):
 
 
 class Wrapper:
-    """A transport around another one. It passes everything on to that one except what a subclass overrides.
-
-    Args:
-        inner: reaches the clients.
-    """
+    """A transport around another one. It passes everything on to that one except what a subclass overrides."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -220,8 +215,6 @@ class Connection(ABC):
         """A run is to be done, and this is the server's process: nothing of it is under way yet.
 
         Args:
-            run: its identity.
-            context: of the method.
             prepared: whether a network computes before the method does.
 
         Raises:
@@ -233,7 +226,6 @@ class Connection(ABC):
         """The transport of one federation; the first stage is one of its own.
 
         Args:
-            clients: of the federation.
             inputs: the samples of the whole data set, for the clients of this process.
             states: the folder for the states of each process's clients: beside the server's checkpoint.
 
@@ -268,7 +260,6 @@ class TransportChoice(ABC):
     which does change bits, has knobs that always are.
 
     Attributes:
-        name: of the choice.
         sees_everything: whether audits are possible.
         reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
         launched: whether a launcher starts all processes, each with the same command, so that this is one run.

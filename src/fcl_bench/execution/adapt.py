@@ -64,8 +64,6 @@ class FirstStage(Protocol):
         """The trained network without its head, in evaluation mode, on the CPU.
 
         Args:
-            context: the network that training started from.
-            first: the first task.
             trained: the result of `trained`.
         """
 
@@ -140,7 +138,6 @@ def adapt(
         plan: the run's plan; only the first task of its data is used.
         images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
         folder: where results are kept, one folder for each `adaptation_identity`.
-        link: to the processes of the clients.
     """
     begin = time.perf_counter()
     identity = identity_hash(_SCHEMA, adaptation_identity(plan))
@@ -191,10 +188,7 @@ def adapted_extractor(
     """The network that a first stage left, frozen, in the precision that the backbone's key says.
 
     Args:
-        backbone: what the run names.
         body: `Adapted.body`.
-        network: which network it started from.
-        device: where it runs.
     """
     return NetworkExtractor(body, network, device, getattr(backbone, "precision", "auto"))
 

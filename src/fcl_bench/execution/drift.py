@@ -24,8 +24,6 @@ class FeatureDrift(Audit):
     task s, and the reference the one right after task tau.
 
     Args:
-        samples: most samples in each R_{k,tau}.
-        seed: the run's.
         shards: [task][client] -> indices of training samples.
 
     Attributes:

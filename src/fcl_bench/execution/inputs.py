@@ -46,7 +46,6 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     """Load the images, adapt the network, extract features: whatever the plan needs.
 
     Args:
-        plan: of the run.
         folder: the run's, where an unfinished first stage is kept if there is no cache.
         link: to the processes of the clients, who train the first stage.
     """

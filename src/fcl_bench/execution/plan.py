@@ -96,7 +96,6 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     """Make the plan of a run. Raises a `UserError` for whatever can't work.
 
     Args:
-        settings: the whole configuration.
         sites: hash of the data at the clients' sites, of a data set that is elsewhere; "": not known yet.
     """
     scalars = settings.scalars
@@ -216,11 +215,8 @@ def context_of(
     """What both halves of the method know.
 
     Args:
-        settings: the whole configuration.
         inputs: d.
-        device: of this process.
         recurring: whether classes of a task may come back in later ones.
-        network: what training starts from.
     """
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
@@ -244,8 +240,6 @@ def threads_of(settings: Settings, context: Context, samples: int | None) -> int
     """The threads of the CPU with which both halves of the method compute; None: as many as the process has.
 
     Args:
-        settings: the whole configuration.
-        context: of the run.
         samples: all clients' training samples; None: not known in this process.
     """
     if (wanted := settings.scalars.threads) != "auto":

@@ -224,9 +224,6 @@ def tested_samples(
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, labels, tasks and indices of the n test samples that a run was tested on, by ascending index.
 
-    Args:
-        folder, record, config: of the run.
-
     Raises:
         UserError: the data are not there, or others than the run had.
     """

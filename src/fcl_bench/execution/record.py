@@ -47,9 +47,6 @@ def run_record(
     """Everything but the checksums of the run's files.
 
     Args:
-        plan, inputs: what was run on what.
-        federation: after its last task.
-        processes: what the transport says of them.
         seconds: since the run began, interruptions aside.
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
@@ -129,8 +126,6 @@ def _precisions(settings: Settings, device: torch.device, features: str | None) 
     """What run.json says: which forward passes were made in which precision.
 
     Args:
-        settings: of the run.
-        device: where it ran.
         features: of the frozen network; None where there was none.
     """
     return {

@@ -52,7 +52,6 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
 
     Args:
-        settings: the whole configuration.
         tracking: who else is told how the run goes; it has no bearing on the result.
 
     Raises:

@@ -26,13 +26,7 @@ from fcl_bench.protocol.message import Message
 
 
 class Site:
-    """One process of clients of a run.
-
-    Args:
-        settings: the whole configuration, the same as the server's.
-        name: of the process, for messages.
-        own_clients: the clients of this process.
-    """
+    """One process of clients of a run."""
 
     def __init__(self, settings: Settings, name: str, own_clients: Callable[[Clients], Sequence[int]]) -> None:
         self._settings, self._name, self._own_clients = settings, name, own_clients

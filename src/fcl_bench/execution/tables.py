@@ -43,9 +43,6 @@ def run_tables(
     client_accuracy.csv, routing_matrix.csv, validation_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
-        federation: after its last task.
-        metrics: of the run.
-        adapted: the first stage, whose exchanges come before the method's.
         shards: per task, who holds which training samples, as far as the server knows.
     """
     state, stream, tests = federation.state, federation.stream, federation.stream.test_sizes
@@ -99,9 +96,7 @@ def task_table(
     """tasks.csv.
 
     Args:
-        tasks, ledger: T tasks and the exchanges of all of them.
         held, tests: (T,) numbers of training and test samples.
-        metrics: of the run.
         validation: right answers (T, T) and samples (T,), where validation samples were asked about beside the test's.
     """
     series = list(zip(*(metrics[name] for name in _SERIES), strict=True))  # type: ignore[literal-required]

@@ -29,7 +29,6 @@ class Flat(dict[str, torch.Tensor]):
 
     Args:
         buffer: (m,) all their numbers.
-        parts: where each lies.
     """
 
     def __init__(self, buffer: torch.Tensor, parts: Sequence[_Part]) -> None:
@@ -79,8 +78,6 @@ def add_weighted(
 
     Args:
         sums: what this returned for the tensors before, of the same names; empty for the first.
-        tensors: in any type.
-        weight: of these tensors.
     """
     if isinstance(tensors, Flat):
         values = tensors.buffer.double()

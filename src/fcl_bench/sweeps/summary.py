@@ -24,11 +24,6 @@ def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str
 
     The time left is the mean time of the runs that were carried out (runs that were complete before take none) times
     the number of jobs still to come, divided by the number of jobs side by side.
-
-    Args:
-        reports: the reports of the jobs that have started.
-        total: the number of jobs.
-        workers: the number of jobs side by side.
     """
     reports = list(reports)
     count = Counter(report.status for report in reports)

@@ -39,7 +39,6 @@ class Sweep:
 
     Attributes:
         began: whether a job composed and the sweep has its folder.
-        jobs: the overrides of each job.
         workers: the number of jobs side by side here; None if they run on other machines.
         folds: whether the output of jobs goes to files, with one line per job on the screen.
     """

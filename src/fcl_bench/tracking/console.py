@@ -56,7 +56,6 @@ def log_to_terminal(prefix: str, warned: list[str] | None = None, notes: bool = 
     """Send the package's warnings to stderr and its notes to stdout; this replaces the effect of an earlier call.
 
     Args:
-        prefix: the text before each line: the command's name.
         warned: a list to which each warning's text is also added, once.
         notes: whether notes are shown at all.
     """
@@ -157,8 +156,6 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
     If stderr is not a terminal, there is one line per minute instead.
 
     Args:
-        total: the number of units of work.
-        what: the text before the bar.
         unit: what is counted ("image"); bytes ("B") are shown in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """

@@ -26,10 +26,6 @@ def diverged(key: str, lr: float, weight_decay: float) -> UserError:
     """What to tell when a model is no longer finite.
 
     A decay above 2 / lr makes weights grow in each step, whatever the loss is.
-
-    Args:
-        key: where the user set the training's knobs.
-        lr, weight_decay: two of them.
     """
     if weight_decay > max(lr, 2 / lr):
         remedy = f"a smaller {key}.weight_decay, below 2 / lr = {2 / lr:g}"
@@ -210,8 +206,6 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
     """The optimiser of one round, over the parameters that train; those of one prefix in `knobs.rates` are a group.
 
     Args:
-        network: whose parameters.
-        knobs: optimiser, rates, momentum, weight decay.
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
     training = network.training_parameters()
@@ -241,8 +235,6 @@ def own_rate(name: str, knobs: Training, rate: float) -> float:
     """The step size of a parameter, or of those whose names begin with a prefix of `knobs.rates`.
 
     Args:
-        name: its name, or the prefix.
-        knobs: rates, and the first round's rate of all others.
         rate: of the round, for parameters without a rate of their own.
     """
     prefix = _longest_prefix(name, knobs)

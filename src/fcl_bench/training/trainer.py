@@ -32,10 +32,7 @@ class Trainer:
     """Runs a network on samples that are on its device: training, features, scores.
 
     Args:
-        training: the knobs.
         standardise: samples as clients hold them -> what the network sees (`Standardise` of images, or `rows`).
-        device: where it is.
-        key: where the user set the knobs, for messages.
     """
 
     def __init__(
@@ -56,11 +53,7 @@ class Trainer:
         """One client's round: `training.epochs` passes over its samples, in place.
 
         Args:
-            network: with the weights to start from.
-            samples: what it trains on.
-            rate: step size of the round.
             seed: of the order of the samples, of augmentation, and of draws inside the network.
-            objective: what is minimised.
 
         Returns:
             Copies of what training changed (see `Network.changing`).
@@ -134,8 +127,6 @@ class Trainer:
         """Features (n, d) of samples (n, ...) in float32, in evaluation mode.
 
         Args:
-            network: whose features.
-            images: the samples, as clients hold them.
             beside: (n, ...) what is known of each sample, as further arguments of `of`.
             of: from standardised samples to features; None: the network's body.
         """

@@ -96,7 +96,6 @@ class EncodedImages:
     Args:
         table: a `datasets.Dataset`.
         column: one of its columns, an image that is not decoded.
-        name: what to call the table in messages.
         rows: the ascending rows that are the images; None: all.
     """
 

@@ -37,9 +37,7 @@ def skew(partition: Partition, columns: np.ndarray, shards: Sequence[Holdings]) 
     """The skew of a run's training samples.
 
     Args:
-        partition: the rule that they were assigned by.
         columns: (n,) the class of each sample of the data set.
-        shards: per task, the clients' samples.
     """
     samples = [own.indices for own in shards]
     if not sum(map(len, samples)):
@@ -77,7 +75,6 @@ def _others(partition: Partition, sizes: Sequence[np.ndarray], clients: int) -> 
     """The mean distance (D,) in other draws of all tasks; where there are none, why not.
 
     Args:
-        partition: the rule.
         sizes: per task, how many samples each of its classes has.
         clients: K.
     """

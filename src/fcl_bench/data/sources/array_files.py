@@ -151,7 +151,6 @@ class SiteSamples:
         column: (n,) int64, the class of each sample as a column of the label matrix, -1 where it is unknown.
         task: (n,) int64.
         labelled: (n,) bool, whether the client knows the class.
-        fingerprint: hash of all these arrays.
     """
 
     x: np.ndarray

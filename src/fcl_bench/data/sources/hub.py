@@ -35,10 +35,8 @@ class Repository:
     """The files wanted from one repository of the hub.
 
     Attributes:
-        data: what to call the data set in messages.
         repo: hub name ("uoft-cs/cifar100").
         revision: commit, branch or tag; None: whatever the main branch holds.
-        splits: the splits whose files are wanted.
         place: where a user can put the files instead, as `data.path` or below it.
 
     Raises:

@@ -176,8 +176,6 @@ def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSid
 
     Args:
         folder: holds one folder per class, with images at any depth below it.
-        numbers: each class's name and label.
-        path: the path that the user gave, for messages.
     """
     files: list[Path] = []
     labels: list[int] = []

@@ -77,7 +77,6 @@ def stream_of_samples(
     """The stream of given samples per task.
 
     Args:
-        dataset: the data set that the indices refer to.
         preference, train, test: see `Division`; test samples of classes that no task trains are dropped.
 
     Raises:
@@ -157,7 +156,6 @@ class SampleSplit(TaskSplit):
         Args:
             dataset: the whole data set; samples that `imbalance` removes are removed afterwards.
             tasks: T.
-            seed: seed of the split's draws.
         """
 
 

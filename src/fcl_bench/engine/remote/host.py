@@ -23,10 +23,7 @@ class Host:
     """The clients of one process in one federation.
 
     Args:
-        clients: of the whole federation.
-        own: the clients of this process.
         inputs: their samples, as `Clients.node` takes them.
-        store: where their states are saved with the server's checkpoints.
     """
 
     def __init__(self, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore) -> None:

@@ -26,8 +26,6 @@ class RankPeer(Peer):
     as these have `Room`. And waiting for it can be interrupted, which a wait in torch's own code cannot.
 
     Args:
-        rank: its number.
-        name: for messages.
         most: bytes that may wait here before anybody asks for them; a single larger message may, too.
     """
 

@@ -55,8 +55,6 @@ def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
 
     Args:
         start, end: of what is to be done; `start` begins a batch.
-        batch: samples of a batch.
-        processes: at most as many as there are batches.
     """
     batches = -(-(end - start) // batch)
     ends = [min(start + batches * (number + 1) // processes * batch, end) for number in range(processes)]

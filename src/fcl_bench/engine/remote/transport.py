@@ -27,11 +27,7 @@ class Gone(Exception):
 
 
 class Peer(ABC):
-    """Another process: takes requests, and gives its answers in the order in which it made them.
-
-    Args:
-        name: for messages.
-    """
+    """Another process: takes requests, and gives its answers in the order in which it made them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -78,10 +74,7 @@ class Remote:
     while the answer that is due has not come.
 
     Args:
-        clients: of the whole federation.
-        peers: the other processes, by their numbers.
         assignment: client -> the number of its process; of clients in this process that of no peer.
-        local: the clients of this process.
         most: bytes of this process's replies that may wait; a single larger one may, too.
     """
 

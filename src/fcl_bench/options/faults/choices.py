@@ -53,9 +53,7 @@ class Faults(ABC):
         """(K,) what becomes of each client when it is asked, `Fate` objects.
 
         Args:
-            seed: of the run.
             clients: K.
-            task, round_: at hand.
             attempt: how often the round has been asked before; 0: the first time.
         """
 

@@ -34,11 +34,6 @@ class Faulty(Wrapper):
     A client that is silent or gone is never asked, so it computes nothing and receives nothing. A late client has its
     turn in time, and its upload arrives at the beginning of a later exchange, before that round's own uploads. An
     upload that is still on its way when the run ends never arrives.
-
-    Args:
-        inner: reaches the clients.
-        faults: decides which clients fail.
-        seed: the run's seed.
     """
 
     def __init__(self, inner: Transport, faults: Faults, seed: int) -> None:

@@ -138,8 +138,6 @@ class Gaussian:
         """Return what uploads pass through before the wire codec.
 
         Args:
-            method: what makes the uploads.
-            context: its seed is that of the noise.
             tasks: T.
             apart: whether the noise is that of a real site, and no benchmark has to repeat it.
         """
@@ -228,7 +226,6 @@ def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
 
     Args:
         multipliers: of the releases; 0: without noise.
-        delta: the other part of the promise.
     """
     found = list(multipliers)
     if not all(found):

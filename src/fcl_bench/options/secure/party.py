@@ -47,10 +47,6 @@ class _Session:
     """One client's secrets of one round.
 
     Attributes:
-        task, round: which.
-        draw: makes the secrets.
-        cipher, mask: private keys.
-        own: the seed of its self mask.
         clients: n, of the round.
         threshold: t, of the holders of its shares.
         theirs: the public keys of its peers, for encryption and for masks.
@@ -79,9 +75,6 @@ class Parties(Middleware):
     the server opens no session pass it unchanged.
 
     Args:
-        secure: the knobs.
-        secrets: makes the clients' secrets.
-        uploads: what the method declares of uploads.
         packs: whether of symmetric matrices only the upper triangle travels.
     """
 
@@ -113,7 +106,6 @@ class Parties(Middleware):
         """Return `shares` (peers, 80): for each peer one of the mask key and one of the self mask's seed, encrypted.
 
         Args:
-            client: who is asked.
             request: n, the numbers of its peers and their public keys.
         """
         session = self._session(client, request)

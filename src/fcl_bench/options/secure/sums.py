@@ -34,8 +34,6 @@ class Total:
     """The sum of a round's masked uploads, and what it cost besides these.
 
     Attributes:
-        clients: the clients whose uploads are in the sum.
-        upload: the sum.
         rounding: the largest error of an entry of the sum.
         up_bytes, down_bytes: (K,) per client, lost ones included.
         client_seconds: (K,) per client.
@@ -61,12 +59,7 @@ class Total:
 
 
 class SummedUploads(Step):
-    """Counts what sums reveal, and restores the counts of samples in noisy ones.
-
-    Args:
-        accounting: of the exchange.
-        context: of the noise.
-    """
+    """Counts what sums reveal, and restores the counts of samples in noisy ones."""
 
     def __init__(self, accounting: Accounting, context: Context) -> None:
         self._accounting, self._release = accounting, context.release

@@ -51,9 +51,7 @@ class _Node:
     Attributes:
         level, number: from 1, from 0.
         waiting: how many of its children have not ended the round.
-        watch: measures its own work.
         slowest: path seconds of the slowest child so far.
-        uploads: its children's uploads, admitted.
         announced, client, clients: those of these uploads; see `Arrival`.
     """
 
@@ -97,7 +95,6 @@ class Tree(Step):
     Args:
         clients: K.
         fan_in: f, at least 2.
-        method, context: whose uploads are combined, and how these travel.
         validation: what nodes do to what they are sent, as the server would.
 
     Raises:
@@ -168,9 +165,7 @@ class Tree(Step):
         """End a client's part in the round, whether or not its upload arrived; returns what then arrives at the server.
 
         Args:
-            client: the client.
             seconds: the client's own seconds; 0 if nobody waits for it.
-            round_: at hand.
         """
         path, number = seconds, client
         arrival: Arrival | None = None
