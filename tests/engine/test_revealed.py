@@ -74,16 +74,16 @@ def test_groups_follow_from_the_declaration_where_the_client_says_nothing():
 
 def test_ten_thousand_clients_cost_few_operations():
     """Work, not seconds: of an upload the engine looks at its samples once per field, whatever K and the classes."""
-    groups = {SUMS: {"C": torch.arange(200) % 50}, MOMENTS: {"G": None}}
+    groups = {SUMS: {"C": torch.arange(2000) % 50}, MOMENTS: {"G": None}}
     calls = []
 
     def count(frame, event, _):
         calls.append(event)
 
     sys.setprofile(count)
-    of_one(groups, 200)
+    of_one(groups, 2000)
     sys.setprofile(None)
-    assert len(calls) < 60
+    assert len(calls) < 250
 
 
 def test_labels_that_clients_give_themselves_make_sums_larger():

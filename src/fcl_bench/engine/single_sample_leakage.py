@@ -71,19 +71,22 @@ def revealed(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
     )
     found = {}
     for client, own in uploads.items():
-        single = np.unique(np.concatenate([sums[client], moments[client]]))
-        found[client] = Leakage(len(sums[client]), len(moments[client]), own.samples[single[single < len(own.samples)]])
+        single = [*sums[client], *moments[client]]
+        samples = np.unique(np.concatenate(single)) if single else _NONE
+        told = own.samples[samples[samples < len(own.samples)]]
+        found[client] = Leakage(sum(map(len, sums[client])), sum(map(len, moments[client])), told)
     return found
 
 
-def _alone(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Return, per client, the samples that are alone in a sum, once for each such sum."""
-    found = {client: [_NONE] for client in fields}
+def _alone(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, list[np.ndarray]]:
+    """Return, per client, the samples that are alone in a sum, in one array for each field that has such sums."""
+    found: dict[int, list[np.ndarray]] = {client: [] for client in fields}
     for name in dict.fromkeys(name for own in fields.values() for name in own):
         # Shifted by one, so that what is in no sum is number 0.
         places = {client: own[name] + 1 for client, own in fields.items() if name in own}
-        alone = np.bincount(np.concatenate(list(places.values()))) == 1
+        every = [*places.values()]
+        alone = np.bincount(every[0] if len(every) == 1 else np.concatenate(every)) == 1
         alone[:1] = False
-        for client, own in places.items():
+        for client, own in places.items() if alone.any() else ():
             found[client].append(np.flatnonzero(alone[own]))
-    return {client: np.concatenate(own) for client, own in found.items()}
+    return found

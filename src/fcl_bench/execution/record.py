@@ -8,11 +8,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
-from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.partitions.skew import skew
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
@@ -27,12 +25,9 @@ from fcl_bench.execution.run_json import (
     TASK_AGNOSTIC,
     ClientAccuracy,
     Drift,
-    Precision,
     Privacy,
     Result,
     Routing,
-    Runtime,
-    Transport,
     ValidationSamples,
 )
 from fcl_bench.execution.tables import accuracy_by_client, held_samples
@@ -50,9 +45,9 @@ def run_record(
         seconds: since the run began, interruptions aside.
     """
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
-    dataset, device = plan.dealt.dataset, plan.context.device
+    dataset, device, features = plan.dealt.dataset, plan.context.device, inputs.features
     tests = federation.stream.test_sizes
-    pure = federation.server.pure_batches
+    pure, clients = federation.server.pure_batches, accuracy_by_client(federation, plan.dealt.shards)
     return {
         "schema": SCHEMA,
         "run_id": plan.id,
@@ -64,7 +59,11 @@ def run_record(
         "partition_skew": skew(settings.partition, plan.dealt.stream.train_columns, plan.dealt.shards),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
-        "precision": _precisions(settings, device, inputs.precision),
+        "precision": {
+            "method": precision_of(settings.method, device),
+            "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
+            "features": inputs.precision,
+        },
         "draws_weights": settings.backbone.draws_weights,
         "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
@@ -73,7 +72,7 @@ def run_record(
         "gates": state.gates["found"],
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "client_accuracy": _clients_summary(federation, plan.dealt.shards),
+        "client_accuracy": None if clients is None else over_clients(clients[-1]),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),
@@ -83,7 +82,7 @@ def run_record(
         "dropped": _dropped(federation, inputs),
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
         "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
-        "drift": _drift(federation),
+        "drift": last_drift(federation.audits["drift"].rows, scalars.tasks) if "drift" in federation.audits else None,
         "rounds": federation.rounds.best(),
         "report": report_of(federation.server),
         "client_storage_bytes": state.client_storage_bytes,
@@ -93,9 +92,17 @@ def run_record(
         "batched_turns": state.batched_turns,
         "privacy": _privacy(plan, federation),
         "compute": _compute(federation, inputs),
-        "runtime": _runtime(federation, inputs, seconds),
+        "runtime": {
+            **state.ledger.runtime(),
+            "feature_seconds": features.seconds if features else 0.0,
+            "feature_cost_seconds": features.cost if features else 0.0,
+            "feature_cache_hit": features.cache_hit if features else False,
+            "cumulative_seconds": _cumulative_seconds(federation, inputs),
+            "total_seconds": seconds,
+            "peak_memory_bytes": environment.peak_memory(device),
+        },
         "environment": environment.describe(device),
-        "transport": _transport(plan, federation, processes),
+        "transport": {"name": settings.transport.name, **processes, **federation.exchange.report()},
     }
 
 
@@ -120,25 +127,6 @@ def configured(settings: Settings) -> dict[str, Any]:
         "clients": settings.scalars.clients,
         "tasks": settings.scalars.tasks,
     }
-
-
-def _precisions(settings: Settings, device: torch.device, features: str | None) -> Precision:
-    """What run.json says: which forward passes were made in which precision.
-
-    Args:
-        features: of the frozen network; None where there was none.
-    """
-    return {
-        "method": precision_of(settings.method, device),
-        "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
-        "features": features,
-    }
-
-
-def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
-    """run.json's `client_accuracy`; None if no client has an accuracy."""
-    matrix = accuracy_by_client(federation, shards)
-    return None if matrix is None else over_clients(matrix[-1])
 
 
 def over_clients(accuracies: np.ndarray) -> ClientAccuracy | None:
@@ -192,10 +180,6 @@ def _compute(federation: Federation, inputs: Inputs) -> Compute:
     return cast(Compute, {**found, "client_samples_extracted": 0 if inputs.precision is None else held})
 
 
-def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any]) -> Transport:
-    return cast(Transport, {"name": plan.settings.transport.name, **processes, **federation.exchange.report()})
-
-
 def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:
     """How often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
@@ -210,19 +194,6 @@ def routed(correct: np.ndarray, tests: np.ndarray) -> dict[str, list[float | Non
     return {"accuracy": finite(pooled_accuracy(correct, tests)), "by_task": by_task}
 
 
-def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
-    features = inputs.features
-    return {
-        **federation.state.ledger.runtime(),
-        "feature_seconds": features.seconds if features else 0.0,
-        "feature_cost_seconds": features.cost if features else 0.0,
-        "feature_cache_hit": features.cache_hit if features else False,
-        "cumulative_seconds": _cumulative_seconds(federation, inputs),
-        "total_seconds": seconds,
-        "peak_memory_bytes": environment.peak_memory(federation.context.device),
-    }
-
-
 def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
     """The seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
@@ -232,13 +203,6 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
         for total, count in zip(totals, held_samples(federation), strict=True)
     ]
     return np.cumsum(seconds).tolist()
-
-
-def _drift(federation: Federation) -> Drift | None:
-    """The drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
-    if "drift" not in federation.audits:
-        return None
-    return last_drift(federation.audits["drift"].rows, len(federation.stream.tasks))
 
 
 def last_drift(rows: Sequence[Mapping[str, Any]], tasks: int) -> Drift:

@@ -25,7 +25,6 @@ from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
-from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.context import Context
@@ -70,8 +69,7 @@ class ServerRank(Connection):
 
     def __init__(self, rank: Rank) -> None:
         self._size = rank.size
-        share = share_of(rank.size)
-        self._peers = {number: RankPeer(number, rank_name(number), share) for number in range(1, rank.size)}
+        self._peers = {number: RankPeer(number, rank_name(number)) for number in range(1, rank.size)}
         self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
@@ -97,7 +95,7 @@ class ServerRank(Connection):
         local = Host(clients, own, samples, ClientStore(states, clients.run, "rank-0"))
         for peer in self._peers.values():
             peer.response("opened")
-        self._remote = Remote(clients, self._peers, assignment, local, share_of(self._size))
+        self._remote = Remote(clients, self._peers, assignment, local)
         return self._remote
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -30,11 +29,6 @@ Secrets = Callable[[int, int, int], Draw]
 def seeded(seed: int) -> Secrets:
     """Secrets that follow from the run's seed, for clients that are simulated in one process: nothing is secret."""
     return lambda client, task, round_: generator(seed, "secure sums", task, round_, client).bytes
-
-
-def from_the_system() -> Secrets:
-    """Secrets that nobody else can know, for clients that are somewhere else than the server. Sums are the same."""
-    return lambda client, task, round_: os.urandom
 
 
 def pair(client: int, other: int) -> tuple[int, int]:
