@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,28 +52,6 @@ def test_it_holds_no_more_than_its_limit_and_the_latest_of_it(asked):
         while sum(size for _, size in oracle) > 10:
             oracle.pop(0)
         assert store.bytes == sum(size for _, size in oracle) <= 10
-
-
-def test_whoever_takes_a_value_over_hears_what_was_said_of_it(caplog):
-    def make():
-        logging.getLogger("fcl_bench.data.x").warning("%d classes are odd", 3)
-        return 1
-
-    with sharing(), caplog.at_level("DEBUG", logger="fcl_bench"):
-        for _ in range(3):
-            shared("kind", [], make, lambda _: 1)
-            logging.getLogger("fcl_bench").info("done")
-    said = [(record.name, record.levelname, record.getMessage()) for record in caplog.records]
-    one = [("fcl_bench.data.x", "WARNING", "3 classes are odd"), ("fcl_bench", "INFO", "done")]
-    assert said == 3 * one
-
-
-def test_what_is_said_of_one_making_is_said_once(caplog):
-    make = lambda: logging.getLogger("fcl_bench.backbones.x").warning("damaged; extracting again")  # noqa: E731
-    with sharing(), caplog.at_level("DEBUG", logger="fcl_bench"):
-        for _ in range(3):
-            shared("kind", [], make, lambda _: 1, of_value=False)
-    assert len(caplog.records) == 1
 
 
 def test_a_data_set_is_read_once_for_the_same_knobs(tmp_path):

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, json_hash, locked, regular, remove_leftovers, replacing, slug
+from fcl_bench.linalg.tensors import rows_not_finite
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.backbones.backbone import Extractor, Trainable, weights_hash
+from fcl_bench.backbones.backbone import PRECISIONS, Extractor, Trainable, weights_hash
 from fcl_bench.data.images.batches import Standardise, load_pixels
 from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
@@ -29,7 +29,6 @@ from fcl_bench.errors import UserError, first_line
 #: What turns graphs into code; tests of everything else take one that needs no C++ compiler.
 BACKEND = "inductor"
 _KEY, _REMEDY = "backbone.compile=true", "backbone.compile=false"
-PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Pixels per forward pass on a CPU; its caches hold no more: 4 images of 224 x 224, 196 of 32 x 32.
 _CPU_PIXELS = 4 * 224 * 224
 #: Images per forward pass on CUDA.

@@ -12,8 +12,16 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout
 
-from fcl_bench.backbones.backbone import Backbone, Extractor, Trainable, copies, require_images, weights_hash
-from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
+from fcl_bench.backbones.backbone import (
+    PRECISIONS,
+    Backbone,
+    Extractor,
+    Trainable,
+    copies,
+    require_images,
+    weights_hash,
+)
+from fcl_bench.backbones.network_extractor import TimmExtractor
 from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.knobs import search_also, unreadable
-from fcl_bench.composition import choices_of, composed, current, groups
+from fcl_bench.composition import FOLDERS, choices_of, composed, current, groups
 from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 
@@ -73,7 +72,10 @@ def without_folders(arguments: list[str]) -> list[str]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not available.", "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
-    search_also(folders, named)
+    if folders or FOLDERS[1:]:
+        from fcl_bench.cli.knobs import search_also
+
+        search_also(folders, named)
     return others
 
 
@@ -200,6 +202,8 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
         return _unknown_choices(found[1], found[2], typed)
     if isinstance(error, yaml.MarkedYAMLError):
+        from fcl_bench.cli.knobs import unreadable
+
         return unreadable(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Hydra looked for the choice's file, and the name is too long for a file.

@@ -18,7 +18,6 @@ from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, 
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
 from fcl_bench.engine.gates import Gates, none_yet
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.reports import GateState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
@@ -31,7 +30,7 @@ from fcl_bench.tracking.console import Notices, progress
 
 if TYPE_CHECKING:
     from fcl_bench.engine.missing import MissingClients
-    from fcl_bench.engine.reports import Absences, BatchedTurns
+    from fcl_bench.engine.reports import Absences, BatchedTurns, GateState
     from fcl_bench.protocol.audit import Audit, FullData
 
 log = logging.getLogger(__name__)

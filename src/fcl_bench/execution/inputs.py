@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
@@ -19,6 +18,7 @@ from fcl_bench.execution.plan import Plan
 from fcl_bench.files import user_path, writable
 
 if TYPE_CHECKING:
+    from fcl_bench.backbones.extract import FeatureCache, Features
     from fcl_bench.execution.adapt import Adapted
 
 
@@ -54,6 +54,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     if settings.method.trains_network:
         assert network is not None
         return Inputs(*load_images(plan))
+    from fcl_bench.backbones.extract import FeatureCache
+
     cache_folder = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
@@ -73,6 +75,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
 
 def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Connection) -> Features:
     """The features from this run, an earlier one's cache, or an earlier job of this process."""
+    from fcl_bench.backbones.extract import extract_features
+
     settings, dataset = plan.settings, plan.dealt.dataset
     if not settings.held_out.test:
         dataset = replace(dataset, test=dataset.train)  # the validation samples are there
@@ -86,8 +90,7 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
     # If several processes extract together, a process that does not take part would leave the others waiting.
     key = [extractor.identity, *sides] if settings.transport.sees_everything else None
-    # What is logged is of the pass and of the cache, which a job that takes features over has nothing to do with.
-    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes, of_value=False)
+    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes)
     return features if made else replace(features, seconds=0.0, cache_hit=True)
 
 

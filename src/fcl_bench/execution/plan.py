@@ -13,13 +13,11 @@ import yaml
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Extractor, Trainable
-from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.composition import config_dir
 from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.base import Holdings, draw_labelled
 from fcl_bench.data.sources.base import Dataset, loaded
 from fcl_bench.data.splits.base import Stream
-from fcl_bench.data.validation import hold_out
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
@@ -102,6 +100,8 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     _require_own_names(settings)
     device = environment.choose_device(scalars.device)
     if getattr(settings.backbone, "compile", False):
+        from fcl_bench.backbones.network_extractor import require_compiler
+
         require_compiler(device)
     if settings.method.trains_network and settings.adapt.trains_network:
         raise UserError(
@@ -306,6 +306,8 @@ def deal(settings: Settings) -> Dealt:
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
     if share := settings.held_out.validation:
+        from fcl_bench.data.validation import hold_out
+
         stream, shards = hold_out(stream, shards, share, scalars.seed, only=not settings.held_out.test)
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
 

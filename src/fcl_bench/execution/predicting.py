@@ -15,7 +15,6 @@ from fcl_bench.backbones.backbone import Backbone, Extractor
 from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
-from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.samples import rows_of, samples_of
@@ -25,6 +24,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
 from fcl_bench.files import json_hash
+from fcl_bench.linalg.tensors import rows_not_finite
 from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, Prediction, TestBatch, WireFormat
 from fcl_bench.typed import typed_instance

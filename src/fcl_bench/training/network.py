@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fcl_bench.backbones.backbone import Trainable
-from fcl_bench.backbones.network_extractor import compile_body
 from fcl_bench.protocol.compute import FORWARD, TALLY, TRAINED, uncounted
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import seeded
@@ -89,6 +88,8 @@ class Network(torch.nn.Module):
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
         if self._compiled:
+            from fcl_bench.backbones.network_extractor import compile_body
+
             compile_body(body, _count_pass)
         self.body = body
         self._found = self._mode = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,9 +14,11 @@ from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite
 from fcl_bench.randomness import seeded
 from fcl_bench.training.knobs import Optimiser, Training, add_weight_decay, client_optimiser, diverged
-from fcl_bench.training.linear_heads import LinearHeads, repeats_one_batch, train_repeatedly
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+
+if TYPE_CHECKING:
+    from fcl_bench.training.linear_heads import LinearHeads
 
 #: From standardised samples (b, ...), and what else is known of each, to features (b, d).
 Features = Callable[..., torch.Tensor]
@@ -64,10 +67,12 @@ class Trainer:
         knobs = self.training
         generator = torch.Generator().manual_seed(seed)
         optimiser = client_optimiser(network, knobs, rate)
-        linear = None
-        if type(network.body) is torch.nn.Identity and not self._half and LinearHeads.fits(network, objective):
-            linear = LinearHeads(network, objective)
-        else:
+        linear: LinearHeads | None = None
+        if type(network.body) is torch.nn.Identity and not self._half:
+            from fcl_bench.training.linear_heads import LinearHeads, repeats_one_batch, train_repeatedly
+
+            linear = LinearHeads(network, objective) if LinearHeads.fits(network, objective) else None
+        if linear is None:
             # Batch norm has no statistics of a single image; its running ones serve.
             network.train(len(samples) > 1 or not network.normalises_batches)
         one_batch = 0 < len(samples) <= knobs.batch_size and knobs.epochs > 1

@@ -85,7 +85,7 @@ class FeatureFile(ArrayFile):
         # Imported here, since listing data sets needs no torch.
         import torch
 
-        from fcl_bench.data.images.finite import rows_not_finite
+        from fcl_bench.linalg.tensors import rows_not_finite
 
         where = f"{self.where}:"
         if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu" or x.dtype.itemsize > 8:
