@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -144,8 +144,6 @@ class Node:
         self._uploads = uploads
         self._truth = truth
         self._states: dict[int, State] = {}
-        #: Per client with a state, `versions` of it at the end of its turn.
-        self._versions: dict[int, dict[str, int]] = {}
         #: Per client whose upload may still be refused, its state before the turn; None: it had none.
         self._before: dict[int, State | None] = {}
 
@@ -176,7 +174,6 @@ class Node:
         task, round_ = broadcast.task, broadcast.round
         client_data = self.data.client_data(task, client) if client_data is None else client_data
         state = self._states.get(client, {})
-        require_unchanged(self._client, client, state, self._versions.get(client))
         watch = Stopwatch(self._context.device)
         with watch.running():
             received = self._middleware.receive(broadcast, client)
@@ -198,13 +195,10 @@ class Node:
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
         alone, grouped = self._leakage(made, received.stage, client_data, guesses)
-        # A view would keep the whole tensor that it is a part of.
-        kept = {
-            name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-            for name, value in state.items()
-        }
+        # Copies: what a client keeps of the network that all clients share would change with the next training.
+        kept = {name: value.clone() for name, value in state.items()}
         self._before[client] = self._states.get(client)
-        self._states[client], self._versions[client] = kept, versions(kept)
+        self._states[client] = kept
         accepted, right = (0, 0) if guesses is None else self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
         return Reply(
@@ -259,7 +253,6 @@ class Node:
         if client not in self._before:
             raise ValueError(f"client {client} has had no turn that could be taken back")
         state = self._before.pop(client)
-        del self._versions[client]
         if state is None:
             del self._states[client]
         else:
@@ -272,7 +265,6 @@ class Node:
     def resume(self, client: int, state: State) -> None:
         """Let one client continue from a saved state."""
         self._states[client] = {name: value.to(self._context.device) for name, value in state.items()}
-        self._versions.pop(client, None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
@@ -280,7 +272,7 @@ class Node:
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._states, self._before, self._versions = {}, {}, {}
+        self._states, self._before = {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")
             self._states.setdefault(int(client), {})[name] = value.to(self._context.device)
@@ -325,26 +317,6 @@ def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: 
         _require_groups(f"{where}: groups", name, which, samples)
     require_tensors(f"{where}: the state", state)
     return made, state
-
-
-def versions(state: State) -> dict[str, int]:
-    """How often each tensor of a state was changed in place so far."""
-    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in state.items()}
-
-
-def require_unchanged(half: Client, client: int, state: State, before: Mapping[str, int] | None) -> None:
-    """Raise a `UserError` if a client's state was changed in place since its last turn ended.
-
-    It would be another client's, or depend on where the clients live, without a word.
-
-    Args:
-        before: `versions` at the end of that turn; None: the state comes from elsewhere.
-    """
-    if before is not None and (changed := [name for name, now in versions(state).items() if now != before[name]]):
-        raise UserError(
-            f"{type(half).__name__}: {changed[0]} of the state of client {client} was changed in place after its turn",
-            "a copy in the state, such as tensor.clone()",
-        )
 
 
 def _require_groups(where: str, name: str, which: Any, samples: int) -> None:
