@@ -25,7 +25,6 @@ class Trainable:
     """A body (a network without classifier) to be trained, and the images it takes.
 
     Attributes:
-        name: of the backbone.
         build: a new body on the CPU in train mode, with the same weights at every call. It maps standardised float32
             images (b, 3, size, size) to features (b, d); parameters that stay as they are do not require gradients.
         dimension: d.

@@ -90,7 +90,6 @@ class FrozenNetwork(Extractor):
         body: the network, which belongs to the extractor from now on.
         dimension: d, the number of its features.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
-        compiled: whether it runs compiled.
     """
 
     cacheable = True
@@ -144,7 +143,6 @@ class NetworkExtractor(FrozenNetwork):
 
     Args:
         body: the network; it is copied, so that its training may continue.
-        device, precision: see `FrozenNetwork`.
     """
 
     def __init__(
@@ -168,7 +166,6 @@ class TimmExtractor(FrozenNetwork):
 
     Args:
         data_config: timm's: input_size, crop_pct, interpolation, mean, std.
-        others: see `FrozenNetwork`.
     """
 
     def __init__(

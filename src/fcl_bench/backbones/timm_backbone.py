@@ -292,9 +292,7 @@ class AdaptedMlp(nn.Module):
     W_up is zero at first, so that the network starts as the plain one; W_down is drawn from torch's generator.
 
     Args:
-        mlp: the block's MLP.
         dimension: d.
-        adapters: the knobs.
         norm: the layer norm applied to the MLP's input but not to the adapter's; None: no such norm.
     """
 

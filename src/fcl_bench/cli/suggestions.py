@@ -59,7 +59,6 @@ def unknown_key(
 
     Args:
         known: every key of the configuration that is composed without it, dotted, and its groups.
-        chosen: group -> its choice in that configuration, whether it was typed or came with another.
     """
     group, _, below = key.partition(".")
     if below and group in groups() and group not in WHOLE_RUNS and (having := owners(group, below)):
@@ -80,7 +79,6 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
     """The error for an unknown option, such as `--seed 3` in place of seed=3.
 
     Args:
-        option: as typed, perhaps with `=VALUE`.
         value: the argument after it, if that is neither an option nor an override.
     """
     name, has_value, own = option.lstrip("-").partition("=")

@@ -19,9 +19,6 @@ class Shared:
     """A cache of values by key; the least recently used ones are dropped first.
 
     Callers must not change a value. What was logged while it was made is not logged again when it is reused.
-
-    Args:
-        limit: the largest number of bytes stored.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -73,10 +70,7 @@ def shared(kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value
     """The result of `make`, or that of an earlier job of this process; callers must not change it.
 
     Args:
-        kind: of what.
         key: everything that determines the value, in JSON's types; None: unknown, so the value is always made anew.
-        make: makes the value; it has no side effects except log messages.
-        size: the size of a value in bytes.
     """
     if key is None or not _current:
         return make()

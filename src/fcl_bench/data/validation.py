@@ -50,9 +50,6 @@ def hold_out(
     """The stream and the clients' holdings without the validation samples, which `Stream.validation` names.
 
     Args:
-        stream: of the data set, nothing held out.
-        shards: per task, the clients' training samples.
-        share: `data.validation`, above 0 and below 1.
         only: whether the validation samples are what the run is tested on, in the test set's place (`data.test=false`).
 
     Raises:

@@ -47,9 +47,7 @@ class _Grown:
     """The contents of a file of rows so far.
 
     Attributes:
-        file: its name; "" if there is none yet.
         size: their bytes; anything beyond them in the file belongs to a state that was never completed.
-        digest: the running hash of these bytes.
     """
 
     file: str = ""
@@ -66,7 +64,6 @@ class Checkpoint:
     each state, in one file.
 
     Args:
-        schema: version of the saved state; a state of another version is not used.
         owner: identity of the work under way; a state that another owner left is not used.
         otherwise: what the caller does about a checkpoint that can't be used, for warnings.
     """

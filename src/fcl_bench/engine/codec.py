@@ -177,12 +177,7 @@ def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFo
 
 
 def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:
-    """The message that the receiver computes with: floating-point tensors in `dtype` on `device`, whole and unscaled.
-
-    Args:
-        message: what `encoded` returned.
-        dtype, device: None: those of each tensor.
-    """
+    """The message that the receiver computes with: real tensors in `dtype` on `device` (None: as sent), unscaled."""
     if travels_whole(message):
         if dtype is None and device is None:
             return message
@@ -355,7 +350,6 @@ class RawSamples:
 
     Attributes:
         kind: "features", or "images" for methods that train the network.
-        sample_bytes: bytes of a sample with its label.
         upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
     """
 

@@ -95,7 +95,6 @@ class Round:
     Attributes:
         task, number: which; numbers are from 0 in each task.
         present: the clients that are asked, in order of their turns.
-        columns: the round's rows of uploads.csv, (K,) each.
     """
 
     task: Task
@@ -144,8 +143,6 @@ class Turn:
         reply: what it cost; None: there was none, or it was counted in an earlier round.
         arrival: what arrives at the server in this round; None: nothing.
         earlier: an upload of an earlier round that arrives now.
-        upload: what the server absorbs: the arrival, decoded and validated.
-        source: whose upload that is; see `Arrival.client`.
     """
 
     client: int
@@ -182,7 +179,6 @@ class Reply:
         grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
         together: how many clients trained side by side with this one, itself included.
         alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
-        counts: what was computed; of clients that trained side by side, the first one has it all.
     """
 
     client: int
@@ -262,11 +258,7 @@ class Step(ABC):
 
 
 class Exchange:
-    """The exchange of rounds over a transport.
-
-    Args:
-        steps: in their order, from the transport to the server.
-    """
+    """The exchange of rounds over a transport."""
 
     def __init__(self, transport: Transport, steps: Sequence[Step]) -> None:
         self._transport, self._steps = transport, tuple(steps)

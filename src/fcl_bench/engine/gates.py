@@ -35,11 +35,7 @@ def none_yet() -> GateState:
 
 
 class Gates:
-    """Looks at a server after its tasks and, once, within each.
-
-    Args:
-        state: what was found so far; it is changed in place.
-    """
+    """Looks at a server after its tasks and, once, within each."""
 
     def __init__(self, evaluation: Evaluation, state: GateState) -> None:
         self._evaluation = evaluation

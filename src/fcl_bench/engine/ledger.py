@@ -29,13 +29,10 @@ class Upload:
 
     Attributes:
         task, round, client: from 0.
-        stage: what the exchange was for.
-        samples: number of the client's samples of the task.
         labelled: how many of them have a label.
         accepted: how many of the others got a label from the client itself.
         right: how many of those labels are true; `NOBODY_KNOWS` if the true labels are not available.
         up_bytes, down_bytes: payload.
-        client_seconds: the client's own computing time.
         one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see
             `engine.single_sample_leakage`).
         dropped: 1 if the upload was not as the server expected and was left out; else 0.
@@ -75,11 +72,7 @@ _ROWS, _SERVER_SECONDS, _REVEALED = (GROWING + name for name in ("uploads", "ser
 
 
 class BroadcastCache:
-    """Who keeps which tensors of broadcasts (see `Message.cached`).
-
-    Attributes:
-        names: per receiver, the names of the tensors that it keeps. Receivers that keep the same share one set.
-    """
+    """Who keeps which tensors of broadcasts (see `Message.cached`)."""
 
     def __init__(self) -> None:
         self.names: dict[int, frozenset[str]] = {}
@@ -123,11 +116,7 @@ class BroadcastCache:
 
 
 class Rows:
-    """A table of numbers that grows at the end, with room to spare, so that adding a row costs the same at any length.
-
-    Args:
-        dtype: NumPy's type of a row; its fields are the columns.
-    """
+    """A table of numbers that grows at the end, with room to spare: adding a row costs the same at any length."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._room = np.zeros(0, dtype=dtype)
@@ -191,11 +180,7 @@ class Ledger:
     million of them. A query about one task reads only that task's rows.
 
     Args:
-        clients: K.
         raw: the cost of sending a sample as it is; None if no samples are visible.
-
-    Attributes:
-        server_seconds: the server's seconds for each complete task.
     """
 
     def __init__(self, clients: int, raw: RawSamples | None = None) -> None:

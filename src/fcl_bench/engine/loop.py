@@ -59,18 +59,13 @@ class FederationState:
     """The progress of a run. With the tensors, it is all that a resumed run needs.
 
     Attributes:
-        answers: right answers so far.
         validation: the same on validation samples; None where there are none beside the test set.
-        ledger: bytes and seconds.
         server_seconds: the server's seconds in those rounds.
         client_counts, server_counts: what all clients, and the server, have computed so far (`protocol.compute`).
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
-        client_storage_max_bytes: the same for all kinds together.
-        absences: counts of turns without an upload in time, and of late uploads.
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
         batched_turns: counts of turns whose training was done together with other clients' (`parallel_clients`).
-        gates: signs that the run is no fair sample of its method.
     """
 
     tasks_done: int
@@ -120,8 +115,6 @@ class Federation:
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
         drops: whether a client whose upload is not as the server expects is left out of the round; else the run ends.
         minimum: the least share of a round's clients that must answer over the transport; None: all.
-        steps: what options add to the exchange, between the transport and the server.
-        by_sample: whether the predicted class of every single test sample is retained.
         train: (n, ...) all training samples, the stream's validation samples among them; None: these are not asked
             about.
     """

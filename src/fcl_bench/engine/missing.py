@@ -30,8 +30,6 @@ class MissingClients(Step):
 
     Args:
         state: the run's state; it holds the counts, and which clients may not return yet.
-        minimum: the least share of a round's clients that must answer over the transport; None: all.
-        drops: whether clients with a bad upload are left out of the round.
     """
 
     def __init__(

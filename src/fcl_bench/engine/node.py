@@ -124,7 +124,6 @@ class Node:
     """Runs the turns of the clients that live in one process, and keeps their states.
 
     Args:
-        client: the method's client half; it serves all clients of the node.
         truth: counts right guesses outside the turns; None: the true labels are unknown.
     """
 
@@ -166,11 +165,7 @@ class Node:
         return self._client.train_batched(shards, received, states)
 
     def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
-        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
-
-        Args:
-            client_data: the client's samples; None: they are looked up.
-        """
+        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
         task, round_ = broadcast.task, broadcast.round
         client_data = self.data.client_data(task, client) if client_data is None else client_data
         state = self._states.get(client, {})
@@ -294,10 +289,6 @@ def samples_in(state: State) -> int:
 
 def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: int) -> tuple[Message, State]:
     """The upload and the new state that a client half returned.
-
-    Args:
-        returned: by its `update`.
-        samples: n, the labelled samples of the client's shard.
 
     Raises:
         UserError: `returned` is not a message and a mapping of tensors, a tensor of the message is not declared, or the

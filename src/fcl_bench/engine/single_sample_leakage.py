@@ -22,8 +22,6 @@ class Leakage:
     """What one upload reveals.
 
     Attributes:
-        sums: how many of its sums are of one sample.
-        moments: how many of its second moments are.
         samples: (m,) indices in the data set of those that are alone in any of these, ascending as the client has them.
     """
 

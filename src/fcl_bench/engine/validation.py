@@ -139,7 +139,6 @@ def first_objection(
 
     Args:
         rounding: relative errors of the fields' numbers; left out: those of float64.
-        announced: how many samples the client has; None: unknown.
         largest: the largest allowed absolute value of a real number.
     """
     for name, wanted in expected.items():
@@ -297,11 +296,7 @@ def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) 
 
 
 class Validation(Step):
-    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round.
-
-    Args:
-        drops: whether a client's bad upload is left out.
-    """
+    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round."""
 
     def __init__(
         self,

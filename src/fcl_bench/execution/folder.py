@@ -163,10 +163,8 @@ class RunFolder:
         """Write every file, then run.json; returns what that holds.
 
         Args:
-            tables: file name -> header and rows.
             archives: file name of an .npz -> its arrays by name.
             model: its tensors by name, and what it says of itself.
-            others: file name -> content.
         """
         from fcl_bench.execution.model_file import write_model
 

@@ -28,8 +28,6 @@ class Inputs:
 
     Attributes:
         train, test: features (n, d), or images (n, 3, h, w) in uint8.
-        features: the result and cost of extraction; None for images.
-        adapted: the first stage; None if there was none.
         weights: hash of the network that the features come from; None for images.
         precision: of that network's forward pass; None where there is none.
     """
@@ -47,7 +45,6 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
 
     Args:
         folder: the run's, where an unfinished first stage is kept if there is no cache.
-        link: to the processes of the clients, who train the first stage.
     """
     settings, context = plan.settings, plan.context
     network, device = context.network, context.device

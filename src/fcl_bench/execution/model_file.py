@@ -37,7 +37,6 @@ def model_tensors(server: Server, labels: torch.Tensor, adapted: Adapted | None)
 
     Args:
         labels: (C,) int64, the data set's label of each column.
-        adapted: the first stage, whose network comes before the classifier; None: there was none.
     """
     before = {} if adapted is None else {ADAPTED + name: value for name, value in adapted.trained.items()}
     return {**server.model(), **before, "class_order": labels}

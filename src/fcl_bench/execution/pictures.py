@@ -94,11 +94,7 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
 
 
 def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar.
-
-    Args:
-        matrix: (T, T), NaN above the diagonal.
-    """
+    """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar."""
     image = _heat_map(axes, matrix, low, high)
     axes.set_xlabel("test samples of task")
     axes.set_ylabel("after task")
@@ -193,11 +189,7 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
 
 
 def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
-    """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map.
-
-    Args:
-        rows: per task, what `ProjectionAudit` reported.
-    """
+    """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map."""
     tasks = np.arange(1, len(rows) + 1)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     adequacy, interference = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -221,11 +213,7 @@ def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
 
 
 def images_figure(title: str, picture: Picture) -> Figure:
-    """A row of images for each task, every image with its class.
-
-    Args:
-        picture: of whose tasks the first `_ACROSS` images each are shown.
-    """
+    """A row of images for each task, every image with its class."""
     tasks = picture.tasks.unique().tolist()
     rows = [(picture.tasks == task).nonzero().squeeze(1)[:_ACROSS] for task in tasks]
     across = max(len(row) for row in rows)

@@ -37,7 +37,6 @@ class Dealt:
     """The data of a run, and the clients' holdings.
 
     Attributes:
-        dataset, stream: the data and its tasks.
         shards: per task and client, the indices of its training samples, ascending.
         labelled: (n,) bool, which training samples' labels their clients know.
     """
@@ -53,12 +52,9 @@ class Plan:
     """What will be run.
 
     Attributes:
-        settings: the configuration.
-        dealt: the data, and who holds what.
         extractor: the frozen backbone; None where a network is trained, by the method or before it.
         context: what both halves of the method know, the device included.
         identity: everything that determines the features, or the network that training starts from.
-        id: of the run.
         fingerprint: hash of the data, those at the clients' sites included.
         checkpoint: hash of the file with those weights that the seed does not draw; None where it draws all or none.
     """
@@ -212,12 +208,7 @@ def _check_tree(settings: Settings, context: Context) -> None:
 def context_of(
     settings: Settings, inputs: int, device: torch.device, recurring: bool, network: Trainable | None = None
 ) -> Context:
-    """What both halves of the method know.
-
-    Args:
-        inputs: d.
-        recurring: whether classes of a task may come back in later ones.
-    """
+    """What both halves of the method know."""
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
     dtype = getattr(torch, scalars.dtype)

@@ -39,11 +39,7 @@ from fcl_bench.training.knobs import precision_of
 def run_record(
     plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
 ) -> Result:
-    """Everything but the checksums of the run's files.
-
-    Args:
-        seconds: since the run began, interruptions aside.
-    """
+    """Everything but the checksums of the run's files."""
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
     dataset, device, features = plan.dealt.dataset, plan.context.device, inputs.features
     tests = federation.stream.test_sizes

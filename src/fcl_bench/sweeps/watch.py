@@ -204,11 +204,7 @@ def current_sweep() -> Sweep | None:
 
 @contextmanager
 def sweeping(explain: Explain) -> Iterator[Sweep]:
-    """In the block, Hydra may start a sweep; changes to the environment are undone at the end.
-
-    Args:
-        explain: turns the error of composing a job into an error of ours.
-    """
+    """In the block, Hydra may start a sweep; changes to the environment are undone at the end."""
     before = dict(os.environ)
     sweep = Sweep(explain)
     token = _CURRENT.set(sweep)

@@ -175,7 +175,6 @@ class Samples:
 
     Attributes:
         inputs: (n, ...) images in uint8, or features, on the network's device.
-        labels: (n,) int64.
     """
 
     inputs: torch.Tensor

@@ -94,7 +94,6 @@ class EncodedImages:
     """Images as the encoded bytes of a hub data set's column.
 
     Args:
-        table: a `datasets.Dataset`.
         column: one of its columns, an image that is not decoded.
         rows: the ascending rows that are the images; None: all.
     """

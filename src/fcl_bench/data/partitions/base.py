@@ -136,10 +136,6 @@ def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> 
 
     Every class retains floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
     largest remainders. A client with very few samples may retain none.
-
-    Args:
-        labels: (n,) one client's labels of one task.
-        rate: `label_rate`, above 0 to 1.
     """
     order = rng.permutation(len(labels))
     _, members, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)

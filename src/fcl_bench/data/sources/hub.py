@@ -59,8 +59,6 @@ class Snapshot:
     """A repository's files on this machine.
 
     Attributes:
-        folder: where they lie.
-        commit: commit of the hub repository.
         files: the files of each split, sorted by name.
     """
 

@@ -25,7 +25,6 @@ class Side(ABC):
     """Samples of one side (train or test), before their images are opened.
 
     Attributes:
-        labels: (n,) int64.
         domains: (n,) int64, each sample's domain; None where there are none.
         rows: (n,) which of the side's images these are, ascending; None: all of them.
     """
@@ -172,11 +171,7 @@ def class_names(folder: Path) -> list[str]:
 
 
 def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSide:
-    """The files of the classes in `numbers`, class by class, then in order of their paths.
-
-    Args:
-        folder: holds one folder per class, with images at any depth below it.
-    """
+    """The files of the classes in `numbers`, class by class, then in order of their paths."""
     files: list[Path] = []
     labels: list[int] = []
     empty: list[str] = []

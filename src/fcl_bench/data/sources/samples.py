@@ -40,9 +40,6 @@ class OpenImages:
 def samples_of(inputs: Any) -> Split:
     """Images or features in whatever form they are; the labels are all -1.
 
-    Args:
-        inputs: a `Split`, `Images`, an array or a tensor, PIL images or paths.
-
     Raises:
         UserError: they are none of these.
     """

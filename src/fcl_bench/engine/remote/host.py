@@ -20,11 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Host:
-    """The clients of one process in one federation.
-
-    Args:
-        inputs: their samples, as `Clients.node` takes them.
-    """
+    """The clients of one process in one federation."""
 
     def __init__(self, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore) -> None:
         self.node: Node = clients.node(inputs, own)

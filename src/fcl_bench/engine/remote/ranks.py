@@ -234,9 +234,6 @@ class Rank:
 
     Attributes:
         number: from 0, which has the server.
-        size: how many there are.
-        local: its number on its machine.
-        address, port: where they all meet.
     """
 
     number: int
