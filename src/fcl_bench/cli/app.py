@@ -174,7 +174,6 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
             metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
             report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
-            report.method = outcome.record["method"]
             report.gates = sorted({found["gate"] for found in outcome.record["gates"]})
     return ended.code
 
@@ -208,7 +207,7 @@ def carry_out(config: Any, warned: list[str]) -> Ended:
             print_record(outcome.record, str(outcome.folder))
         sys.stdout.flush()
     except Exception as error:
-        explained = storage_error(error, _ROOM) or _out_of_time(error) or _deleted(error, config)
+        explained = storage_error(error, _ROOM) or _out_of_time(error)
         ended.code, ended.reason = report_failure("fcl-bench", explained or error, complete)
     return ended
 
@@ -255,13 +254,3 @@ def _out_of_time(error: Exception) -> UserError | None:
         f"the job met its time limit: {first_line(error)}",
         "a larger hydra.launcher.timeout_min; the same command goes on after the last complete task",
     )
-
-
-def _deleted(error: Exception, config: Any) -> UserError | None:
-    """Explain a file of ours that somebody deleted during the run, which is not a bug."""
-    if not isinstance(error, FileNotFoundError) or error.filename is None:
-        return None
-    folders = [Path(str(folder)).expanduser() for folder in (config.out, config.cache.dir)]
-    if not any(Path(error.filename).is_relative_to(folder) for folder in folders):
-        return None
-    return UserError(f"{error.filename} was deleted during the run", "the same command again")

@@ -41,7 +41,6 @@ class JobReport:
     run: str = ""
     result: dict[str, float | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    method: str = ""
     gates: list[str] = field(default_factory=list)
 
     @property

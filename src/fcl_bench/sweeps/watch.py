@@ -139,17 +139,15 @@ class Sweep:
 
     def _results(self, reports: list[JobReport]) -> None:
         """Print the table of results, and the command that makes tables and figures of exactly these runs."""
-        shown = results_table(reports, varying(report.overrides for report in reports))
-        if shown is None:
+        table = results_table(reports, varying(report.overrides for report in reports))
+        if table is None:
             return
-        table, best = shown
         console = ScreenConsole(highlight=False, file=self._screen)
         if not console.is_terminal:
             console.width = 10_000
         console.print(table)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
-            *([best] if best else []),
             f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",
             f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}",
         ]
