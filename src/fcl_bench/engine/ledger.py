@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,7 +85,10 @@ class BroadcastCache:
         if broadcast is not self._sent:
             self._sent, self._costs = broadcast, {}
             if self.names:
-                self._forget(broadcast.tensors.keys() - broadcast.cached)
+                # Of tensors that change again, such as weights of classes that come back, no receiver has the new ones.
+                changing = broadcast.tensors.keys() - broadcast.cached
+                left = {there: there.difference(changing) for there in set(self.names.values())}
+                self.names = {receiver: left[there] for receiver, there in self.names.items()}
         if not broadcast.cached:
             return broadcast.nbytes
         there = self.names.get(receiver, frozenset())
@@ -94,11 +97,6 @@ class BroadcastCache:
             self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.cached)
         size, self.names[receiver] = self._costs[there]
         return size
-
-    def _forget(self, changing: Collection[str]) -> None:
-        """Forget tensors that change again, such as weights of classes that come back: no receiver has the new ones."""
-        left = {there: there.difference(changing) for there in set(self.names.values())}
-        self.names = {receiver: left[there] for receiver, there in self.names.items()}
 
     def state(self) -> dict[str, Any]:
         """Return it as JSON; receivers that keep the same share one list of names."""

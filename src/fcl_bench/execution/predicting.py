@@ -205,18 +205,15 @@ class Model:
             trained = {n.removeprefix(ADAPTED): v for n, v in self._tensors.items() if n.startswith(ADAPTED)}
             body = stage.body(self._context_of(network), self._tasks[0], trained)
             found = adapted_extractor(backbone, body, network, self._device)
-        if self._has_other_weights(found):
+        # Of weights that the model brings itself, counters of batches that no prediction uses may differ.
+        brings = any(name.startswith(ADAPTED) for name in self._tensors)
+        if not brings and found.identity.get("weights") != self.about["weights"]:
             raise UserError(
                 f"backbone={self.about['backbone']} has other weights than the model was made with"
                 f" ({found.identity['weights'][:8]}, not {self.about['weights'][:8]})",
                 "the weights that the run had",
             )
         return found
-
-    def _has_other_weights(self, found: Extractor) -> bool:
-        # Of weights that the model brings itself, counters of batches that no prediction uses may differ.
-        brings = any(name.startswith(ADAPTED) for name in self._tensors)
-        return not brings and found.identity.get("weights") != self.about["weights"]
 
 
 def tested_samples(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -147,16 +146,6 @@ class Gaussian:
     batch_size: int = knob(64, least=1)
 
 
-class Optimiser(Protocol):
-    """What a trainer asks of an optimiser, as of torch's own."""
-
-    param_groups: list[dict[str, Any]]
-
-    def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    def step(self) -> object: ...
-
-
 class SGD:
     """Torch's SGD, bit for bit. Its own bookkeeping takes longer than a small step, and its first use imports torch's
     compiler, which takes more than a second.
@@ -202,33 +191,21 @@ class SGD:
         return [self._velocity[weight] for weight in moving]
 
 
-def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimiser:
+def client_optimiser(network: Network, knobs: Training, rate: float) -> SGD | torch.optim.Optimizer:
     """The optimiser of one round, over the parameters that train; those of one prefix in `knobs.rates` are a group.
 
     Args:
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
-    training = network.training_parameters()
-    made = [{"params": list(training.values()), "lr": rate}] if training else []
-    if knobs.rates:
-        made = _groups(training, knobs, rate)
+    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
+    for name, parameter in network.training_parameters().items():
+        groups[_longest_prefix(name, knobs)].append(parameter)
+    made = [{"params": own, "lr": own_rate(prefix, knobs, rate)} for prefix, own in groups.items() if own]
     if knobs.optimizer == "adam":
         return torch.optim.Adam(made)
     if knobs.optimizer == "adamw":
         return torch.optim.AdamW(made, weight_decay=knobs.weight_decay)
     return SGD(made, knobs.momentum)
-
-
-def _groups(training: Mapping[str, torch.nn.Parameter], knobs: Training, rate: float) -> list[dict[str, Any]]:
-    """The parameters of each prefix in `knobs.rates`, and all others, with their rates."""
-    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
-    for name, parameter in training.items():
-        groups[_longest_prefix(name, knobs)].append(parameter)
-    return [
-        {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
-        for prefix, parameters in groups.items()
-        if parameters
-    ]
 
 
 def own_rate(name: str, knobs: Training, rate: float) -> float:

@@ -13,7 +13,7 @@ from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite
 from fcl_bench.randomness import seeded
-from fcl_bench.training.knobs import Optimiser, Training, add_weight_decay, client_optimiser, diverged
+from fcl_bench.training.knobs import SGD, Training, add_weight_decay, client_optimiser, diverged
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
 
@@ -95,7 +95,7 @@ class Trainer:
         network: Network,
         samples: Samples,
         generator: torch.Generator,
-        optimiser: Optimiser,
+        optimiser: SGD | torch.optim.Optimizer,
         objective: Objective,
         linear: LinearHeads | None,
     ) -> torch.Tensor:

@@ -102,10 +102,8 @@ class FeatureFile(ArrayFile):
                 f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
                 "one label for each row",
             )
-        if len(y) and int(y.min()) < 0:
-            raise UserError(f"{where} y_{side} holds the label {y.min()}", "labels are non-negative integers")
-        if len(y) and int(y.max()) > np.iinfo(np.int64).max:
-            raise UserError(f"{where} y_{side} holds the label {y.max()}", "labels below 2^63")
+        if wrong := [int(end) for end in (y.min(), y.max()) if not 0 <= int(end) < 2**63] if len(y) else []:
+            raise UserError(f"{where} y_{side} holds the label {wrong[0]}", "integers from 0 to 2^63 - 1")
         x = native_floats(x)
         bad = rows_not_finite(torch.from_numpy(x))
         if len(bad):

@@ -193,7 +193,7 @@ class Gaussian:
             "multiplier": multiplier,
             "releases": max(map(len, sent.values()), default=0),
             "of_sums": self.share_of is not None,
-            "accountant": library_version() if multiplier else None,
+            "accountant": f"{_PACKAGE} {metadata.version(_PACKAGE)}" if multiplier else None,
         }
 
 
@@ -212,11 +212,6 @@ def library() -> ModuleType:
             f"noise=gaussian: {error.name} is not installed, and it is what counts epsilon",
             f"noise=none, or {installing('privacy')}",
         ) from error
-
-
-def library_version() -> str:
-    """Return the name and version of the library."""
-    return f"{_PACKAGE} {metadata.version(_PACKAGE)}"
 
 
 def epsilon_of(multipliers: Iterable[float], delta: float) -> float:

@@ -148,7 +148,10 @@ class Parties(Middleware):
             )
         triangles = [name for name, own in sent.items() if self._packs and own.form == "gram"]
         numbers = self._fixed.encoded(message, session.clients, client, triangles)
-        added, subtracted = by_side(client, [(peer, self._mask_key(client, peer)) for peer in self._peers(client)])
+        keys = {
+            p: agreed_key(session.mask, session.theirs[p][1], "masks", *pair(client, p)) for p in self._peers(client)
+        }
+        added, subtracted = by_side(client, [*keys.items()])
         masks = Masks([session.own, *added], subtracted)
         for tensor in numbers.values():
             masks.put_on(flat(tensor))
@@ -184,10 +187,6 @@ class Parties(Middleware):
     def _cipher_key(self, client: int, peer: int) -> bytes:
         session = self._sessions[client]
         return agreed_key(session.cipher, session.theirs[peer][0], "shares", *pair(client, peer))
-
-    def _mask_key(self, client: int, peer: int) -> bytes:
-        session = self._sessions[client]
-        return agreed_key(session.mask, session.theirs[peer][1], "masks", *pair(client, peer))
 
 
 def rows(texts: list[bytes], length: int = 0) -> torch.Tensor:
