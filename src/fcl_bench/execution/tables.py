@@ -18,22 +18,12 @@ from fcl_bench.execution.adapt import Adapted
 from fcl_bench.execution.folder import Table
 from fcl_bench.protocol.context import Task
 
-_TASKS = (
-    "task",
-    "classes_seen",
-    "classes",
-    "train_samples",
-    "labelled",
-    "accepted",
-    "right",
-    "test_samples",
-    "accuracy",
-    "stability",
-    "plasticity",
-    "retention",
-)
-#: Of the metrics, the series by task in the columns of the same names.
+#: Of the metrics, the series by task.
 _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_task")
+_TASKS = (
+    *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right", "test_samples"),
+    *(name.removesuffix("_by_task") for name in _SERIES),
+)
 
 
 def run_tables(
