@@ -46,6 +46,14 @@ _PLAIN = (
 )
 
 
+def _none_absent() -> Absences:
+    return {"silent": 0, "gone": 0, "lost": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
+
+
+def _none_batched() -> BatchedTurns:
+    return {"turns_batched": 0, "turns_single": 0, "single_because": []}
+
+
 @dataclass
 class FederationState:
     """The progress of a run. With the tensors, it is all that a resumed run needs.
@@ -71,15 +79,9 @@ class FederationState:
     client_storage_bytes: dict[str, int] = field(default_factory=dict)
     client_storage_max_bytes: int = 0
     client_samples_kept: int = 0
-    absences: Absences = field(
-        default_factory=lambda: Absences(
-            silent=0, gone=0, lost=0, late=0, late_arrived=0, late_absorbed=0, late_dropped=0
-        )
-    )
+    absences: Absences = field(default_factory=_none_absent)
     missing: list[tuple[int, int]] = field(default_factory=list)
-    batched_turns: BatchedTurns = field(
-        default_factory=lambda: BatchedTurns(turns_batched=0, turns_single=0, single_because=[])
-    )
+    batched_turns: BatchedTurns = field(default_factory=_none_batched)
     gates: GateState = field(default_factory=none_yet)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

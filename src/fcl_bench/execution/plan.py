@@ -211,18 +211,16 @@ def context_of(
     """What both halves of the method know."""
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
-    dtype = getattr(torch, scalars.dtype)
-    sums = settings.secure.sums
     return Context(
         inputs=inputs,
         seed=scalars.seed,
-        dtype=dtype,
+        dtype=getattr(torch, scalars.dtype),
         device=device,
         wire=wire,
         network=network,
         clients=scalars.clients,
         recurring=recurring,
-        sums=sums,
+        sums=settings.secure.sums,
         cudnn=scalars.cudnn,
     )
 

@@ -104,21 +104,12 @@ def run_record(
 
 def configured(settings: Settings) -> dict[str, Any]:
     """What run.json repeats of config.yaml."""
+    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise", "secure")
     return {
         "method": settings.method.name,
         "method_revision": settings.method.revision,
-        "data": settings.data.name,
-        "backbone": settings.backbone.name,
-        "split": settings.split.name,
-        "partition": settings.partition.name,
-        "adapt": settings.adapt.name,
-        "faults": settings.faults.name,
-        "noise": settings.noise.name,
-        "secure": settings.secure.name,
-        "experiment": settings.scalars.experiment,
-        "track": settings.scalars.track,
-        "profile": settings.scalars.profile,
-        "seed": settings.scalars.seed,
+        **{group: getattr(settings, group).name for group in groups},
+        **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,
         "tasks": settings.scalars.tasks,

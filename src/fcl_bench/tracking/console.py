@@ -10,9 +10,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fcl_bench.errors import printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -139,19 +142,8 @@ def silence() -> None:
 _quiet: list[bool] = []
 
 
-class Progress(Protocol):
-    """Receives the number of units done since the last call. It is a context manager; at its end, the work is over."""
-
-    def update(self, n: float | None = 1) -> object:
-        """`n` more units are done."""
-
-    def __enter__(self) -> Progress: ...
-
-    def __exit__(self, *raised: object) -> object: ...
-
-
-def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
-    """A bar with rate and time left on stderr, shown only after two seconds.
+def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines | tqdm[Any]:
+    """A bar with rate and time left on stderr, shown only after two seconds; its `update(n)` tells of n more units.
 
     If stderr is not a terminal, there is one line per minute instead.
 
