@@ -21,7 +21,7 @@ from sketches.experiment import experiment, markdown
 from sketches.stream import Stream
 from sketches.variants import variants
 
-from fcl_bench.data.sources.feature_file import FeatureFile
+from fcl_bench.data.sources.array_files import FeatureFile
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -44,8 +44,7 @@ def profiled(arguments: list[str], threads: int) -> None:
     program = (
         "import cProfile, pstats, sys, time\n"
         "import fcl_bench.cli.app as app\n"
-        "from fcl_bench.cli import job\n"
-        "carry_out, jobs = job.carry_out, []\n"
+        "carry_out, jobs = app.carry_out, []\n"
         "profile = cProfile.Profile(time.process_time)\n"
         "def counted(*arguments):\n"
         "    begin = time.process_time()\n"
@@ -55,7 +54,7 @@ def profiled(arguments: list[str], threads: int) -> None:
         "        jobs.append(time.process_time() - begin)\n"
         "        if len(jobs) == 1:\n"
         "            profile.enable()\n"
-        "job.carry_out = counted\n"
+        "app.carry_out = counted\n"
         "app.main()\n"
         "profile.disable()\n"
         "print('seconds of each job:', ' '.join(f'{seconds:.2f}' for seconds in jobs), file=sys.stderr)\n"

@@ -48,7 +48,7 @@ def shared(path: str) -> Path:
 
 
 # Tests skip by importing what they need, and absl's log handler closes what was stderr then: pytest's own, if it were
-# not the process's (see `fcl_bench.options.noise.accountant`).
+# not the process's (see `fcl_bench.options.noise.gaussian`).
 with redirect_stderr(sys.__stderr__), suppress(ModuleNotFoundError):
     import_module("absl.logging")
 

@@ -134,8 +134,8 @@ class Stage:
 def _run(composed: object, out: Path, path: Path) -> int:
     from omegaconf import OmegaConf
 
+    from fcl_bench.cli.app import carry_out
     from fcl_bench.cli.command import run_command
-    from fcl_bench.cli.job import carry_out
 
     config = composed.copy()  # type: ignore[attr-defined]
     for key, value in (("out", f"{out}/out"), ("data.path", str(path))):

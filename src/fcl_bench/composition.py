@@ -1,4 +1,4 @@
-"""Composing a command line with Hydra: what can be chosen, presets, the runs of a sweep, and old names of keys."""
+"""Composing a command line with Hydra: what can be chosen, presets, the runs of a sweep, and old names of methods."""
 
 from __future__ import annotations
 
@@ -22,21 +22,14 @@ log = logging.getLogger(__name__)
 #: What the YAML of a method has that takes the knobs of training which all gradient methods share.
 _TRAINS = re.compile(r"^defaults:.*_gradient", re.MULTILINE)
 
-#: Old names stay as aliases. Old group or top-level key -> today's, where that has the choice; and old
-#: knob of a method -> today's.
-KEYS = {"track": "logger"}
-KNOBS = {"loss_over": "loss_classes", "on": "trains", "replay_head": "ccvr"}
-#: Today's key -> its old values and today's.
-VALUES: dict[str, dict[str, str]] = {
-    "method": {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"},
-}
+#: Old names of methods stay as aliases.
+RENAMED = {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"}
 
 
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
 
     Args:
-        overrides: keys and choices.
         with_hydra: keep Hydra's own keys, below `hydra`; `hydra.runtime.choices` has the choice of each group.
     """
     # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.
@@ -156,27 +149,14 @@ def choices_of(group: str) -> list[str]:
 
 
 def current(arguments: Iterable[str]) -> list[str]:
-    """The arguments of a command with today's names; each that changes is logged in one line.
-
-    An argument is `key=value`, also with several values (`method=finetune,stsa`), a bare key, or an option, which
-    stays as it is.
-    """
+    """The arguments of a command with today's names of methods; each that changes is logged in one line."""
     made = []
     for argument in arguments:
-        new = _current(argument)
+        key, equals, value = argument.partition("=")
+        if key.lstrip("+") == "method":
+            value = re.sub(r"\w+", lambda word: RENAMED.get(word[0], word[0]), value)
+        new = key + equals + value
         if new != argument:
             log.warning("%s is now %s", argument, new)
         made.append(new)
     return made
-
-
-def _current(argument: str) -> str:
-    typed, equals, value = argument.partition("=")
-    group, dot, below = typed.lstrip("+~").partition(".")
-    prefix = typed.removesuffix(group + dot + below)
-    below = KNOBS.get(below, below) if group == "method" else below
-    new = KEYS.get(group, group)
-    moved = dot or value.partition(",")[0] in choices_of(new)
-    key = (new if moved else group) + dot + below
-    names = VALUES.get(key, {})
-    return prefix + key + equals + re.sub(r"\w+", lambda word: names.get(word[0], word[0]), value)

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from fcl_bench.data.splits.base import TaskSplit
     from fcl_bench.engine.transport import TransportChoice
     from fcl_bench.execution.adapt import FirstStage
-    from fcl_bench.options.faults.base import Faults
+    from fcl_bench.options.faults.choices import Faults
     from fcl_bench.options.noise.gaussian import Gaussian
-    from fcl_bench.options.none import NoAdaptation, NoFaults, NoNoise, NoSecurity
+    from fcl_bench.options.none import NoOption
     from fcl_bench.options.secure.base import SecureSums
     from fcl_bench.protocol.method import Method
 
@@ -203,10 +203,10 @@ class Settings:
     data: Source
     split: TaskSplit
     partition: Partition
-    adapt: NoAdaptation | FirstStage
-    faults: NoFaults | Faults
-    noise: NoNoise | Gaussian
-    secure: NoSecurity | SecureSums
+    adapt: NoOption | FirstStage
+    faults: NoOption | Faults
+    noise: NoOption | Gaussian
+    secure: NoOption | SecureSums
     transport: TransportChoice
     held_out: HeldOut
     resolved: dict[str, Any]

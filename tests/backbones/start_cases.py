@@ -7,8 +7,7 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from fcl_bench.backbones.adapters import Adapters
-from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.timm_backbone import Adapters, Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split

@@ -12,8 +12,7 @@ from timm.data import resolve_data_config
 from torchvision.transforms import CenterCrop, Compose, Normalize, Resize, ToTensor
 from torchvision.transforms import InterpolationMode as Mode
 
-from fcl_bench.backbones.adapters import Adapters
-from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.timm_backbone import Adapters, Timm, Transform
 from fcl_bench.composition import config_dir
 from tests.backbones.test_backbones import CPU, NAME, images
 from tests.conftest import REPOSITORY, shared

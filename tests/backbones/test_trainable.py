@@ -8,9 +8,8 @@ import pytest
 import timm
 import torch
 
-from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.backbone import Identity, Pixels, frozen_names, weights_hash
-from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.timm_backbone import Adapters, Timm, Transform
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance

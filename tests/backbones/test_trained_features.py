@@ -10,11 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.backbone import Trainable, weights_hash
 from fcl_bench.backbones.extract import FeatureCache, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
-from fcl_bench.backbones.timm_backbone import Timm
+from fcl_bench.backbones.timm_backbone import Adapters, Timm
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits

@@ -18,7 +18,7 @@ from sketches.stream import Stream
 from sketches.uploads import ranks_of
 from sketches.variants import ALL, Variant, variants
 
-from fcl_bench.data.sources.feature_file import FeatureFile
+from fcl_bench.data.sources.array_files import FeatureFile
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.stsa import STSA
 from tests.conftest import write_features

@@ -282,8 +282,8 @@ def test_help_lists_every_choice_with_a_line(command):
 def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, command, monkeypatch):
     import numpy as np
 
+    from fcl_bench.data.sources import array_files as source
     from fcl_bench.data.sources import base
-    from fcl_bench.data.sources import feature_file as source
 
     done: dict[str, int] = {"read": 0, "hashed": 0}
 

@@ -14,7 +14,6 @@ import pytest
 
 from fcl_bench import config
 from tests.cli.test_wrong_input import written
-from tests.conftest import write_features
 
 LONG = "x" * 5000
 #: Of a run, and the one group of none.
@@ -49,7 +48,7 @@ HOSTILE = [
     *[
         (abstract, f"{abstract} is abstract: it only says what such classes have in common (a class of the group ")
         for abstract in (
-            "faults._target_=fcl_bench.options.faults.base.Faults",
+            "faults._target_=fcl_bench.options.faults.choices.Faults",
             "split._target_=fcl_bench.data.splits.base.SampleSplit",
         )
     ],
@@ -148,27 +147,6 @@ def test_weights_that_are_a_fifo_are_refused(command, tmp_path):
     code, _, err = command("backbone=resnet18", f"backbone.checkpoint={tmp_path}/weights.pth", f"out={tmp_path}/out")
     assert (code, err.count("\n")) == (2, 1)
     assert "is a FIFO (a .safetensors" in err
-
-
-def test_a_folder_that_is_deleted_during_a_run_is_one_line(command, tmp_path, monkeypatch):
-    from fcl_bench.engine.checkpoint import Checkpoint
-
-    save = Checkpoint.save
-
-    def deleted(self, *arguments):
-        save(self, *arguments)
-        raise FileNotFoundError(2, "No such file or directory", str(self.folder / "tensors-1.safetensors"))
-
-    monkeypatch.setattr(Checkpoint, "save", deleted)
-    features = write_features(tmp_path / "good.npz")
-    code, _, err = command("data=features", f"data.path={features}", "method=fedncm", f"out={tmp_path}/out")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "tensors-1.safetensors was deleted during the run (the same command again)" in err
-    # Not ours: that is a bug, and stays one.
-    monkeypatch.setattr(Checkpoint, "save", lambda *_: Path("/nowhere/else").read_text())
-    code, _, err = command("data=features", f"data.path={features}", "method=fedncm", f"out={tmp_path}/out")
-    assert code == 1
-    assert "Traceback" in err
 
 
 @pytest.mark.slow

@@ -67,16 +67,6 @@ def test_prepare_brings_everything_a_run_needs(call, hub, tmp_path, monkeypatch,
     assert "downloading" not in out
 
 
-def test_prepare_leaves_an_index_of_imagenet_r(call, hub, tmp_path):
-    pinned(hub, tmp_path, "imagenet_r")
-    made = settings_for(tmp_path, "data=imagenet_r").data
-    before = made.load().fingerprint
-    assert "which image is on which side is in " in call("prepare", "imagenet_r")[1]
-    [index] = (tmp_path / "home").rglob("imagenet_r-split.csv")
-    assert len(index.read_text().splitlines()) == 31
-    assert settings_for(tmp_path, "data=imagenet_r").data.load().fingerprint == before
-
-
 def test_check_finds_damage_and_prepare_mends_it(call, hub, tmp_path):
     pinned(hub, tmp_path, "cifar10")
     code, out, err = call("check", "cifar10")

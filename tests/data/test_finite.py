@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fcl_bench.data.images import finite
-from fcl_bench.data.images.finite import rows_not_finite
+from fcl_bench.linalg.tensors import rows_not_finite
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

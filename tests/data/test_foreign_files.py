@@ -13,7 +13,7 @@ from PIL import Image
 
 from fcl_bench.data.images.stored import FileImages
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.image_folder import ImageFolder
+from fcl_bench.data.sources.image_source import ImageFolder
 from fcl_bench.errors import UserError
 from fcl_bench.tracking.console import log_to_terminal
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.sources.held_out import held_out, read_index, write_index
-from fcl_bench.errors import UserError
+from fcl_bench.data.sources.imagenet_r import held_out
 
 #: Labels and hashes; few distinct hashes, so that equal images occur.
 SAMPLES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30).map(lambda n: f"{n:04x}")), min_size=1, max_size=60)
@@ -50,28 +48,3 @@ def test_neither_order_nor_other_classes_matter(samples, seed):
 def test_distinct_images_are_cut_to_the_nearest_fifth(count):
     test = held_out(np.zeros(count, dtype=int), [f"{number * 7919 % 10007:05d}" for number in range(count)])
     assert test.sum() == max(1, round(count / 5))
-
-
-def test_an_index_file_gives_the_cut_back_and_refuses_other_images(tmp_path):
-    labels, digests = np.array([1, 0, 1, 0, 1]), ["bb", "aa", "cc", "dd", "ee"]
-    classes, test = ["n01", "n02"], np.array([True, False, False, True, False])
-    index = tmp_path / "split.csv"
-    write_index(index, classes, labels, digests, test)
-    assert index.read_text().splitlines() == [
-        "class,image,side",
-        "n01,aa,train",
-        "n01,dd,test",
-        "n02,bb,test",
-        "n02,cc,train",
-        "n02,ee,train",
-    ]
-    np.testing.assert_array_equal(read_index(index, classes, labels, digests), test)
-    order = np.array([4, 2, 0, 1, 3])
-    np.testing.assert_array_equal(read_index(index, classes, labels[order], [digests[i] for i in order]), test[order])
-    for others in (["bb", "aa", "cc", "dd", "xx"], ["bb", "aa", "cc", "dd"]):
-        with pytest.raises(UserError, match=r"split\.csv lists 5 images; of the \d here \d are not among them, \d are"):
-            read_index(index, classes, labels[: len(others)], others)
-    for text in ("", "class,image,side\nn01,aa\n", "a,b,c\n", "class,image,side\nn01,aa,both\n", "\0"):
-        index.write_text(text)
-        with pytest.raises(UserError, match="is no index of train and test images"):
-            read_index(index, classes, labels, digests)

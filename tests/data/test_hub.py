@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import namedtuple
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fcl_bench.data.sources import hub as hub_module
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.hub import (
     Repository,
@@ -246,15 +244,6 @@ def test_a_hub_that_lacks_what_is_wanted_is_told(hub, tmp_path):
     COPIES["cifar10"](hub.root)
     with pytest.raises(UserError, match="has no parquet files of the split valid"):
         fetch(Repository("cifar10", WANTED.repo, None, ("train", "valid")))
-
-
-def test_a_download_without_room_does_not_begin(hub, monkeypatch):
-    COPIES["cifar10"](hub.root)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(hub_module.shutil, "disk_usage", lambda _: usage(10, 9, 1))
-    with pytest.raises(UserError, match=r"cifar10 needs \d\.\d kB in .* and 1 byte is free"):
-        fetch(WANTED)
-    assert not any(path.endswith(".parquet") for path, _ in hub.requests)
 
 
 def test_a_local_folder_that_lacks_a_file_is_told(hub, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 
 from fcl_bench.data.sources.domainnet import DomainNet, _drawn
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.imagenet_r import INDEX, ImageNetR
+from fcl_bench.data.sources.imagenet_r import ImageNetR
 from fcl_bench.data.sources.vtab import PARTS, Vtab
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance
@@ -66,33 +66,6 @@ def test_imagenet_r_is_cut_alike_from_parquet_and_from_the_released_folder(tmp_p
     assert set(pixels(small.train)) < set(pixels(data.train))
 
 
-@pytest.mark.parametrize("layout", ["parquet", "released"])
-def test_imagenet_r_keeps_to_its_index_file(tmp_path, layout):
-    if layout == "parquet":
-        folder = copy_of("imagenet_r", tmp_path, "axiong/imagenet-r")
-    else:
-        names = {f"n0{label + 1}/{n}.png": png(label, 0, n) for n in range(10) for label in range(3)}
-        folder = write_images(tmp_path / "d", names)
-    by_rule = imagenet_r(folder).load()
-    imagenet_r(folder).prepare()
-    assert imagenet_r(folder).load().fingerprint == by_rule.fingerprint
-    index = folder / INDEX
-    lines = index.read_text().splitlines()
-    assert len(lines) == 31
-    assert sum(line.endswith(",test") for line in lines) == 6
-    # Someone's own cut: the sides of the first class the other way round.
-    swap = {"train": "test", "test": "train"}
-    mine = [line.rpartition(",") for line in lines]
-    swapped = [f"{head},{swap[side]}" if head.startswith("n01") else f"{head},{side}" for head, _, side in mine]
-    index.write_text("\n".join(swapped) + "\n")
-    assert np.bincount(imagenet_r(folder).load().test.labels).tolist() == [8, 2, 2]
-    imagenet_r(folder).prepare()  # does not undo it
-    assert np.bincount(imagenet_r(folder).load().test.labels).tolist() == [8, 2, 2]
-    index.write_text("\n".join(swapped[:-1]) + "\n")
-    with pytest.raises(UserError, match="lists 29 images; of the 30 here 1 are not among them"):
-        imagenet_r(folder).load()
-
-
 def test_imagenet_r_that_is_cut_already_stays_so(tmp_path):
     names = {
         f"{side}/n0{label}/{n}.png": png(label, 0, n)
@@ -101,8 +74,6 @@ def test_imagenet_r_that_is_cut_already_stays_so(tmp_path):
         for label in (1, 2)
     }
     folder = write_images(tmp_path / "d", names)
-    imagenet_r(folder).prepare()
-    assert not (folder / INDEX).exists()
     data = imagenet_r(folder).load()
     assert (len(data.train), len(data.test)) == (6, 4)
 

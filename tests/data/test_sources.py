@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fcl_bench.data.sources.array_files import FeatureFile
 from fcl_bench.data.sources.digits import Digits
-from fcl_bench.data.sources.feature_file import FeatureFile
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.image_folder import ImageFolder
+from fcl_bench.data.sources.image_source import ImageFolder
 from fcl_bench.errors import UserError
 from tests.conftest import shared, write_features
 from tests.data.sources_harness import hub, write_folder

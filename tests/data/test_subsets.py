@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from fcl_bench.data.sources.hub_images import HubImages
-from fcl_bench.data.sources.image_folder import ImageFolder
+from fcl_bench.data.sources.image_source import ImageFolder
 from fcl_bench.errors import UserError
 from fcl_bench.typed import typed_instance
 from tests.data.sources_harness import hub, write_folder

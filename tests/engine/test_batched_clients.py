@@ -18,7 +18,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.gradient import batched_heads
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.options.faults.listed import ListedFaults
+from fcl_bench.options.faults.choices import ListedFaults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fcl_bench.execution.run
-from fcl_bench.cli.job import _follow
+from fcl_bench.cli.app import _follow
 from fcl_bench.engine.node import Node
 from fcl_bench.errors import UserError
 from tests.small_runs import run_in, settings_for

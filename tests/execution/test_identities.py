@@ -130,10 +130,10 @@ def test_a_refused_run_leaves_no_folder(tmp_path):
     """Refused after its folder was made, since the features are looked at then."""
     rng = np.random.default_rng(0)
     path = write_features(
-        tmp_path / "tiny.npz", x_train=1e-25 * rng.random((240, 12)), x_test=1e-25 * rng.random((60, 12))
+        tmp_path / "tiny.npz", x_train=1e160 * rng.random((240, 12)), x_test=1e160 * rng.random((60, 12))
     )
     keys = ("data=features", f"data.path={path}", "method=stsa", "method.M=32", "clients=2")
-    with pytest.raises(UserError, match="underflow"):
+    with pytest.raises(UserError, match="overflow"):
         run_in(tmp_path / "out", *keys)
     assert [entry.name for entry in (tmp_path / "out" / "runs").iterdir()] == [".locks"]
 

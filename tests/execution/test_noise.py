@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.screen import print_record
-from fcl_bench.options.noise import accountant
+from fcl_bench.options.noise.gaussian import multiplier_for
 from fcl_bench.results.collect import collect
 from tests.small_runs import interrupted_in, run_in, settings_for
 
@@ -50,7 +50,7 @@ def test_the_record_says_what_is_promised(noisy, capsys):
         "releases": 1,
         "of_sums": False,
     }
-    assert found["multiplier"] == pytest.approx(accountant.multiplier_for(4.0, 1e-5, 1))
+    assert found["multiplier"] == pytest.approx(multiplier_for(4.0, 1e-5, 1))
     assert found["accountant"].startswith("dp-accounting 0.")
     print_record(outcome.record, "x")
     assert "Noise: each client's uploads: (4, 1e-05)-private per sample" in capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_model_updates_are_private_per_client(tmp_path):
     found = run_in(tmp_path, *ON_FEATURES, *knobs).record["privacy"]["guarantee"]
     assert (found["unit"], found["releases"]) == ("client", 6)
     assert found["epsilon"] == pytest.approx(20, rel=1e-6)
-    assert found["multiplier"] == pytest.approx(accountant.multiplier_for(20.0, 1e-5, 6))
+    assert found["multiplier"] == pytest.approx(multiplier_for(20.0, 1e-5, 6))
     part = (*ON_FEATURES, "clients=8", "method.training.fraction=0.5", *knobs)
     seen = run_in(tmp_path, *part).record["privacy"]["guarantee"]
     assert seen["releases"] < 6

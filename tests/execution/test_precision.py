@@ -10,9 +10,7 @@ from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.tiny import Tiny
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.engine.remote.replies import deserialise, serialise
-from fcl_bench.execution import inputs
 from fcl_bench.execution.adapt import adaptation_identity, adapted_extractor
-from fcl_bench.execution.inputs import tell_of_extraction
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.serve import Site
 from fcl_bench.protocol.message import Message
@@ -28,9 +26,8 @@ ROUNDS = ("method.training.rounds=3", "method.training.epochs=2", "method.traini
 
 @pytest.fixture
 def amx(monkeypatch):
-    """A CPU that multiplies bfloat16, on which any work is long."""
+    """A CPU that multiplies bfloat16."""
     monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(inputs, "_LONG", 1)
 
 
 @pytest.mark.parametrize(
@@ -141,19 +138,6 @@ def test_a_process_of_clients_extracts_in_the_servers_precision(tmp_path):
 def test_runs_without_a_network_have_no_precision(tmp_path):
     record = run_in(tmp_path, "method=afl", "data=digits", "tasks=2", "clients=2").record
     assert record["precision"] == {"method": None, "adapt": None, "features": None}
-
-
-def test_a_long_pass_in_float32_is_told_and_no_other(amx, monkeypatch, caplog):
-    network = torch.nn.Linear(10, 9)  # 99 parameters
-    monkeypatch.setattr(inputs, "_LONG", 99 * 300)
-    with caplog.at_level("INFO", logger="fcl_bench"):
-        for kind, n in (("float32", 300), ("float32", 299), ("bfloat16", 10**6)):
-            tell_of_extraction(network, kind, CPU, n)
-        tell_of_extraction(network, "float32", torch.device("cuda"), 300)
-        assert len(caplog.records) == 1
-        monkeypatch.setattr(environment, "multiplies_bfloat16", lambda: False)
-        tell_of_extraction(network, "float32", CPU, 300)
-    assert len(caplog.records) == 1
 
 
 def test_the_frozen_copy_of_a_trained_network_takes_a_precision():

@@ -28,6 +28,7 @@ def record_of(accuracy: list[float], **metrics) -> dict:
         "rounds": None,
         "validation": None,
         "gates": [],
+        "partition_skew": {"total_variation": 0.5, "percentile": None, "draws": 0, "why": "x"},
         "transport": {"name": "in_process", "processes": 1},
         "absences": {},
         "privacy": {**dict.fromkeys(COUNTS, 0), "guarantee": None},

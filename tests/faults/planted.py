@@ -101,7 +101,7 @@ PLANTED: dict[str, tuple[Callable[[Path], tuple[Part, list[str]]], dict[str, Any
         writes,
         {"fcl_bench.execution.folder.replacing": in_place, "fcl_bench.engine.checkpoint.replacing": in_place},
     ),
-    "a full disk that is taken for a bug": (writes, {"fcl_bench.cli.job.storage_error": lambda *_: None}),
+    "a full disk that is taken for a bug": (writes, {"fcl_bench.cli.app.storage_error": lambda *_: None}),
     "a reader that ignores a checksum": (files, {"fcl_bench.engine.checkpoint.file_checksum": lambda *_: Fits()}),
     "messages as long as what was typed": (configurations, {"fcl_bench.errors._shortened": str}),
     "a signal that ends as a bug": (kills, {"fcl_bench.cli.command._Ended": Raised}),

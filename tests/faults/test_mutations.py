@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.faults import mutations
 from benchmarks.faults.scenarios import write_features
 from fcl_bench.backbones import extract
-from fcl_bench.data.sources.feature_file import FeatureFile
+from fcl_bench.data.sources.array_files import FeatureFile
 from fcl_bench.engine.checkpoint import GROWING, Checkpoint
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder

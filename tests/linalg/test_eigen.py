@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg.eigen import leading_eigenpairs
+from fcl_bench.linalg.spectral import leading_eigenpairs
 
 
 def matrix(n: int, spectrum: str) -> torch.Tensor:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.backbones.adapters import Adapters
-from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.timm_backbone import Adapters, Timm, Transform
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.engine.ledger import Ledger

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.single_sample_leakage import Groups, Leakage, revealed
+from fcl_bench.engine.single_sample_leakage import Grouped, Groups
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -139,14 +139,16 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Counts, in runs from here on, the groups of one sample in what is declared of clients' messages."""
     found = {"one_sample_sums": 0, "one_sample_moments": 0}
 
-    def counting(given: Groups, samples: int) -> Leakage:
+    of = Grouped.of
+
+    def counting(given: Groups, samples: np.ndarray) -> Grouped:
         for key, kind in (("one_sample_sums", SUMS), ("one_sample_moments", MOMENTS)):
             for which in given[kind].values():
-                groups = [0] * samples if which is None else [group for group in which.tolist() if group >= 0]
+                groups = [0] * len(samples) if which is None else [group for group in which.tolist() if group >= 0]
                 found[key] += sum(count == 1 for count in Counter(groups).values())
-        return revealed(given, samples)
+        return of(given, samples)
 
-    monkeypatch.setattr("fcl_bench.engine.single_sample_leakage.revealed", counting)
+    monkeypatch.setattr(Grouped, "of", counting)
     return found
 
 

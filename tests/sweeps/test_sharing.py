@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 
@@ -12,7 +11,6 @@ from safetensors.numpy import load_file
 
 from fcl_bench.data import shared as module
 from fcl_bench.execution import plan
-from tests.conftest import write_features
 from tests.data.split_cases import dataset_of
 from tests.small_runs import settings_for
 
@@ -65,31 +63,6 @@ def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
     assert together == alone
 
 
-def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_SETTLED", -1.0)
-    path = write_features(tmp_path / "f.npz")
-    loads = []
-    before = plan.loaded
-
-    def changing(source):
-        if len(loads) == 2:
-            write_features(path, seed=1)
-        loads.append(before(source))
-        return loads[-1]
-
-    monkeypatch.setattr(plan, "loaded", changing)
-    data = ("method=afl", "data=features", f"data.path={path}", *SMALL)
-    assert command("-m", "seed=0,1,2,3", *data, f"out={tmp_path}")[0] == 0
-    assert [a is b for a, b in itertools.pairwise(loads)] == [True, False, True]
-    records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
-    assert sorted((record["seed"], record["data_fingerprint"]) for record in records) == [
-        (seed, dataset.fingerprint) for seed, dataset in enumerate(loads)
-    ]
-    assert command("seed=3", *data, f"out={tmp_path / 'alone'}")[0] == 0
-    [(name, alone)] = left(tmp_path / "alone").items()
-    assert left(tmp_path)[name] == alone
-
-
 def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
     assert command("-m", "method=afl", "seed=0,1", *SMALL, f"out={tmp_path}")[0] == 0
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
@@ -97,7 +70,7 @@ def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
     assert (first["feature_cache_hit"], second["feature_cache_hit"]) == (False, True)
     assert first["feature_seconds"] > 0 == second["feature_seconds"]
     assert first["feature_cost_seconds"] == second["feature_cost_seconds"]
-    assert not module.is_sharing()
+    assert not module._current
 
 
 def test_tasks_follow_the_names_of_the_domains(tmp_path, monkeypatch):

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.backbones.adapters import Adapters
 from fcl_bench.backbones.backbone import Trainable, copies, frozen_names
-from fcl_bench.backbones.timm_backbone import Timm, Transform
+from fcl_bench.backbones.timm_backbone import Adapters, Timm, Transform
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.training.network import Network, feature_start

@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.data.images.batches import Replayed, Samples
 from fcl_bench.errors import UserError
-from fcl_bench.training import trainer as trainer_module
+from fcl_bench.training import linear_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network, feature_start
 from fcl_bench.training.objective import Objective
@@ -36,9 +36,9 @@ def trained(knobs: Training, monkeypatch, samples=None, objective=None, frozen=(
     network, own = made()
     network.freeze(frozen)
     calls = []
-    whole = trainer_module.train_repeatedly
+    whole = linear_heads.train_repeatedly
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "train_repeatedly", lambda *given: calls.append(1) or whole(*given))
+        patch.setattr(linear_heads, "train_repeatedly", lambda *given: calls.append(1) or whole(*given))
         Trainer(knobs, rows, CPU).train(network, samples or own, rate, 0, objective or Objective())
     return {name: value.clone() for name, value in network.state().items()}, len(calls)
 

@@ -16,13 +16,15 @@ from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 
+#: Of the frozen pass, besides auto.
+PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
 
 @dataclass(frozen=True)
 class Trainable:
     """A body (a network without classifier) to be trained, and the images it takes.
 
     Attributes:
-        name: of the backbone.
         build: a new body on the CPU in train mode, with the same weights at every call. It maps standardised float32
             images (b, 3, size, size) to features (b, d); parameters that stay as they are do not require gradients.
         dimension: d.

@@ -19,10 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.sources.base import Dataset, Split
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash, json_hash, locked, regular, remove_leftovers, replacing, slug
+from fcl_bench.linalg.tensors import rows_not_finite
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,6 @@ class Extraction:
     """Features (n, d) of one split, and the seconds that they cost.
 
     Attributes:
-        features: (n, d) on the CPU.
         seconds: spent on the forward pass in this run; 0 for a cache hit.
         cost: seconds that the whole forward pass took, in this run or an earlier one.
         hit: whether the cache held them.
@@ -113,9 +112,6 @@ class FeatureCache:
         """The features for `key`, from the cache or, once, from `batches`.
 
         Args:
-            label: readable start of the file name; not part of the identity.
-            key: everything that determines the features.
-            count: number of samples n.
             batches: yields features (b, d) in order from a given sample on.
         """
         path = self.folder / f"{label}-{json_hash(key)}.safetensors"
@@ -193,7 +189,6 @@ class Features:
     """Features of a whole data set on the CPU, in the precision they were extracted in.
 
     Attributes:
-        train, test: (n, d).
         seconds: spent extracting in this run; 0 where the cache held them.
         cost: seconds that the extraction took, in this run or an earlier one.
         cache_hit: whether both splits came from the cache.
@@ -216,9 +211,6 @@ def extract_features(
     """Run the frozen backbone over both splits of `dataset`.
 
     Args:
-        name: name of the backbone, for messages and file names.
-        extractor: the opened backbone.
-        cache: the cache of features, or None.
         batches: computes the features; None: this process alone does.
 
     Raises:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.backbones.backbone import Extractor, Trainable, weights_hash
+from fcl_bench.backbones.backbone import PRECISIONS, Extractor, Trainable, weights_hash
 from fcl_bench.data.images.batches import Standardise, load_pixels
 from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
@@ -29,7 +29,6 @@ from fcl_bench.errors import UserError, first_line
 #: What turns graphs into code; tests of everything else take one that needs no C++ compiler.
 BACKEND = "inductor"
 _KEY, _REMEDY = "backbone.compile=true", "backbone.compile=false"
-PRECISIONS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 #: Pixels per forward pass on a CPU; its caches hold no more: 4 images of 224 x 224, 196 of 32 x 32.
 _CPU_PIXELS = 4 * 224 * 224
 #: Images per forward pass on CUDA.
@@ -62,7 +61,6 @@ def compile_body(
     numbers would otherwise depend on which sizes came before, and a resumed run would end with other bits.
 
     Args:
-        body: the network.
         at_call: called like a forward pre-hook, which compiled code would not run as written.
 
     Raises (when `body` is called):
@@ -92,8 +90,6 @@ class FrozenNetwork(Extractor):
         body: the network, which belongs to the extractor from now on.
         dimension: d, the number of its features.
         precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16.
-        device: where it runs.
-        compiled: whether it runs compiled.
     """
 
     cacheable = True
@@ -147,8 +143,6 @@ class NetworkExtractor(FrozenNetwork):
 
     Args:
         body: the network; it is copied, so that its training may continue.
-        trainable: where the body came from.
-        device, precision: see `FrozenNetwork`.
     """
 
     def __init__(
@@ -170,13 +164,8 @@ class NetworkExtractor(FrozenNetwork):
 class TimmExtractor(FrozenNetwork):
     """A timm network over images that timm's transform resizes and crops.
 
-    Attributes:
-        workers: threads that decode and resize.
-
     Args:
-        made_of: the values that determine the network, for the identity.
         data_config: timm's: input_size, crop_pct, interpolation, mean, std.
-        others: see `FrozenNetwork`.
     """
 
     def __init__(

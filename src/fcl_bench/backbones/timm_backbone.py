@@ -1,18 +1,27 @@
-"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen or trainable."""
+"""Networks from timm: by hub name, from a local checkpoint, or from scratch; frozen, trainable, or with adapters."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import dropout
 
-from fcl_bench.backbones.adapters import Adapters, add_adapters
-from fcl_bench.backbones.backbone import Backbone, Extractor, Trainable, copies, require_images, weights_hash
-from fcl_bench.backbones.network_extractor import PRECISIONS, TimmExtractor
+from fcl_bench.backbones.backbone import (
+    PRECISIONS,
+    Backbone,
+    Extractor,
+    Trainable,
+    copies,
+    require_images,
+    weights_hash,
+)
+from fcl_bench.backbones.network_extractor import TimmExtractor
 from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.config import counting, knob
 from fcl_bench.data.sources.base import Dataset
@@ -254,3 +263,87 @@ def _put_pool(model: nn.Module, side: int, name: str) -> None:
     if not isinstance(getattr(model, "global_pool", None), SelectAdaptivePool2d):
         raise UserError(f"backbone.pool={side}: {name} has no global_pool of a feature map", "a ResNet, or pool=1")
     model.global_pool = SelectAdaptivePool2d(output_size=side, pool_type="avg", flatten=True)
+
+
+@dataclass
+class Adapters:
+    """`backbone.adapters`.
+
+    Args:
+        width: r, the units of each bottleneck.
+        scale: s, the share of its output that is added.
+        bias: whether W_down and W_up come with biases, 0 at first; Eq. 63 has none, STSA's public code has them.
+        reads: what the adapter is given: normalised (x_i, what the MLP is given) or stream (what comes before the
+            block's second layer norm, as in STSA's public code).
+        dropout: share of the bottleneck's units that are set to 0 in training; Eq. 63 has none, the public code has
+            0.1.
+    """
+
+    width: int = knob(64, least=1)
+    scale: float = knob(0.1, above=0)
+    bias: bool = knob(True)
+    reads: str = knob("normalised", choices=("normalised", "stream"))
+    dropout: float = knob(0.0, least=0, below=1)
+
+
+class AdaptedMlp(nn.Module):
+    """x_o = MLP(x_i) + s ReLU(x_i W_down) W_up (STSA Eq. 63), x_i (..., d) being the input of a block's MLP.
+
+    W_up is zero at first, so that the network starts as the plain one; W_down is drawn from torch's generator.
+
+    Args:
+        dimension: d.
+        norm: the layer norm applied to the MLP's input but not to the adapter's; None: no such norm.
+    """
+
+    def __init__(self, mlp: nn.Module, dimension: int, adapters: Adapters, norm: nn.Module | None = None) -> None:
+        super().__init__()
+        self.norm = nn.Identity() if norm is None else norm
+        self.mlp = mlp
+        self.down = nn.Linear(dimension, adapters.width, bias=adapters.bias)
+        self.up = nn.Linear(adapters.width, dimension, bias=adapters.bias)
+        self.scale, self.dropout = adapters.scale, adapters.dropout
+        nn.init.kaiming_uniform_(self.down.weight, a=math.sqrt(5))
+        for zero in (self.down.bias, self.up.weight, self.up.bias):
+            if zero is not None:
+                nn.init.zeros_(zero)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        units = torch.relu(self.down(x))
+        if self.dropout:
+            units = dropout(units, self.dropout, self.training)
+        return self.mlp(self.norm(x)) + self.scale * self.up(units)
+
+
+def add_adapters(model: nn.Module, adapters: Adapters, name: str) -> None:
+    """Put an adapter into every block of `model`; from then on only the adapters require gradients.
+
+    Raises:
+        UserError: the network has no blocks with an MLP, or no norm before the MLP where the adapter has to bypass it.
+    """
+    blocks = getattr(model, "blocks", None)
+    blocks = list(blocks) if isinstance(blocks, (nn.Sequential, nn.ModuleList)) else []
+    dimensions = [dimension for block in blocks if (dimension := _input_dimension(getattr(block, "mlp", None)))]
+    if not blocks or len(dimensions) < len(blocks):
+        raise UserError(
+            f"backbone.adapters: {name} has no blocks with an MLP to adapt",
+            "a ViT, such as backbone=vit_b16_adapters, or backbone.adapters=null",
+        )
+    before_norm = adapters.reads == "stream"
+    if before_norm and not all(isinstance(getattr(block, "norm2", None), nn.Module) for block in blocks):
+        raise UserError(
+            f"backbone.adapters.reads=stream: {name} has no norm2 before its MLPs",
+            "a ViT, or backbone.adapters.reads=normalised",
+        )
+    model.requires_grad_(False)
+    for block, dimension in zip(blocks, dimensions, strict=True):
+        block.mlp = AdaptedMlp(block.mlp, dimension, adapters, block.norm2 if before_norm else None)
+        if before_norm:
+            block.norm2 = nn.Identity()
+
+
+def _input_dimension(mlp: object) -> int | None:
+    """d of an MLP, from its first linear layer."""
+    if not isinstance(mlp, nn.Module):
+        return None
+    return next((layer.in_features for layer in mlp.modules() if isinstance(layer, nn.Linear)), None)

@@ -28,8 +28,6 @@ def timm_network(name: str, model_args: dict[str, Any], pretrained: bool) -> tor
     """A network without classifier, in train mode on the CPU.
 
     Args:
-        name: of the architecture, or its full name `arch.tag`.
-        model_args: further arguments of the architecture.
         pretrained: with the weights that the hub, or its cache on this machine, has of the full name; otherwise with
             random ones from torch's generator.
 

@@ -11,8 +11,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.backbones.backbone import Backbone, Extractor, Trainable, copies, require_images, weights_hash
-from fcl_bench.backbones.network_extractor import PRECISIONS, NetworkExtractor
+from fcl_bench.backbones.backbone import (
+    PRECISIONS,
+    Backbone,
+    Extractor,
+    Trainable,
+    copies,
+    require_images,
+    weights_hash,
+)
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
@@ -56,6 +63,8 @@ class Tiny(Backbone):
         return True
 
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
+        from fcl_bench.backbones.network_extractor import NetworkExtractor
+
         trainable = self.trainable(dataset, seed)
         log.warning("backbone=tiny: the features are those of an untrained network")
         return NetworkExtractor(trainable.build(), trainable, device, self.precision)

@@ -1,22 +1,30 @@
-"""The command `fcl-bench`: compose with Hydra, carry out each job, return the exit code."""
+"""The command `fcl-bench`: compose with Hydra, carry out each job, print its result, return the exit code."""
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench import __version__
-from fcl_bench.cli.command import BUG, DONE, USER_ERROR, run_command, storage_error
-from fcl_bench.cli.job import job, no_collection
+from fcl_bench.cli.command import BUG, DONE, USER_ERROR, interrupted, report_failure, run_command, storage_error
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
 from fcl_bench.composition import config_dir, current, groups, register_budgets, register_presets
 from fcl_bench.environment import spin_briefly
-from fcl_bench.errors import UserError
-from fcl_bench.tracking.console import say
+from fcl_bench.errors import UserError, first_line
+from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
+
+if TYPE_CHECKING:
+    from fcl_bench.config import Settings
+    from fcl_bench.execution.run import Outcome
+    from fcl_bench.sweeps.watch import Sweep
 
 
 def main() -> int:
@@ -43,8 +51,7 @@ def _work() -> int:
 
 def _help(arguments: list[str]) -> int:
     """Print the keys of the choices that were typed (`method=stsa_e --help`), or the general help if none was."""
-    from fcl_bench.cli.help import usage
-    from fcl_bench.cli.show import about
+    from fcl_bench.cli.show import about, usage
 
     typed = [argument.partition("=") for argument in current(arguments)]
     chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
@@ -109,3 +116,141 @@ def _hydra(arguments: list[str]) -> int:
             ended = [report.code for report in sweep.reports() if not codes or report.code is not None]
             codes += [BUG if code is None else code for code in ended]
     return next((code for code in (BUG, USER_ERROR) if code in codes), DONE)
+
+
+#: The remedy that is suggested when nothing can be written.
+_ROOM = "out=FOLDER and cache.dir=FOLDER with room to write"
+
+
+@dataclass
+class Ended:
+    """How a run ended: the exit code, the reason of a failure in one line, and the outcome of a complete run."""
+
+    code: int = DONE
+    reason: str = ""
+    outcome: Outcome | None = None
+
+
+def job(config: Any) -> int:
+    """Carry out what Hydra composed; return the exit code. It raises only on an interrupt, so that a sweep goes on."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra_job = HydraConfig.get()
+    if hydra_job.mode != RunMode.MULTIRUN:
+        return carry_out(config, []).code
+    from fcl_bench.sweeps.jobs import FAILED, JobReport
+    from fcl_bench.sweeps.watch import current_sweep
+
+    sweep = current_sweep()
+    try:
+        return _job_of_sweep(config, hydra_job, sweep)
+    except OSError as error:
+        # The job's report cannot be written.
+        shown = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
+        code, reason = report_failure("fcl-bench", shown)
+        if sweep is not None:
+            sweep.note(JobReport(hydra_job.job.num, list(hydra_job.overrides.task), FAILED, code, reason))
+        return code
+
+
+def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
+    """Carry out one job with a report for the parent process, and with its share of the machine if it shares one."""
+    from fcl_bench.data.shared import start_sharing
+    from fcl_bench.sweeps.jobs import JobReport, output_path, reported
+    from fcl_bench.sweeps.workers import take_gpu
+
+    folder = Path(str(hydra_job.sweep.dir)).absolute()
+    report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
+    output = output_path(folder, report.number)
+    start_sharing()
+    with reported(folder, report):
+        if sweep is None:
+            take_gpu(folder, str(config.device))
+        with printed_to(output) if sweep is None or sweep.folds else nullcontext():
+            ended = carry_out(config, report.warnings)
+        report.code, report.reason = ended.code, ended.reason
+        if (outcome := ended.outcome) is not None:
+            report.run, report.was_complete = str(outcome.folder), outcome.was_complete
+            metrics, upload = outcome.record["metrics"], outcome.record["communication"]["up_max_bytes"]
+            report.result = {"A_avg": metrics["A_avg"], "A_T": metrics["A_T"], "up_max_mib": upload / 2**20}
+            report.gates = sorted({found["gate"] for found in outcome.record["gates"]})
+    return ended.code
+
+
+def carry_out(config: Any, warned: list[str]) -> Ended:
+    """Check and run what was composed, and print the result; the text of each warning is added to `warned`."""
+    from fcl_bench.config import load_settings
+    from fcl_bench.tracking import load_tracking
+
+    ended, complete = Ended(), False  # whether all that is left is to print the result
+    try:
+        tracking = load_tracking(config)
+        with no_collection():
+            settings = load_settings(config)
+            from fcl_bench.execution.run import run
+        if settings.transport.follows:
+            return Ended(_follow(settings))
+        log_to_terminal("fcl-bench", warned)
+        if settings.scalars.preview:
+            from fcl_bench.execution.preview import preview
+
+            complete = True  # it prints last
+            preview(settings)
+        else:
+            ended.outcome = outcome = run(settings, tracking)
+            complete = True
+            from fcl_bench.execution.screen import print_record
+
+            if outcome.was_complete:
+                say("this run is complete already; its record follows (force=true repeats the run)")
+            print_record(outcome.record, str(outcome.folder))
+        sys.stdout.flush()
+    except Exception as error:
+        explained = storage_error(error, _ROOM) or _out_of_time(error)
+        ended.code, ended.reason = report_failure("fcl-bench", explained or error, complete)
+    return ended
+
+
+def _follow(settings: Settings) -> int:
+    """Work as a process that has clients only; the server's process does all printing and writing."""
+    from fcl_bench.execution.serve import serve
+
+    if settings.scalars.preview:
+        return DONE
+    silence()
+    try:
+        serve(settings)
+    except UserError:
+        if settings.transport.speaks:
+            raise
+        return USER_ERROR
+    except KeyboardInterrupt as error:
+        return interrupted(error)
+    return DONE
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch garbage collection off in the block, which imports: it makes a million objects, and all of them stay.
+
+    The objects of the first such imports are frozen, so that no later collection (such as at exit) looks at them.
+    """
+    first = "torch" not in sys.modules
+    gc.disable()
+    try:
+        yield
+    finally:
+        if first:
+            gc.freeze()
+        gc.enable()
+
+
+def _out_of_time(error: Exception) -> UserError | None:
+    """Explain submitit's error in a job that meets its time limit more often than it may be queued again."""
+    if type(error).__name__ != "UncompletedJobError":
+        return None
+    return UserError(
+        f"the job met its time limit: {first_line(error)}",
+        "a larger hydra.launcher.timeout_min; the same command goes on after the last complete task",
+    )

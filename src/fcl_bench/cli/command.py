@@ -41,13 +41,7 @@ class _Ended(KeyboardInterrupt):
 
 
 def run_command(name: str, work: Callable[[], int], when_interrupted: str = "") -> int:
-    """Do `work` and return its exit code; 2 for wrong input, 130 if interrupted (SIGTERM 143, SIGHUP 129), 1 for a bug.
-
-    Args:
-        name: the name of the command, printed before its messages.
-        work: the whole command, including the parsing of its arguments.
-        when_interrupted: the message after an interruption, printed in parentheses.
-    """
+    """Do `work`; the exit code is 2 for wrong input, 130 if interrupted (SIGTERM 143, SIGHUP 129), 1 for a bug."""
     for stream_name in ("stdout", "stderr"):
         if getattr(sys, stream_name) is None:  # closed (`>&-`)
             setattr(sys, stream_name, open(os.devnull, "w"))  # noqa: SIM115  # as long as the process
@@ -95,8 +89,6 @@ def report_failure(name: str, error: Exception, complete: bool = True) -> tuple[
     """Tell the user of the command `name` what went wrong; return the exit code and the reason in one line.
 
     Args:
-        name: printed before the message.
-        error: what ended the work.
         complete: whether only the printing of the result can have failed, so that a reader that has gone is no failure.
     """
     if complete and isinstance(error, BrokenPipeError):

@@ -91,7 +91,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
         if found is None or bad:
             found = download(wanted)
         log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
-    source.prepare()
     dataset = source.load()
     print(f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples")
 

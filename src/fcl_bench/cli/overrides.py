@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.knobs import search_also, unreadable
-from fcl_bench.composition import choices_of, composed, current, groups
+from fcl_bench.composition import FOLDERS, choices_of, composed, current, groups
 from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 
@@ -75,7 +74,10 @@ def without_folders(arguments: list[str]) -> list[str]:
     for folder in folders:
         if not folder.is_dir():
             raise UserError(f"{folder} is not available.", "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
-    search_also(folders, named)
+    if folders or FOLDERS[1:]:
+        from fcl_bench.cli.knobs import search_also
+
+        search_also(folders, named)
     return others
 
 
@@ -190,12 +192,7 @@ def composed_as_typed(overrides: list[str]) -> DictConfig:
 
 
 def composition_error(error: Exception, typed: list[str]) -> UserError:
-    """Explain Hydra's error about a wrong group, choice, key or syntax in one line, with what would work.
-
-    Args:
-        error: the error of composing the configuration.
-        typed: the arguments that should have been composed.
-    """
+    """Explain Hydra's error about a wrong group, choice, key or syntax in one line, with what would work."""
     from hydra.core.override_parser.overrides_parser import OverrideParseException
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -205,15 +202,17 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         launcher = next(argument for argument in typed if argument.startswith("hydra/launcher="))
         return UserError(f"{launcher}: its launcher is not installed", installing("sweep"))
     if found := re.search(r"Could not (?:find|load) '([^']+)/([^'/]*)'", text):
-        return _unknown_choices(found[1], found[2], typed)
+        return _unknown_choice(found[1], found[2])
     if isinstance(error, yaml.MarkedYAMLError):
+        from fcl_bench.cli.knobs import unreadable
+
         return unreadable(error)
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         # Hydra looked for the choice's file, and the name is too long for a file.
         file = Path(str(error.filename))
-        return _unknown_choices(file.parent.name, file.stem, typed)
+        return _unknown_choice(file.parent.name, file.stem)
     if found := re.search(r"Could not override '([^']+)'", text):
-        return _unknown_keys(found[1], typed)
+        return _unknown_key(found[1], typed)
     if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
         return UserError(f"+{found[1]}: the configuration has this key already", f"{found[1]}=VALUE, without the +")
     if found := re.search(r"(?:Sweep parameters|Ambiguous value for argument) '([^']*)'", text):
@@ -228,22 +227,13 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
     return UserError(f"the configuration cannot be composed: {first_line(error)}", SEE_HELP)
 
 
-def _unknown_choices(group: str, choice: str, typed: list[str]) -> UserError:
-    """Name the choice that Hydra did not find, and any other that was typed and is not there."""
-    pairs = [(key, value) for key, _, value in (text.partition("=") for text in typed) if key in groups()]
-    others = {key: value for key, value in pairs if re.fullmatch(r"\w+", value) and value not in choices_of(key)}
-    errors = []
-    for key, value in {group: choice, **others}.items():
-        options = choices_of(key)
-        errors.append(UserError(f"{key}={value} is not known", choices(options, value) if options else SEE_HELP))
-    return _together(errors)
+def _unknown_choice(group: str, choice: str) -> UserError:
+    options = choices_of(group)
+    return UserError(f"{group}={choice} is not known", choices(options, choice) if options else SEE_HELP)
 
 
-def _unknown_keys(first: str, typed: list[str]) -> UserError:
-    """Name the key that Hydra refused, and any other that was typed and that the choices lack.
-
-    Each with the choice that lacks it, the choices that have it, and the existing keys.
-    """
+def _unknown_key(key: str, typed: list[str]) -> UserError:
+    """Name the key that Hydra refused, the choice that lacks it, the choices that have it, and the existing keys."""
     from omegaconf import OmegaConf
 
     from fcl_bench.cli.suggestions import unknown_key
@@ -251,19 +241,10 @@ def _unknown_keys(first: str, typed: list[str]) -> UserError:
     top: Any = OmegaConf.to_container(composed(_choosing(typed), with_hydra=True))
     chosen = top.pop("hydra")["runtime"]["choices"]
     known = list(dict.fromkeys([*_dotted(top), *groups()]))
-    if first in known:
-        return UserError(f"{first} takes no new keys in this form", f"+{first}.KEY=VALUE")
-    values = {key: value for key, _, value in (text.partition("=") for text in typed)}
-    value = next((values[key] for key in (first, f"+{first}", f"++{first}") if key in values), "")
-    others = {key: own for key, own in values.items() if re.match(r"(?!hydra\.)[\w.]+$", key) and key not in known}
-    wrong = {first: value, **others}.items()
-    return _together([unknown_key(key, own, known, _keys_beside(key, known), chosen) for key, own in wrong])
-
-
-def _together(errors: list[UserError]) -> UserError:
-    """One line that says all of them."""
-    *others, last = errors
-    return UserError("; ".join([*map(str, others), last.what]), last.remedy)
+    if key in known:
+        return UserError(f"{key} takes no new keys in this form", f"+{key}.KEY=VALUE")
+    values = {name.lstrip("+"): value for name, _, value in (text.partition("=") for text in typed)}
+    return unknown_key(key, values.get(key, ""), known, _keys_beside(key, known), chosen)
 
 
 def _choosing(typed: list[str]) -> list[str]:

@@ -68,7 +68,6 @@ def _holds(folder: Path, wanted: str | None) -> bool:
     """Print what is right and wrong of a run, a line each; return whether nothing is wrong.
 
     Args:
-        folder: the run's.
         wanted: the public key that has to have signed it; None: any, or none.
     """
     from fcl_bench.results.verifying import verify

@@ -58,10 +58,7 @@ def unknown_key(
     """The error for a key that the composed configuration does not have.
 
     Args:
-        key, value: as typed.
         known: every key of the configuration that is composed without it, dotted, and its groups.
-        beside: the keys that share the key's parent.
-        chosen: group -> its choice in that configuration, whether it was typed or came with another.
     """
     group, _, below = key.partition(".")
     if below and group in groups() and group not in WHOLE_RUNS and (having := owners(group, below)):
@@ -82,9 +79,7 @@ def unknown_option(option: str, value: str | None, options: Collection[str]) -> 
     """The error for an unknown option, such as `--seed 3` in place of seed=3.
 
     Args:
-        option: as typed, perhaps with `=VALUE`.
         value: the argument after it, if that is neither an option nor an override.
-        options: the existing options.
     """
     name, has_value, own = option.lstrip("-").partition("=")
     written = f"={own if has_value else value}" if has_value or value is not None else "=VALUE"

@@ -42,11 +42,7 @@ class _Search:
     """The search that was asked for.
 
     Attributes:
-        fixed: the overrides of every trial.
-        space: the keys that are searched.
         seeds: the seeds of every trial; its value is their mean.
-        metric: one of `MEASURES`.
-        prune: whether trials that fall behind are stopped early.
         on_test: whether the test set chooses; if not, no trial looks at it.
     """
 

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
-import os
-import sys
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from logging.handlers import BufferingHandler
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fcl_bench.files import json_hash
@@ -19,43 +13,28 @@ from fcl_bench.files import json_hash
 Value = TypeVar("Value")
 #: The largest number of bytes stored; a single value that is larger is not stored at all.
 LIMIT = 2**30
-#: Seconds after a file's last change before a further change is sure to show: the coarsest usual file system clock.
-_SETTLED = 2.0
-_package = logging.getLogger("fcl_bench")
 
 
 class Shared:
     """A cache of values by key; the least recently used ones are dropped first.
 
-    Callers must not change a value. Messages that the package logged while a value was made are logged again whenever
-    the value is reused, if they concern the value (`of_value`), so that each job logs what it would log alone.
-
-    Args:
-        limit: the largest number of bytes stored.
+    Callers must not change a value. What was logged while it was made is not logged again when it is reused.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self.bytes = 0
-        self._stored: OrderedDict[str, tuple[Any, int, list[logging.LogRecord]]] = OrderedDict()
+        self._stored: OrderedDict[str, tuple[Any, int]] = OrderedDict()
 
-    def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True) -> Value:
+    def get(self, key: str, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
         """The value of `key`: the stored one, or a new one from `make`; see `shared`."""
         if key in self._stored:
             self._stored.move_to_end(key)
-            value, _, records = self._stored[key]
-            for record in records:
-                logging.getLogger(record.name).log(record.levelno, record.msg, *(record.args or ()))
-            return value
-        messages = BufferingHandler(sys.maxsize)
-        _package.addHandler(messages)
-        try:
-            value = make()
-        finally:
-            _package.removeHandler(messages)
+            return self._stored[key][0]
+        value = make()
         count = size(value)
         if count <= self.limit:
-            self._stored[key] = value, count, messages.buffer if of_value else []
+            self._stored[key] = value, count
             self.bytes += count
             while self.bytes > self.limit:
                 self.bytes -= self._stored.popitem(last=False)[1][1]
@@ -77,11 +56,6 @@ def stop_sharing() -> None:
     _current.clear()
 
 
-def is_sharing() -> bool:
-    """Whether the jobs of this process share results."""
-    return bool(_current)
-
-
 @contextmanager
 def sharing() -> Iterator[None]:
     """A context in which jobs share results."""
@@ -92,62 +66,18 @@ def sharing() -> Iterator[None]:
         stop_sharing()
 
 
-def shared(
-    kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value], int], of_value: bool = True
-) -> Value:
+def shared(kind: str, key: Any, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
     """The result of `make`, or that of an earlier job of this process; callers must not change it.
 
     Args:
-        kind: of what.
         key: everything that determines the value, in JSON's types; None: unknown, so the value is always made anew.
-        make: makes the value; it has no side effects except log messages.
-        size: the size of a value in bytes.
-        of_value: whether its log messages concern the value; otherwise they concern only this call.
     """
     if key is None or not _current:
         return make()
-    return _current[0].get(json_hash([kind, key]), make, size, of_value)
+    return _current[0].get(json_hash([kind, key]), make, size)
 
 
 def described(choice: Any) -> list[Any]:
     """A dataclass of knobs as a key: its class and all its values, whether or not they are part of a run's id."""
     kind = type(choice)
     return [kind.__module__, kind.__qualname__, dataclasses.asdict(choice)]
-
-
-def state_of(paths: Iterable[Path]) -> list[list[object]] | None:
-    """A value that changes whenever a file at or below `paths` changes, appears or vanishes; None where that is unsure.
-
-    It consists of the name, inode number, size and both times of each file; no program can set the second time. The
-    result is None if a file has changed just now, since it may change again within the same tick of the file system's
-    clock, and if a folder is behind a link, since links are not followed.
-    """
-    found: list[list[object]] = []
-    newest = 0.0
-    for path in sorted(path.absolute() for path in paths):
-        for file in _walked(path):
-            if file is None:
-                return None
-            try:
-                there = file.stat()
-            except FileNotFoundError:
-                found.append([str(file)])
-                continue
-            except OSError:
-                return None
-            newest = max(newest, there.st_mtime, there.st_ctime)
-            found.append([str(file), there.st_ino, there.st_size, there.st_mtime_ns, there.st_ctime_ns])
-    return found if newest < time.time() - _SETTLED else None
-
-
-def _walked(path: Path) -> Iterator[Path | None]:
-    """A file, or all of a folder in a fixed order; None for a link to a folder."""
-    yield path
-    if not path.is_dir():
-        return
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        for name in folders:
-            below = Path(folder, name)
-            yield None if below.is_symlink() else below
-        yield from (Path(folder, name) for name in sorted(files))

@@ -24,7 +24,6 @@ def draw_validation(columns: np.ndarray, clients: np.ndarray, share: float, rng:
     Args:
         columns, clients: (n,) the class of each sample, and the client that holds it.
         share: above 0 and below 1.
-        rng: the generator of this task.
     """
     order = rng.permutation(len(columns))
     # Samples of the same class and client: one group.
@@ -51,10 +50,6 @@ def hold_out(
     """The stream and the clients' holdings without the validation samples, which `Stream.validation` names.
 
     Args:
-        stream: of the data set, nothing held out.
-        shards: per task, the clients' training samples.
-        share: `data.validation`, above 0 and below 1.
-        seed: of the run.
         only: whether the validation samples are what the run is tested on, in the test set's place (`data.test=false`).
 
     Raises:

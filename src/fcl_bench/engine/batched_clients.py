@@ -41,11 +41,6 @@ class BatchedClients:
 
     Everything else of a turn is each client's own and happens when it is asked for. The seconds of a joint training are
     dealt to the clients in proportion to their samples.
-
-    Args:
-        node: of all clients.
-        size: the most clients of a group.
-        device: of the node.
     """
 
     def __init__(self, node: Node, size: int, device: torch.device) -> None:

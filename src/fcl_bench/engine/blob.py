@@ -20,12 +20,7 @@ _HEADER_LENGTH = 8
 
 
 def packed(message: Message, **beside: Any) -> bytes:
-    """The message as bytes.
-
-    Args:
-        message: on any device.
-        beside: further entries of the header, as JSON.
-    """
+    """The message as bytes."""
     tensors, bodies = [], []
     for name, tensor in message.items():
         order = _order(tensor)

@@ -47,10 +47,7 @@ class _Grown:
     """The contents of a file of rows so far.
 
     Attributes:
-        file: its name; "" if there is none yet.
-        rows: the number of rows.
         size: their bytes; anything beyond them in the file belongs to a state that was never completed.
-        digest: the running hash of these bytes.
     """
 
     file: str = ""
@@ -67,8 +64,6 @@ class Checkpoint:
     each state, in one file.
 
     Args:
-        folder: created when something is saved.
-        schema: version of the saved state; a state of another version is not used.
         owner: identity of the work under way; a state that another owner left is not used.
         otherwise: what the caller does about a checkpoint that can't be used, for warnings.
     """
@@ -230,7 +225,6 @@ class ClientStore:
         folder: the folder of all processes; they may share it, or have one each under the same name. Only this user
             may read it, since states may hold raw samples.
         owner: identity of the work under way; states that another owner left are not used.
-        process: name of this process.
     """
 
     def __init__(self, folder: Path, owner: str, process: str = "all") -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.structure import packed, symmetric
@@ -79,7 +80,6 @@ class Codec(Middleware):
     """Encodes what one side sends, and decodes what it receives. It is the last step before the wire.
 
     Args:
-        uploads: what is declared of uploads.
         wire: the form of the clients' uploads; None: the server's side, whose broadcasts travel in the types they have.
         dtype, device: those of received floating-point tensors, which the server absorbs in the statistics' type on its
             device; None: as they come.
@@ -104,12 +104,9 @@ class Codec(Middleware):
     def receive(self, message: Message, client: int) -> Message:
         # One buffer changes its type in one operation, before anyone looks at it.
         if self._as_sent and travels_whole(message) and not isinstance(message.tensors, Flat):
-            moved = {name: _moved(sent, self._unless_narrower(sent), self._device) for name, sent in message.items()}
-            return message.with_tensors(moved)
+            types = {name: sent.dtype if narrower(sent, self._dtype) else self._dtype for name, sent in message.items()}
+            return message.with_tensors({name: _moved(message[name], types[name], self._device) for name in types})
         return decoded(message, self._dtype, self._device)
-
-    def _unless_narrower(self, sent: torch.Tensor) -> torch.dtype | None:
-        return sent.dtype if narrower(sent, self._dtype) else self._dtype
 
 
 def encoded(message: Message, wire: WireFormat, uploads: Uploads = UNDECLARED) -> Message:
@@ -178,12 +175,7 @@ def _not_finite(message: Message, sent: Mapping[str, torch.Tensor], wire: WireFo
 
 
 def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Message:
-    """The message that the receiver computes with: floating-point tensors in `dtype` on `device`, whole and unscaled.
-
-    Args:
-        message: what `encoded` returned.
-        dtype, device: None: those of each tensor.
-    """
+    """The message that the receiver computes with: real tensors in `dtype` on `device` (None: as sent), unscaled."""
     if travels_whole(message):
         if dtype is None and device is None:
             return message
@@ -194,12 +186,15 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
             continue
         tensor = _moved(sent, dtype, device)
         if sent.dtype == torch.int8:
-            received[name] = _unit_columns(tensor.to(dtype or torch.float32))
+            received[name] = normalize(tensor.to(dtype or torch.float32), dim=0)
             continue
         name = name.removesuffix(PACKED)
         scale = message.get(name + SCALE)
         if name + PACKED in message:
-            tensor = _unpacked(tensor, None if scale is None else _moved(scale, dtype, device))
+            tensor = symmetric(tensor)
+            if scale is not None:
+                scale = _moved(scale, dtype, device)
+                tensor = (tensor * scale).mul_(scale.unsqueeze(1))
         elif scale is not None:
             tensor = tensor * _moved(scale, dtype, device)
         if name + HELD in message:
@@ -246,12 +241,6 @@ def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
     return (factor * (127 / torch.where(largest > 0, largest, torch.ones_like(largest)))).round().to(torch.int8)
 
 
-def _unit_columns(factor: torch.Tensor) -> torch.Tensor:
-    """`factor` (M, r) with columns scaled to length 1; a column of zeros stays as it is."""
-    lengths = torch.linalg.vector_norm(factor, dim=0)
-    return factor / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-
-
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type that of its correlations, with scales."""
     if dtype not in HALF:
@@ -262,19 +251,8 @@ def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, to
     return {name + PACKED: packed(correlations).to(dtype), name + SCALE: scale}
 
 
-def _unpacked(triangle: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    matrix = symmetric(triangle)
-    return matrix if scale is None else (matrix * scale).mul_(scale.unsqueeze(1))
-
-
 def form_objection(upload: Message, expected: Schema, wire: WireFormat) -> tuple[str, str, str] | None:
-    """What is wrong with the form of an upload: the field, what it is, and what was expected. None if nothing is wrong.
-
-    Args:
-        upload: as it travelled.
-        expected: the expectation of each decoded field.
-        wire: the form that it has to travel in.
-    """
+    """What is wrong with an upload's form: the field, what it is, and what was expected. None if nothing is wrong."""
     suffixes = (PACKED, SCALE, HELD)
     whole_only = travels_whole(upload)
     types = {tensor.dtype for tensor in upload.tensors.values()}
@@ -362,7 +340,6 @@ class RawSamples:
 
     Attributes:
         kind: "features", or "images" for methods that train the network.
-        sample_bytes: bytes of a sample with its label.
         upload_bytes: additional bytes of every upload: the scales of a 16-bit wire type.
     """
 

@@ -46,10 +46,6 @@ class Predictions:
 
     It also keeps the predicted classes, as `correct` counts them: as a confusion table and, on request, per sample.
 
-    Args:
-        tasks: T.
-        by_sample: whether the predicted class of every single sample is kept.
-
     Attributes:
         routes: whether the method names tasks at all; if not, `routed` has no meaning and `unrouted` is `correct`.
         confusion: `CONFUSION` rows, those of each task's examination in turn, ascending.
@@ -84,10 +80,8 @@ class Predictions:
 
         Args:
             after: index of the last task learnt.
-            prediction: of n samples.
             columns: (n,) their true classes; a class not seen yet is never answered.
             true_tasks: (n,) the tasks whose test samples they are.
-            classes: per task so far, the columns of its classes, ascending.
             samples: (n,) their indices, where single samples are kept.
         """
         tasks, best = prediction.tasks, chosen(prediction, classes)
@@ -148,7 +142,6 @@ def chosen(prediction: Prediction, classes: list[torch.Tensor], tasks: torch.Ten
     """The predicted class (n,) of each sample, as a column.
 
     Args:
-        prediction: of n samples.
         classes: per task so far, the columns of its classes, ascending.
         tasks: (n,) the tasks whose classes alone compete; None: those that the prediction names, if it names any.
     """
@@ -175,7 +168,6 @@ class Tested:
     Attributes:
         samples: (n, ...) features, or images in uint8; those of no task among them.
         columns: (n,) int64, the class of each, as a column.
-        by_task: per task, the indices of its samples.
         numbered: whether full batches have numbers, by which a server may keep what it computed from them; of one
             `Tested` of a run, since another's batches would have the same numbers.
     """
@@ -202,13 +194,7 @@ class Tested:
 
 
 class Evaluation:
-    """Asks a server about samples that no client learns from, and counts its right answers.
-
-    Args:
-        context: device, types, seed.
-        tasks: of the stream.
-        tested: the samples; they are moved to the device.
-    """
+    """Asks a server about samples that no client learns from, and counts its right answers."""
 
     def __init__(self, context: Context, tasks: Sequence[Task], tested: Tested) -> None:
         self._context = context
@@ -278,12 +264,6 @@ def test_batches(test: Sequence[np.ndarray], pure: int | None, seed: int) -> Ite
 def answer_of(server: Server, prediction: Any, samples: int, task: Task) -> Prediction:
     """The server's prediction for test samples.
 
-    Args:
-        server: for messages.
-        prediction: what its `classify` returned.
-        samples: n.
-        task: the last one learnt.
-
     Raises:
         UserError: it has not a row of scores for each sample and a column for each class seen so far, a score is not
             finite, or it names tasks that have not been.
@@ -311,7 +291,6 @@ def pooled_after(task: int, correct: np.ndarray, tests: np.ndarray) -> float:
     """A_t in percent: accuracy on the pooled test sets of all tasks up to `task`, after it; NaN if there is no sample.
 
     Args:
-        task: t.
         correct: (T, T) right answers on task tau's test set after task t.
         tests: (T,) sizes of the test sets.
     """

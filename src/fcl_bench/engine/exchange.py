@@ -95,11 +95,6 @@ class Round:
     Attributes:
         task, number: which; numbers are from 0 in each task.
         present: the clients that are asked, in order of their turns.
-        broadcast: what they receive.
-        schema: the fields that their uploads have to have.
-        held: how many samples clients hold.
-        watch: of the server.
-        columns: the round's rows of uploads.csv, (K,) each.
     """
 
     task: Task
@@ -125,9 +120,7 @@ class Arrival:
 
     Attributes:
         client: who sent it; the first client whose upload is in it; `EVERYONE` for the sum of a round.
-        upload: as it travelled.
         announced: how many samples the clients in it have; None: they have not said.
-        clients: how many these are.
         sender: the sender's name in errors; "": the client's.
         exact: whether it is a sum that did not travel in the wire's floating-point type.
         rounding: the largest absolute error of its entries, besides that of the wire's type.
@@ -147,14 +140,9 @@ class Turn:
     """What the steps of an exchange know of one answer; each of them may change it.
 
     Attributes:
-        client: whose turn it was.
         reply: what it cost; None: there was none, or it was counted in an earlier round.
-        fate: what became of it.
-        reason: why it is LOST.
         arrival: what arrives at the server in this round; None: nothing.
         earlier: an upload of an earlier round that arrives now.
-        upload: what the server absorbs: the arrival, decoded and validated.
-        source: whose upload that is; see `Arrival.client`.
     """
 
     client: int
@@ -179,8 +167,6 @@ class Reply:
     """A client that has answered.
 
     Attributes:
-        client: whose turn it was.
-        upload: as it travels.
         seconds: the client's own, from its data to the upload on the wire.
         guesses: (m,) the labels that it gave its unlabelled samples, -1 for none; None: it did not use them. They are
             not part of the upload, and only a transport that sees everything has them.
@@ -193,7 +179,6 @@ class Reply:
         grouped: from which `revealed` follows for a sum of uploads; None if uploads are not added up.
         together: how many clients trained side by side with this one, itself included.
         alone: why none did, although it was asked for (`parallel_clients`); "": not asked for, or done.
-        counts: what was computed; of clients that trained side by side, the first one has it all.
     """
 
     client: int
@@ -273,12 +258,7 @@ class Step(ABC):
 
 
 class Exchange:
-    """The exchange of rounds over a transport.
-
-    Args:
-        transport: reaches the clients.
-        steps: in their order, from the transport to the server.
-    """
+    """The exchange of rounds over a transport."""
 
     def __init__(self, transport: Transport, steps: Sequence[Step]) -> None:
         self._transport, self._steps = transport, tuple(steps)

@@ -6,14 +6,17 @@ A run that meets one says so on screen, in run.json and in tables, where it is n
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fcl_bench.engine.evaluation import Evaluation, Predictions
-from fcl_bench.engine.reports import GateState
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.method import Server
+
+if TYPE_CHECKING:
+    from fcl_bench.engine.reports import GateState
 
 #: Standard deviations by which an accuracy must differ from chance, and from an earlier one, to count as another.
 _SURE = 2.0
@@ -32,12 +35,7 @@ def none_yet() -> GateState:
 
 
 class Gates:
-    """Looks at a server after its tasks and, once, within each.
-
-    Args:
-        evaluation: asks the server about test samples.
-        state: what was found so far; it is changed in place.
-    """
+    """Looks at a server after its tasks and, once, within each."""
 
     def __init__(self, evaluation: Evaluation, state: GateState) -> None:
         self._evaluation = evaluation

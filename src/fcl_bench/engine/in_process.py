@@ -28,7 +28,6 @@ class InProcess:
     """All clients in this process, in turn.
 
     Args:
-        node: the node of all clients.
         store: where processes of clients saved their states, for a run that used several processes before.
         batched: takes turns whose training is done side by side; None: each client does all of its own.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,13 +29,10 @@ class Upload:
 
     Attributes:
         task, round, client: from 0.
-        stage: what the exchange was for.
-        samples: number of the client's samples of the task.
         labelled: how many of them have a label.
         accepted: how many of the others got a label from the client itself.
         right: how many of those labels are true; `NOBODY_KNOWS` if the true labels are not available.
         up_bytes, down_bytes: payload.
-        client_seconds: the client's own computing time.
         one_sample_sums, one_sample_moments: sums and moments in the upload of one sample only (see
             `engine.single_sample_leakage`).
         dropped: 1 if the upload was not as the server expected and was left out; else 0.
@@ -75,11 +72,7 @@ _ROWS, _SERVER_SECONDS, _REVEALED = (GROWING + name for name in ("uploads", "ser
 
 
 class BroadcastCache:
-    """Who keeps which tensors of broadcasts (see `Message.cached`).
-
-    Attributes:
-        names: per receiver, the names of the tensors that it keeps. Receivers that keep the same share one set.
-    """
+    """Who keeps which tensors of broadcasts (see `Message.cached`)."""
 
     def __init__(self) -> None:
         self.names: dict[int, frozenset[str]] = {}
@@ -92,7 +85,10 @@ class BroadcastCache:
         if broadcast is not self._sent:
             self._sent, self._costs = broadcast, {}
             if self.names:
-                self._forget(broadcast.tensors.keys() - broadcast.cached)
+                # Of tensors that change again, such as weights of classes that come back, no receiver has the new ones.
+                changing = broadcast.tensors.keys() - broadcast.cached
+                left = {there: there.difference(changing) for there in set(self.names.values())}
+                self.names = {receiver: left[there] for receiver, there in self.names.items()}
         if not broadcast.cached:
             return broadcast.nbytes
         there = self.names.get(receiver, frozenset())
@@ -101,11 +97,6 @@ class BroadcastCache:
             self._costs[there] = broadcast.nbytes_without(there), there | frozenset(broadcast.cached)
         size, self.names[receiver] = self._costs[there]
         return size
-
-    def _forget(self, changing: Collection[str]) -> None:
-        """Forget tensors that change again, such as weights of classes that come back: no receiver has the new ones."""
-        left = {there: there.difference(changing) for there in set(self.names.values())}
-        self.names = {receiver: left[there] for receiver, there in self.names.items()}
 
     def state(self) -> dict[str, Any]:
         """Return it as JSON; receivers that keep the same share one list of names."""
@@ -123,11 +114,7 @@ class BroadcastCache:
 
 
 class Rows:
-    """A table of numbers that grows at the end, with room to spare, so that adding a row costs the same at any length.
-
-    Args:
-        dtype: NumPy's type of a row; its fields are the columns.
-    """
+    """A table of numbers that grows at the end, with room to spare: adding a row costs the same at any length."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._room = np.zeros(0, dtype=dtype)
@@ -191,13 +178,7 @@ class Ledger:
     million of them. A query about one task reads only that task's rows.
 
     Args:
-        clients: K.
         raw: the cost of sending a sample as it is; None if no samples are visible.
-
-    Attributes:
-        server_seconds: the server's seconds for each complete task.
-        revealed: the samples that were revealed.
-        cached: who keeps which tensors of broadcasts.
     """
 
     def __init__(self, clients: int, raw: RawSamples | None = None) -> None:

@@ -18,7 +18,6 @@ from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, 
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
 from fcl_bench.engine.gates import Gates, none_yet
 from fcl_bench.engine.ledger import Ledger
-from fcl_bench.engine.reports import GateState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
@@ -31,7 +30,7 @@ from fcl_bench.tracking.console import Notices, progress
 
 if TYPE_CHECKING:
     from fcl_bench.engine.missing import MissingClients
-    from fcl_bench.engine.reports import Absences, BatchedTurns
+    from fcl_bench.engine.reports import Absences, BatchedTurns, GateState
     from fcl_bench.protocol.audit import Audit, FullData
 
 log = logging.getLogger(__name__)
@@ -60,21 +59,13 @@ class FederationState:
     """The progress of a run. With the tensors, it is all that a resumed run needs.
 
     Attributes:
-        tasks_done: number of complete tasks.
-        answers: right answers so far.
         validation: the same on validation samples; None where there are none beside the test set.
-        ledger: bytes and seconds.
-        rounds_done: complete rounds of the current task.
         server_seconds: the server's seconds in those rounds.
         client_counts, server_counts: what all clients, and the server, have computed so far (`protocol.compute`).
         client_storage_bytes: the most that any client has kept between turns so far, by kind.
-        client_storage_max_bytes: the same for all kinds together.
-        client_samples_kept: the most raw samples that any client has kept.
-        absences: counts of turns without an upload in time, and of late uploads.
         missing: client and round of each turn of the current task that brought no upload in time and on which later
             rounds build.
         batched_turns: counts of turns whose training was done together with other clients' (`parallel_clients`).
-        gates: signs that the run is no fair sample of its method.
     """
 
     tasks_done: int
@@ -118,18 +109,12 @@ class Federation:
     """One method on one stream: trains task by task, evaluates after each.
 
     Args:
-        method: the method's knobs.
-        context: dimensions, types, device, seed.
-        stream: the data cut into tasks.
-        transport: how the clients are reached.
         test: (n, ...) the test samples: features, or images in uint8.
         audits: measurements beside the run, by name; only over a transport that sees everything.
         middleware: the server's side middleware, before the wire codec.
         evaluate_rounds: N, to test after every N-th round of the model; 0: only after each task.
         drops: whether a client whose upload is not as the server expects is left out of the round; else the run ends.
         minimum: the least share of a round's clients that must answer over the transport; None: all.
-        steps: what options add to the exchange, between the transport and the server.
-        by_sample: whether the predicted class of every single test sample is retained.
         train: (n, ...) all training samples, the stream's validation samples among them; None: these are not asked
             about.
     """

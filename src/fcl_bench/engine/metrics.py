@@ -34,10 +34,6 @@ def class_accuracy(confusion: np.ndarray, tasks: int, classes: int) -> np.ndarra
     """(T, C) in percent: after each task, the share of each class's test samples that are classified as that class.
 
     NaN for a class that has no test samples yet.
-
-    Args:
-        confusion: `CONFUSION` rows.
-        tasks, classes: T, C.
     """
     right, tests = np.zeros((2, tasks, classes), dtype=np.int64)
     np.add.at(tests, (confusion["after"], confusion["label"]), confusion["samples"])
@@ -55,7 +51,6 @@ def client_accuracy(by_class: np.ndarray, holdings: Sequence[Holdings], columns:
 
     Args:
         by_class: a_c(t) (T, C), see `class_accuracy`.
-        holdings: per task, who has which training samples.
         columns: (n,) the class of each training sample.
     """
     clients = len(holdings[0])

@@ -30,13 +30,6 @@ class MissingClients(Step):
 
     Args:
         state: the run's state; it holds the counts, and which clients may not return yet.
-        server: decides when they may return.
-        transport: knows how many samples clients have.
-        validation: of uploads that arrive late.
-        tasks: of the stream.
-        notices: informs the user.
-        minimum: the least share of a round's clients that must answer over the transport; None: all.
-        drops: whether clients with a bad upload are left out of the round.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,6 @@ class NodeData:
     """The samples of the clients of one node.
 
     Args:
-        context: device and type of the samples.
         holdings: [task] -> the indices of each client's training samples.
         columns: (n,) int64, the class of each sample as a column of the label matrix, `UNKNOWN` where its client does
             not know it: true labels of unlabelled samples are never here.
@@ -125,11 +124,6 @@ class Node:
     """Runs the turns of the clients that live in one process, and keeps their states.
 
     Args:
-        client: the method's client half; it serves all clients of the node.
-        context: device and types.
-        data: the clients' samples.
-        middleware: this side's middleware for uploads and broadcasts.
-        uploads: what the method declares of uploads.
         truth: counts right guesses outside the turns; None: the true labels are unknown.
     """
 
@@ -149,8 +143,6 @@ class Node:
         self._uploads = uploads
         self._truth = truth
         self._states: dict[int, State] = {}
-        #: Per client with a state, `versions` of it at the end of its turn.
-        self._versions: dict[int, dict[str, int]] = {}
         #: Per client whose upload may still be refused, its state before the turn; None: it had none.
         self._before: dict[int, State | None] = {}
 
@@ -173,16 +165,10 @@ class Node:
         return self._client.train_batched(shards, received, states)
 
     def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
-        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards.
-
-        Args:
-            client, broadcast: whose turn it is, and what it receives.
-            client_data: the client's samples; None: they are looked up.
-        """
+        """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
         task, round_ = broadcast.task, broadcast.round
         client_data = self.data.client_data(task, client) if client_data is None else client_data
         state = self._states.get(client, {})
-        require_unchanged(self._client, client, state, self._versions.get(client))
         watch = Stopwatch(self._context.device)
         with watch.running():
             received = self._middleware.receive(broadcast, client)
@@ -204,13 +190,10 @@ class Node:
                     f"finite numbers from {type(self._client).__name__}.update",
                 ) from error
         alone, grouped = self._leakage(made, received.stage, client_data, guesses)
-        # A view would keep the whole tensor that it is a part of.
-        kept = {
-            name: value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
-            for name, value in state.items()
-        }
+        # Copies: what a client keeps of the network that all clients share would change with the next training.
+        kept = {name: value.clone() for name, value in state.items()}
         self._before[client] = self._states.get(client)
-        self._states[client], self._versions[client] = kept, versions(kept)
+        self._states[client] = kept
         accepted, right = (0, 0) if guesses is None else self._counted(task, client, guesses)
         sizes = stored_bytes(kept), samples_in(kept)
         return Reply(
@@ -225,13 +208,14 @@ class Node:
             return None, None
         from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 
-        groups = self._uploads.groups(made, stage, client_data.labels)
-        alone, grouped = revealed(groups, len(client_data.labels)), None
-        if len(alone.samples) or self._context.sums:
-            numbers = self._learnt_from(client_data.task, client_data.client, guesses)
-            alone = dataclasses.replace(alone, samples=numbers[alone.samples])
-            grouped = Grouped.of(groups, numbers) if self._context.sums else None
-        return alone, grouped
+        groups, client = self._uploads.groups(made, stage, client_data.labels), client_data.client
+        grouped = Grouped.of(groups, np.arange(len(client_data.labels)))
+        alone = revealed({client: grouped})[client]
+        if not len(alone.samples) and not self._context.sums:
+            return alone, None
+        numbers = self._learnt_from(client_data.task, client, guesses)
+        alone = dataclasses.replace(alone, samples=numbers[alone.samples])
+        return alone, dataclasses.replace(grouped, samples=numbers) if self._context.sums else None
 
     def _learnt_from(self, task: int, client: int, guesses: torch.Tensor | None) -> np.ndarray:
         """The indices in the data set of the samples that a client learnt from, in the order of its shard."""
@@ -264,7 +248,6 @@ class Node:
         if client not in self._before:
             raise ValueError(f"client {client} has had no turn that could be taken back")
         state = self._before.pop(client)
-        del self._versions[client]
         if state is None:
             del self._states[client]
         else:
@@ -277,7 +260,6 @@ class Node:
     def resume(self, client: int, state: State) -> None:
         """Let one client continue from a saved state."""
         self._states[client] = {name: value.to(self._context.device) for name, value in state.items()}
-        self._versions.pop(client, None)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What the clients keep: `<client>.<name>`."""
@@ -285,7 +267,7 @@ class Node:
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned."""
-        self._states, self._before, self._versions = {}, {}, {}
+        self._states, self._before = {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")
             self._states.setdefault(int(client), {})[name] = value.to(self._context.device)
@@ -308,13 +290,6 @@ def samples_in(state: State) -> int:
 def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: int) -> tuple[Message, State]:
     """The upload and the new state that a client half returned.
 
-    Args:
-        half: the client half, for messages.
-        returned: by its `update`.
-        uploads: what the method declares.
-        stage: of the broadcast that it answers.
-        samples: n, the labelled samples of the client's shard.
-
     Raises:
         UserError: `returned` is not a message and a mapping of tensors, a tensor of the message is not declared, or the
             message groups other samples.
@@ -333,29 +308,6 @@ def turn_of(half: Client, returned: Any, uploads: Uploads, stage: str, samples: 
         _require_groups(f"{where}: groups", name, which, samples)
     require_tensors(f"{where}: the state", state)
     return made, state
-
-
-def versions(state: State) -> dict[str, int]:
-    """How often each tensor of a state was changed in place so far."""
-    return {name: 0 if tensor.is_inference() else tensor._version for name, tensor in state.items()}
-
-
-def require_unchanged(half: Client, client: int, state: State, before: Mapping[str, int] | None) -> None:
-    """Raise a `UserError` if a client's state was changed in place since its last turn ended.
-
-    It would be another client's, or depend on where the clients live, without a word.
-
-    Args:
-        half: the client half, for messages.
-        client: whose state it is.
-        state: as it is now.
-        before: `versions` at the end of that turn; None: the state comes from elsewhere.
-    """
-    if before is not None and (changed := [name for name, now in versions(state).items() if now != before[name]]):
-        raise UserError(
-            f"{type(half).__name__}: {changed[0]} of the state of client {client} was changed in place after its turn",
-            "a copy in the state, such as tensor.clone()",
-        )
 
 
 def _require_groups(where: str, name: str, which: Any, samples: int) -> None:

@@ -13,12 +13,7 @@ from fcl_bench.protocol.audit import Audit
 
 
 class Observation(Step):
-    """Shows the audits what clients learn from, in a task's first round.
-
-    Args:
-        audits: those that look.
-        transport: sees all clients' data.
-    """
+    """Shows the audits what clients learn from, in a task's first round."""
 
     def __init__(self, audits: Mapping[str, Audit], transport: Transport) -> None:
         self._audits, self._transport = audits, transport

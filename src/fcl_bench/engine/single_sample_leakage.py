@@ -22,9 +22,7 @@ class Leakage:
     """What one upload reveals.
 
     Attributes:
-        sums: how many of its sums are of one sample.
-        moments: how many of its second moments are.
-        samples: (m,) indices, among the client's labelled samples, of those that are alone in any of these, ascending.
+        samples: (m,) indices in the data set of those that are alone in any of these, ascending as the client has them.
     """
 
     sums: int
@@ -33,40 +31,6 @@ class Leakage:
 
 
 _NONE = np.zeros(0, dtype=np.int64)
-
-
-def revealed(groups: Groups, samples: int) -> Leakage:
-    """What an upload reveals.
-
-    Args:
-        groups: which sums its samples are in.
-        samples: n, the labelled samples of the client's shard.
-    """
-    sums, single = _alone(groups[SUMS], samples)
-    moments, also = _alone(groups[MOMENTS], samples)
-    if not sums and not moments:
-        return Leakage(0, 0, _NONE)
-    found = np.unique(np.concatenate([*single, *also]))
-    return Leakage(sums, moments, found[found < samples])
-
-
-def _alone(fields: Mapping[str, torch.Tensor | None], samples: int) -> tuple[int, list[np.ndarray]]:
-    """How many sums have one sample, and per field which samples these are."""
-    count, found = 0, []
-    for which in fields.values():
-        if which is None:
-            if samples == 1:
-                count += 1
-                found.append(np.zeros(1, dtype=np.int64))
-            continue
-        # Shifted by one, so that what is in no sum is number 0.
-        places = which.cpu().numpy() + 1
-        alone = np.bincount(places) == 1
-        alone[:1] = False
-        own = np.flatnonzero(alone[places])
-        count += len(own)
-        found.append(own)
-    return count, found
 
 
 @dataclass(frozen=True)
@@ -94,33 +58,33 @@ class Grouped:
         return cls(sums, moments, samples)
 
 
-def revealed_together(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
-    """What the sum of several clients' uploads reveals, by the client whose sample it is.
+def revealed(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
+    """What an upload, or the sum of several clients' uploads, reveals, by the client whose sample it is.
 
     A sum that has several samples, over all clients together, hides each of them; a sum that has a single sample is
     that sample, whichever clients added zeros to it.
-
-    Args:
-        uploads: the groups of each client's upload.
     """
     sums, moments = (
-        _alone_together({client: getattr(own, kind) for client, own in uploads.items()}) for kind in (SUMS, MOMENTS)
+        _alone({client: getattr(own, kind) for client, own in uploads.items()}) for kind in (SUMS, MOMENTS)
     )
     found = {}
     for client, own in uploads.items():
-        single = np.unique(np.concatenate([sums[client], moments[client]]))
-        found[client] = Leakage(len(sums[client]), len(moments[client]), own.samples[single[single < len(own.samples)]])
+        single = [*sums[client], *moments[client]]
+        samples = np.unique(np.concatenate(single)) if single else _NONE
+        told = own.samples[samples[samples < len(own.samples)]]
+        found[client] = Leakage(sum(map(len, sums[client])), sum(map(len, moments[client])), told)
     return found
 
 
-def _alone_together(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, np.ndarray]:
-    """Return, per client, the samples that are alone in a sum, once for each such sum."""
-    found = {client: [_NONE] for client in fields}
+def _alone(fields: Mapping[int, Mapping[str, np.ndarray]]) -> dict[int, list[np.ndarray]]:
+    """Return, per client, the samples that are alone in a sum, in one array for each field that has such sums."""
+    found: dict[int, list[np.ndarray]] = {client: [] for client in fields}
     for name in dict.fromkeys(name for own in fields.values() for name in own):
         # Shifted by one, so that what is in no sum is number 0.
         places = {client: own[name] + 1 for client, own in fields.items() if name in own}
-        alone = np.bincount(np.concatenate(list(places.values()))) == 1
+        every = [*places.values()]
+        alone = np.bincount(every[0] if len(every) == 1 else np.concatenate(every)) == 1
         alone[:1] = False
-        for client, own in places.items():
+        for client, own in places.items() if alone.any() else ():
             found[client].append(np.flatnonzero(alone[own]))
-    return {client: np.concatenate(own) for client, own in found.items()}
+    return found

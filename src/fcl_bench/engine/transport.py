@@ -34,17 +34,13 @@ class Clients:
     """All that determines what each client does, except the samples themselves.
 
     Attributes:
-        method, context: the method and its problem.
         holdings: [task][client] -> indices of training samples.
-        columns: (n,) int64, each training sample's class.
         labelled: (n,) bool, which of these labels their clients know.
-        middleware: the clients' side middleware, before the wire codec.
         run: identity of the work under way; both ends compare it.
         stage: which of the run's federations it is: "run", or "adapt" for the first stage.
         config: the run's resolved configuration, for a node that was not started with it.
         classes: for samples that stay at the clients' sites, [task] -> the columns of its classes; empty: the samples
             are those of one data set.
-        parallel: how many train side by side in one process (`parallel_clients`).
         prepared: whether the samples are features of a network, which round by the threads of the process.
     """
 
@@ -122,7 +118,6 @@ class Transport(Protocol):
     """Carries messages between the server's process and the clients', wherever they are.
 
     Attributes:
-        clients: K.
         complete: whether every client that is asked answers in its round.
         everything: the clients' data, for audits; None where the server's process does not see them.
         raw: the cost of sending a sample as it is; None if it is unknown.
@@ -174,11 +169,7 @@ class Asking(Transport, Protocol):
 
 
 class Wrapper:
-    """A transport around another one. It passes everything on to that one except what a subclass overrides.
-
-    Args:
-        inner: reaches the clients.
-    """
+    """A transport around another one. It passes everything on to that one except what a subclass overrides."""
 
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
@@ -219,11 +210,6 @@ class Connection(ABC):
     def begin(self, run: str, context: Context, prepared: bool) -> None:  # noqa: B027
         """A run is to be done, and this is the server's process: nothing of it is under way yet.
 
-        Args:
-            run: its identity.
-            context: of the method.
-            prepared: whether a network computes before the method does.
-
         Raises:
             UserError: processes differ in what changes results.
         """
@@ -233,8 +219,6 @@ class Connection(ABC):
         """The transport of one federation; the first stage is one of its own.
 
         Args:
-            clients: of the federation.
-            inputs: the samples of the whole data set, for the clients of this process.
             states: the folder for the states of each process's clients: beside the server's checkpoint.
 
         Raises:
@@ -268,11 +252,9 @@ class TransportChoice(ABC):
     which does change bits, has knobs that always are.
 
     Attributes:
-        name: of the choice.
         sees_everything: whether audits are possible.
         reaches_sites: whether clients may have samples that nobody else has (`data=sites`).
         launched: whether a launcher starts all processes, each with the same command, so that this is one run.
-        minimum: the least share of a round's clients that has to answer; None: all.
         fan_in: of the tree of aggregators on the way to the server; None: there is none.
     """
 

@@ -61,9 +61,6 @@ def validate_upload(arrival: Arrival, expected: Schema, middleware: Middleware, 
     """The upload as the server absorbs it.
 
     Args:
-        arrival: what arrived from the wire.
-        expected: its fields.
-        middleware: the server side's middleware.
         server: asked for objections; its context defines the wire format and types that an upload has to use.
 
     Raises:
@@ -141,10 +138,7 @@ def first_objection(
     """What is wrong with an upload: the field, what it contains, and what was expected. None if nothing is wrong.
 
     Args:
-        tensors: the decoded upload.
-        expected: the expectation of each field.
         rounding: relative errors of the fields' numbers; left out: those of float64.
-        announced: how many samples the client has; None: unknown.
         largest: the largest allowed absolute value of a real number.
     """
     for name, wanted in expected.items():
@@ -302,15 +296,7 @@ def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) 
 
 
 class Validation(Step):
-    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round.
-
-    Args:
-        middleware: the server side's middleware.
-        server: declares what it expects.
-        transport: is told of uploads that were left out.
-        notices: informs the user.
-        drops: whether a client's bad upload is left out.
-    """
+    """Only uploads as the server expects them are absorbed; others end the run, or are left out of the round."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ from fcl_bench.execution.options import exchange_steps
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import Adaptation
 from fcl_bench.files import locked
-from fcl_bench.options.none import NoAdaptation
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Method, Server
 from fcl_bench.training.knobs import cpu_precision
@@ -61,13 +61,7 @@ class FirstStage(Protocol):
         """The part of the body that training may have changed, given the method's server: `body.<name>` -> tensor."""
 
     def body(self, context: Context, first: Task, trained: Mapping[str, torch.Tensor]) -> torch.nn.Module:
-        """The trained network without its head, in evaluation mode, on the CPU.
-
-        Args:
-            context: the network that training started from.
-            first: the first task.
-            trained: the result of `trained`.
-        """
+        """The trained network without its head, in evaluation mode, on the CPU."""
 
     def identity(self) -> dict[str, object]:
         """Everything of it that determines the result."""
@@ -81,12 +75,10 @@ class Adapted:
     """The result of the first stage.
 
     Attributes:
-        body: the adapted network without its head, in evaluation mode, on the CPU.
         trained: the part of the body that the first stage may have changed: `body.<name>` -> tensor.
         ledger: its exchanges, all of task 0 and `STAGE`.
         accuracy: of the network with its own head on the first task's test set, percent; None if that is empty.
         seconds: spent on it in this run.
-        hit: whether an earlier run had already done it.
     """
 
     body: torch.nn.Module
@@ -139,8 +131,6 @@ def adapt(
     Args:
         plan: the run's plan; only the first task of its data is used.
         images: the data set's training and test images, (n, 3, h, w) uint8; called if there is training to do.
-        folder: where results are kept, one folder for each `adaptation_identity`.
-        link: to the processes of the clients.
     """
     begin = time.perf_counter()
     identity = identity_hash(_SCHEMA, adaptation_identity(plan))
@@ -188,14 +178,7 @@ def adapt(
 def adapted_extractor(
     backbone: Backbone, body: torch.nn.Module, network: Trainable, device: torch.device
 ) -> NetworkExtractor:
-    """The network that a first stage left, frozen, in the precision that the backbone's key says.
-
-    Args:
-        backbone: what the run names.
-        body: `Adapted.body`.
-        network: which network it started from.
-        device: where it runs.
-    """
+    """The network that a first stage left, frozen, in the precision that the backbone's key says."""
     return NetworkExtractor(body, network, device, getattr(backbone, "precision", "auto"))
 
 
@@ -214,7 +197,7 @@ def first_stage_clients(plan: Plan) -> Clients:
 
 
 def _stage(plan: Plan) -> FirstStage:
-    assert not isinstance(plan.settings.adapt, NoAdaptation)
+    assert not isinstance(plan.settings.adapt, NoOption)
     return plan.settings.adapt
 
 

@@ -23,11 +23,6 @@ class FeatureDrift(Audit):
     R_{k,tau} is a fixed random choice among client k's samples of task tau; g_s is the global feature extractor after
     task s, and the reference the one right after task tau.
 
-    Args:
-        samples: most samples in each R_{k,tau}.
-        seed: the run's.
-        shards: [task][client] -> indices of training samples.
-
     Attributes:
         rows: task s, reference_task tau, client k, samples, drift, and the mean norm of the reference features.
     """
@@ -66,12 +61,7 @@ class FeatureDrift(Audit):
 
 
 def drift_matrix(rows: Iterable[Mapping[str, Any]], tasks: int) -> np.ndarray:
-    """(T, T): row s, column tau, the mean over all reference samples of task tau; NaN above the diagonal.
-
-    Args:
-        rows: of a `FeatureDrift`.
-        tasks: T.
-    """
+    """(T, T): row s, column tau, the mean over all reference samples of task tau; NaN above the diagonal."""
     total, count = np.zeros((tasks, tasks)), np.zeros((tasks, tasks))
     for row in rows:
         where = row["task"], row["reference_task"]

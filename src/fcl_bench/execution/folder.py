@@ -61,7 +61,6 @@ class RunFolder:
     there and undamaged. Until then, `checkpoint` holds the state after the last complete task, or some round since.
 
     Args:
-        path: of the folder.
         run: id of the run that it is for; "" for a reader of whatever run is there.
     """
 
@@ -164,12 +163,8 @@ class RunFolder:
         """Write every file, then run.json; returns what that holds.
 
         Args:
-            record: run.json without the files' checksums.
-            config: the resolved configuration.
-            tables: file name -> header and rows.
             archives: file name of an .npz -> its arrays by name.
             model: its tensors by name, and what it says of itself.
-            others: file name -> content.
         """
         from fcl_bench.execution.model_file import write_model
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from fcl_bench import environment
 from fcl_bench.backbones.backbone import Extractor
-from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
-from fcl_bench.backbones.network_extractor import FrozenNetwork
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.shared import shared
 from fcl_bench.data.sources.base import Split
@@ -23,15 +18,8 @@ from fcl_bench.execution.plan import Plan
 from fcl_bench.files import user_path, writable
 
 if TYPE_CHECKING:
+    from fcl_bench.backbones.extract import FeatureCache, Features
     from fcl_bench.execution.adapt import Adapted
-
-log = logging.getLogger(__name__)
-
-#: Relative rounding of float32, and so of 16-bit types with their scales, at best.
-_FLOAT32 = torch.finfo(torch.float32).eps
-#: Parameters of the network times images that pass through it, from which on a run counts as long: ResNet-18 with 9,000
-#: images, which is minutes on one core.
-_LONG = 1e11
 
 
 @dataclass(frozen=True)
@@ -40,8 +28,6 @@ class Inputs:
 
     Attributes:
         train, test: features (n, d), or images (n, 3, h, w) in uint8.
-        features: the result and cost of extraction; None for images.
-        adapted: the first stage; None if there was none.
         weights: hash of the network that the features come from; None for images.
         precision: of that network's forward pass; None where there is none.
     """
@@ -58,15 +44,15 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
     """Load the images, adapt the network, extract features: whatever the plan needs.
 
     Args:
-        plan: of the run.
         folder: the run's, where an unfinished first stage is kept if there is no cache.
-        link: to the processes of the clients, who train the first stage.
     """
     settings, context = plan.settings, plan.context
     network, device = context.network, context.device
     if settings.method.trains_network:
         assert network is not None
         return Inputs(*load_images(plan))
+    from fcl_bench.backbones.extract import FeatureCache
+
     cache_folder = _cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
@@ -78,7 +64,7 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
         link.hand_on(adapted.trained)
     cache = None if cache_folder is None else FeatureCache(cache_folder)
     features = _features(plan, extractor, cache, link)
-    require_range(features, context.dtype, context.wire.dtype)
+    require_range(features, context.dtype)
     return Inputs(
         features.train, features.test, features, adapted, *map(extractor.identity.get, ("weights", "precision"))
     )
@@ -86,6 +72,8 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
 
 def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link: Connection) -> Features:
     """The features from this run, an earlier one's cache, or an earlier job of this process."""
+    from fcl_bench.backbones.extract import extract_features
+
     settings, dataset = plan.settings, plan.dealt.dataset
     if not settings.held_out.test:
         dataset = replace(dataset, test=dataset.train)  # the validation samples are there
@@ -94,18 +82,12 @@ def _features(plan: Plan, extractor: Extractor, cache: FeatureCache | None, link
     def make() -> Features:
         nonlocal made
         made = True
-        return extract_features(settings.backbone.name, extractor, dataset, cache, batches)
-
-    def batches(extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
-        if isinstance(extractor, FrozenNetwork):
-            tell_of_extraction(extractor.body, extractor.identity["precision"], plan.context.device, len(split) - start)
-        return link.batches(extractor, side, split, start)
+        return extract_features(settings.backbone.name, extractor, dataset, cache, link.batches)
 
     sides = [split.fingerprint for split in (dataset.train, dataset.test)]
     # If several processes extract together, a process that does not take part would leave the others waiting.
     key = [extractor.identity, *sides] if settings.transport.sees_everything else None
-    # What is logged is of the pass and of the cache, which a job that takes features over has nothing to do with.
-    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes, of_value=False)
+    features = shared("features", key, make, lambda found: found.train.nbytes + found.test.nbytes)
     return features if made else replace(features, seconds=0.0, cache_hit=True)
 
 
@@ -128,73 +110,18 @@ def _cache_folder(plan: Plan) -> Path | None:
     return writable(f"cache.dir={cache.dir}", user_path("cache.dir", cache.dir)) if cache.enabled and worth_it else None
 
 
-def require_range(features: Features, dtype: torch.dtype, wire: torch.dtype) -> None:
-    """Refuse features whose squares leave the range of the statistics' types; warn of a sample that dwarfs all others.
-
-    Args:
-        features: training and test features.
-        dtype: of the statistics.
-        wire: of uploads. In 16-bit types they travel with float32 scales.
-
-    Raises:
-        UserError: squares of features overflow, or vanish beside the smallest number of a type.
-    """
-    sizes = [_row_sizes(side) for side in (features.train, features.test)]
-    if not any(map(len, sizes)):  # of a site without samples
+def require_range(features: Features, dtype: torch.dtype) -> None:
+    """Raise a `UserError` for features whose squares overflow the statistics' type, or that are all zero."""
+    sides = [side for side in (features.train, features.test) if side.numel()]
+    if not sides:  # of a site without samples
         return
-    largest = max(float(rows.max()) for rows in sizes if len(rows))
+    largest = max(abs(float(end)) for side in sides for end in torch.aminmax(side))
     n, d = max(len(features.train), 1), features.train.shape[1]
     # 1e6 leaves room for a random projection of any usual width.
     if largest > (torch.finfo(dtype).max / (n * d * 1e6)) ** 0.5:
         raise UserError(
-            f"features of size {largest:.3g} overflow statistics in {_named('dtype', dtype)}",
+            f"features of size {largest:.3g} overflow statistics in dtype={str(dtype).removeprefix('torch.')}",
             "features of a smaller scale" + (", or dtype=float64" if dtype != torch.float64 else ""),
         )
     if largest == 0:
         raise UserError("features are all zero", "features that tell samples apart")
-    for key, kind in (("dtype", dtype), ("wire.dtype", wire)):
-        info = torch.finfo(torch.float64 if kind == torch.float64 else torch.float32)
-        # Below this the largest squares lose digits, and most others vanish.
-        if largest < (info.tiny / info.eps) ** 0.5:
-            raise UserError(
-                f"features of size {largest:.3g} underflow statistics in {_named(key, kind)}",
-                "features of a larger scale" + (f", or {key}=float64" if kind != torch.float64 else ""),
-            )
-    if len(sizes[0]):  # not of training samples that are elsewhere
-        rounding = max(torch.finfo(kind).eps if kind == torch.float64 else _FLOAT32 for kind in (dtype, wire))
-        _tell_outlier(sizes[0], rounding)
-
-
-def _row_sizes(side: torch.Tensor) -> torch.Tensor:
-    """(n,) the largest absolute feature of each sample."""
-    if not side.numel():
-        return torch.zeros(len(side))
-    low, high = torch.aminmax(side, dim=1)
-    return torch.maximum(low.abs(), high.abs()).to(torch.float64)
-
-
-def _named(key: str, dtype: torch.dtype) -> str:
-    return f"{key}={str(dtype).removeprefix('torch.')}"
-
-
-def _tell_outlier(sizes: torch.Tensor, rounding: float) -> None:
-    """Warn of a training sample so large that all others are lost to rounding."""
-    row, usual = int(sizes.argmax()), float(sizes.median())
-    if 0 < usual * (len(sizes) / rounding) ** 0.5 < float(sizes[row]):
-        log.warning(
-            "training sample %d has a feature of size %.3g and half of all samples none above %.3g: its part of any sum"
-            " of squares hides theirs; check it, or leave it out",
-            row,
-            float(sizes[row]),
-            usual,
-        )
-
-
-def tell_of_extraction(network: torch.nn.Module, precision: str, device: torch.device, n: int) -> None:
-    """Print a hint if features of n images are extracted in float32 on a CPU that has bfloat16."""
-    long = n * sum(weight.numel() for weight in network.parameters()) >= _LONG
-    if long and precision == "float32" and device.type == "cpu" and environment.multiplies_bfloat16():
-        log.info(
-            "this CPU multiplies bfloat16 in hardware, and float32 is slower: backbone.precision=bfloat16 is another"
-            " run, with numbers rounded otherwise"
-        )

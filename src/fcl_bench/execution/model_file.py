@@ -36,20 +36,14 @@ def model_tensors(server: Server, labels: torch.Tensor, adapted: Adapted | None)
     """What model.safetensors holds.
 
     Args:
-        server: after its last task.
         labels: (C,) int64, the data set's label of each column.
-        adapted: the first stage, whose network comes before the classifier; None: there was none.
     """
     before = {} if adapted is None else {ADAPTED + name: value for name, value in adapted.trained.items()}
     return {**server.model(), **before, "class_order": labels}
 
 
 def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
-    """The description inside model.safetensors: JSON, the same for the same run wherever it was made.
-
-    Args:
-        plan, inputs: what was run on what.
-    """
+    """The description inside model.safetensors: JSON, the same for the same run wherever it was made."""
     settings, scalars, context, dealt = plan.settings, plan.settings.scalars, plan.context, plan.dealt
     train, config = dealt.dataset.train, settings.resolved
     backbone = dict(config["backbone"])

@@ -12,7 +12,7 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Asking, Clients, Transport
 from fcl_bench.engine.validation import OptionStep
-from fcl_bench.options.none import NoFaults, NoSecurity
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
@@ -43,7 +43,7 @@ def clients_of(plan: Plan) -> Clients:
 def _client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:
     """What uploads pass through at the clients before the wire codec: noise, and then masks over what is noisy."""
     steps = [*settings.noise.middleware(method, context, settings.scalars.tasks)]
-    if not isinstance(settings.secure, NoSecurity):
+    if not isinstance(settings.secure, NoOption):
         from fcl_bench.options.secure.party import Parties, seeded
 
         uploads = Uploads.of(method, context)
@@ -53,11 +53,11 @@ def _client_middleware(method: Method, context: Context, settings: Settings) -> 
 
 def wrapped(transport: Transport, method: Method, context: Context, settings: Settings) -> Transport:
     """The transport with clients that fail, and sums in place of uploads."""
-    if not isinstance(settings.faults, NoFaults):
+    if not isinstance(settings.faults, NoOption):
         from fcl_bench.options.faults.transport import Faulty
 
         transport = Faulty(transport, settings.faults, context.seed)
-    if not isinstance(settings.secure, NoSecurity):
+    if not isinstance(settings.secure, NoOption):
         from fcl_bench.options.secure.transport import SummingTransport
 
         open_stages = Uploads.of(method, context).open_stages()
@@ -68,7 +68,7 @@ def wrapped(transport: Transport, method: Method, context: Context, settings: Se
 def exchange_steps(method: Method, context: Context, settings: Settings) -> list[OptionStep]:
     """What happens to answers between the transport and the server."""
     found: list[OptionStep] = []
-    if not isinstance(settings.secure, NoSecurity):
+    if not isinstance(settings.secure, NoOption):
         from fcl_bench.options.secure.sums import SummedUploads
 
         found.append(lambda accounting, validation: SummedUploads(accounting, context))

@@ -66,7 +66,6 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
     """Left: A_t on all classes seen (pooled) against the task; right: a[t, tau] as a heat map.
 
     Args:
-        title: of the whole figure.
         pooled: [A_1..A_T] in percent; None where a task has no test sample.
         matrix: (T, T) in percent, NaN above the diagonal.
         classes_seen: C_t per task.
@@ -95,13 +94,7 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
 
 
 def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar.
-
-    Args:
-        axes: to draw on.
-        matrix: (T, T), NaN above the diagonal.
-        low, high: the ends of the range of shades.
-    """
+    """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar."""
     image = _heat_map(axes, matrix, low, high)
     axes.set_xlabel("test samples of task")
     axes.set_ylabel("after task")
@@ -131,9 +124,7 @@ def rounds_figure(title: str, rows: list[tuple[int, int, float]], best: BestRoun
     """A_t against the rounds of exchange of all tasks, one task after the other, with the best round of each.
 
     Args:
-        title: of the whole figure.
         rows: task, round and accuracy in percent (NaN: no test sample yet), as in rounds.csv.
-        best: of each task.
     """
     ends = {task: round_ + 1 for task, round_, _ in rows}  # the last row of a task is its last round's
     begins = dict(zip(ends, np.cumsum([0, *ends.values()]), strict=False))
@@ -172,7 +163,6 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
     """Left: drift of each task's reference samples against the task learnt last; right: accuracy against drift.
 
     Args:
-        title: of the whole figure.
         drift: (T, T) row s, column tau; NaN above the diagonal.
         accuracy: (T, T) in percent, likewise.
     """
@@ -199,12 +189,7 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
 
 
 def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
-    """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map.
-
-    Args:
-        title: of the whole figure.
-        rows: per task, what `ProjectionAudit` reported.
-    """
+    """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map."""
     tasks = np.arange(1, len(rows) + 1)
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     adequacy, interference = figure.subplots(1, 2, width_ratios=(1.25, 1))
@@ -228,12 +213,7 @@ def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
 
 
 def images_figure(title: str, picture: Picture) -> Figure:
-    """A row of images for each task, every image with its class.
-
-    Args:
-        title: of the whole figure.
-        picture: of whose tasks the first `_ACROSS` images each are shown.
-    """
+    """A row of images for each task, every image with its class."""
     tasks = picture.tasks.unique().tolist()
     rows = [(picture.tasks == task).nonzero().squeeze(1)[:_ACROSS] for task in tasks]
     across = max(len(row) for row in rows)

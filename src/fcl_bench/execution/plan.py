@@ -13,17 +13,15 @@ import yaml
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Extractor, Trainable
-from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.composition import config_dir
 from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.base import Holdings, draw_labelled
 from fcl_bench.data.sources.base import Dataset, loaded
 from fcl_bench.data.splits.base import Stream
-from fcl_bench.data.validation import hold_out
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
-from fcl_bench.options.none import NoNoise, NoSecurity
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, WireFormat
 from fcl_bench.randomness import generator
 from fcl_bench.training.knobs import cpu_precision
@@ -39,7 +37,6 @@ class Dealt:
     """The data of a run, and the clients' holdings.
 
     Attributes:
-        dataset, stream: the data and its tasks.
         shards: per task and client, the indices of its training samples, ascending.
         labelled: (n,) bool, which training samples' labels their clients know.
     """
@@ -55,12 +52,9 @@ class Plan:
     """What will be run.
 
     Attributes:
-        settings: the configuration.
-        dealt: the data, and who holds what.
         extractor: the frozen backbone; None where a network is trained, by the method or before it.
         context: what both halves of the method know, the device included.
         identity: everything that determines the features, or the network that training starts from.
-        id: of the run.
         fingerprint: hash of the data, those at the clients' sites included.
         checkpoint: hash of the file with those weights that the seed does not draw; None where it draws all or none.
     """
@@ -96,13 +90,14 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     """Make the plan of a run. Raises a `UserError` for whatever can't work.
 
     Args:
-        settings: the whole configuration.
         sites: hash of the data at the clients' sites, of a data set that is elsewhere; "": not known yet.
     """
     scalars = settings.scalars
     _require_own_names(settings)
     device = environment.choose_device(scalars.device)
     if getattr(settings.backbone, "compile", False):
+        from fcl_bench.backbones.network_extractor import require_compiler
+
         require_compiler(device)
     if settings.method.trains_network and settings.adapt.trains_network:
         raise UserError(
@@ -213,29 +208,19 @@ def _check_tree(settings: Settings, context: Context) -> None:
 def context_of(
     settings: Settings, inputs: int, device: torch.device, recurring: bool, network: Trainable | None = None
 ) -> Context:
-    """What both halves of the method know.
-
-    Args:
-        settings: the whole configuration.
-        inputs: d.
-        device: of this process.
-        recurring: whether classes of a task may come back in later ones.
-        network: what training starts from.
-    """
+    """What both halves of the method know."""
     scalars = settings.scalars
     wire = WireFormat(**{**dataclasses.asdict(scalars.wire), "dtype": WIRE_DTYPES[scalars.wire.dtype]})
-    dtype = getattr(torch, scalars.dtype)
-    sums = settings.secure.sums
     return Context(
         inputs=inputs,
         seed=scalars.seed,
-        dtype=dtype,
+        dtype=getattr(torch, scalars.dtype),
         device=device,
         wire=wire,
         network=network,
         clients=scalars.clients,
         recurring=recurring,
-        sums=sums,
+        sums=settings.secure.sums,
         cudnn=scalars.cudnn,
     )
 
@@ -244,8 +229,6 @@ def threads_of(settings: Settings, context: Context, samples: int | None) -> int
     """The threads of the CPU with which both halves of the method compute; None: as many as the process has.
 
     Args:
-        settings: the whole configuration.
-        context: of the run.
         samples: all clients' training samples; None: not known in this process.
     """
     if (wanted := settings.scalars.threads) != "auto":
@@ -280,7 +263,7 @@ def _check_noise(settings: Settings, context: Context) -> None:
 def _check_share(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where shares of the noise would not add up to the noise that is promised of a sum."""
     noise, secure = settings.noise, settings.secure
-    if isinstance(noise, NoNoise) or not noise.share_of or isinstance(secure, NoSecurity):
+    if isinstance(noise, NoOption) or not noise.share_of or isinstance(secure, NoOption):
         return
     key = f"noise.share_of={noise.share_of}"
     if settings.faults.fails:
@@ -312,6 +295,8 @@ def deal(settings: Settings) -> Dealt:
         own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
     if share := settings.held_out.validation:
+        from fcl_bench.data.validation import hold_out
+
         stream, shards = hold_out(stream, shards, share, scalars.seed, only=not settings.held_out.test)
     return Dealt(dataset, stream, shards, _labelled(settings, stream, shards))
 

@@ -15,18 +15,17 @@ from fcl_bench.backbones.backbone import Backbone, Extractor
 from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
-from fcl_bench.data.images.finite import rows_not_finite
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
-from fcl_bench.data.sources.rows import rows_of
-from fcl_bench.data.sources.samples import samples_of
+from fcl_bench.data.sources.samples import rows_of, samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import adapted_extractor
 from fcl_bench.execution.model_file import ADAPTED, read_model, tasks_of
 from fcl_bench.files import json_hash
-from fcl_bench.options.none import NoAdaptation
+from fcl_bench.linalg.tensors import rows_not_finite
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import WIRE_DTYPES, Context, Prediction, TestBatch, WireFormat
 from fcl_bench.typed import typed_instance
 
@@ -199,14 +198,16 @@ class Model:
     def _opened(self) -> Extractor:
         """The frozen backbone, adapted where the run adapted it. Raises a UserError where it has other weights."""
         stage, backbone, seed = self._choice("adapt"), self._backbone(), self.about["seed"]
-        if isinstance(stage, NoAdaptation):
+        if isinstance(stage, NoOption):
             found = backbone.open(self._like(), self._device, seed)
         else:
             network = backbone.trainable(self._like(), seed)
             trained = {n.removeprefix(ADAPTED): v for n, v in self._tensors.items() if n.startswith(ADAPTED)}
             body = stage.body(self._context_of(network), self._tasks[0], trained)
             found = adapted_extractor(backbone, body, network, self._device)
-        if self._has_other_weights(found):
+        # Of weights that the model brings itself, counters of batches that no prediction uses may differ.
+        brings = any(name.startswith(ADAPTED) for name in self._tensors)
+        if not brings and found.identity.get("weights") != self.about["weights"]:
             raise UserError(
                 f"backbone={self.about['backbone']} has other weights than the model was made with"
                 f" ({found.identity['weights'][:8]}, not {self.about['weights'][:8]})",
@@ -214,19 +215,11 @@ class Model:
             )
         return found
 
-    def _has_other_weights(self, found: Extractor) -> bool:
-        # Of weights that the model brings itself, counters of batches that no prediction uses may differ.
-        brings = any(name.startswith(ADAPTED) for name in self._tensors)
-        return not brings and found.identity.get("weights") != self.about["weights"]
-
 
 def tested_samples(
     folder: Path, record: Mapping[str, Any], config: Mapping[str, Any]
 ) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
     """Inputs, labels, tasks and indices of the n test samples that a run was tested on, by ascending index.
-
-    Args:
-        folder, record, config: of the run.
 
     Raises:
         UserError: the data are not there, or others than the run had.

@@ -138,10 +138,7 @@ def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, cl
     column per client; empty cells are white.
 
     Args:
-        title: of the figure; how many clients are drawn is added where not all are.
-        counts: what `count` returned.
         class_order: (C,) the labels of the columns.
-        clients: K.
     """
     task, client, column, number = (counts[name].to_numpy() for name in ("task", "client", "column", "samples"))
     tasks, classes = int(task.max()) + 1, len(class_order)

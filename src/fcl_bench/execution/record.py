@@ -8,11 +8,9 @@ from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
-import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
-from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.partitions.skew import skew
 from fcl_bench.engine.evaluation import Predictions
 from fcl_bench.engine.loop import Federation
@@ -27,12 +25,9 @@ from fcl_bench.execution.run_json import (
     TASK_AGNOSTIC,
     ClientAccuracy,
     Drift,
-    Precision,
     Privacy,
     Result,
     Routing,
-    Runtime,
-    Transport,
     ValidationSamples,
 )
 from fcl_bench.execution.tables import accuracy_by_client, held_samples
@@ -44,18 +39,11 @@ from fcl_bench.training.knobs import precision_of
 def run_record(
     plan: Plan, federation: Federation, inputs: Inputs, processes: Mapping[str, Any], seconds: float
 ) -> Result:
-    """Everything but the checksums of the run's files.
-
-    Args:
-        plan, inputs: what was run on what.
-        federation: after its last task.
-        processes: what the transport says of them.
-        seconds: since the run began, interruptions aside.
-    """
+    """Everything but the checksums of the run's files."""
     settings, scalars, state = plan.settings, plan.settings.scalars, federation.state
-    dataset, device = plan.dealt.dataset, plan.context.device
+    dataset, device, features = plan.dealt.dataset, plan.context.device, inputs.features
     tests = federation.stream.test_sizes
-    pure = federation.server.pure_batches
+    pure, clients = federation.server.pure_batches, accuracy_by_client(federation, plan.dealt.shards)
     return {
         "schema": SCHEMA,
         "run_id": plan.id,
@@ -67,7 +55,11 @@ def run_record(
         "partition_skew": skew(settings.partition, plan.dealt.stream.train_columns, plan.dealt.shards),
         "features": plan.identity,
         "weights": inputs.weights or plan.identity.get("weights"),
-        "precision": _precisions(settings, device, inputs.precision),
+        "precision": {
+            "method": precision_of(settings.method, device),
+            "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
+            "features": inputs.precision,
+        },
         "draws_weights": settings.backbone.draws_weights,
         "checkpoint": plan.checkpoint,
         "protocol": TASK_AGNOSTIC if pure is None else f"task-pure batches of {pure}",
@@ -76,7 +68,7 @@ def run_record(
         "gates": state.gates["found"],
         "task_aware": metrics(state.answers["aware"], tests),
         "routing": _routing(state.answers, tests),
-        "client_accuracy": _clients_summary(federation, plan.dealt.shards),
+        "client_accuracy": None if clients is None else over_clients(clients[-1]),
         "adaptation": None if inputs.adapted is None else inputs.adapted.record(inputs.weights),
         "communication": {
             **state.ledger.communication(),
@@ -86,7 +78,7 @@ def run_record(
         "dropped": _dropped(federation, inputs),
         "labels": {"rate": scalars.label_rate, **state.ledger.labels()},
         "bounds": federation.audits["bounds"].rows if "bounds" in federation.audits else [],
-        "drift": _drift(federation),
+        "drift": last_drift(federation.audits["drift"].rows, scalars.tasks) if "drift" in federation.audits else None,
         "rounds": federation.rounds.best(),
         "report": report_of(federation.server),
         "client_storage_bytes": state.client_storage_bytes,
@@ -96,54 +88,32 @@ def run_record(
         "batched_turns": state.batched_turns,
         "privacy": _privacy(plan, federation),
         "compute": _compute(federation, inputs),
-        "runtime": _runtime(federation, inputs, seconds),
+        "runtime": {
+            **state.ledger.runtime(),
+            "feature_seconds": features.seconds if features else 0.0,
+            "feature_cost_seconds": features.cost if features else 0.0,
+            "feature_cache_hit": features.cache_hit if features else False,
+            "cumulative_seconds": _cumulative_seconds(federation, inputs),
+            "total_seconds": seconds,
+            "peak_memory_bytes": environment.peak_memory(device),
+        },
         "environment": environment.describe(device),
-        "transport": _transport(plan, federation, processes),
+        "transport": {"name": settings.transport.name, **processes, **federation.exchange.report()},
     }
 
 
 def configured(settings: Settings) -> dict[str, Any]:
     """What run.json repeats of config.yaml."""
+    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise", "secure")
     return {
         "method": settings.method.name,
         "method_revision": settings.method.revision,
-        "data": settings.data.name,
-        "backbone": settings.backbone.name,
-        "split": settings.split.name,
-        "partition": settings.partition.name,
-        "adapt": settings.adapt.name,
-        "faults": settings.faults.name,
-        "noise": settings.noise.name,
-        "secure": settings.secure.name,
-        "experiment": settings.scalars.experiment,
-        "track": settings.scalars.track,
-        "profile": settings.scalars.profile,
-        "seed": settings.scalars.seed,
+        **{group: getattr(settings, group).name for group in groups},
+        **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,
         "tasks": settings.scalars.tasks,
     }
-
-
-def _precisions(settings: Settings, device: torch.device, features: str | None) -> Precision:
-    """What run.json says: which forward passes were made in which precision.
-
-    Args:
-        settings: of the run.
-        device: where it ran.
-        features: of the frozen network; None where there was none.
-    """
-    return {
-        "method": precision_of(settings.method, device),
-        "adapt": precision_of(settings.adapt, device) if settings.adapt.trains_network else None,
-        "features": features,
-    }
-
-
-def _clients_summary(federation: Federation, shards: Sequence[Holdings]) -> ClientAccuracy | None:
-    """run.json's `client_accuracy`; None if no client has an accuracy."""
-    matrix = accuracy_by_client(federation, shards)
-    return None if matrix is None else over_clients(matrix[-1])
 
 
 def over_clients(accuracies: np.ndarray) -> ClientAccuracy | None:
@@ -197,10 +167,6 @@ def _compute(federation: Federation, inputs: Inputs) -> Compute:
     return cast(Compute, {**found, "client_samples_extracted": 0 if inputs.precision is None else held})
 
 
-def _transport(plan: Plan, federation: Federation, processes: Mapping[str, Any]) -> Transport:
-    return cast(Transport, {"name": plan.settings.transport.name, **processes, **federation.exchange.report()})
-
-
 def _routing(answers: Predictions, tests: np.ndarray) -> Routing | None:
     """How often a method that predicts tasks is right, and its accuracy when all classes compete."""
     if not answers.routes:
@@ -215,19 +181,6 @@ def routed(correct: np.ndarray, tests: np.ndarray) -> dict[str, list[float | Non
     return {"accuracy": finite(pooled_accuracy(correct, tests)), "by_task": by_task}
 
 
-def _runtime(federation: Federation, inputs: Inputs, seconds: float) -> Runtime:
-    features = inputs.features
-    return {
-        **federation.state.ledger.runtime(),
-        "feature_seconds": features.seconds if features else 0.0,
-        "feature_cost_seconds": features.cost if features else 0.0,
-        "feature_cache_hit": features.cache_hit if features else False,
-        "cumulative_seconds": _cumulative_seconds(federation, inputs),
-        "total_seconds": seconds,
-        "peak_memory_bytes": environment.peak_memory(federation.context.device),
-    }
-
-
 def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
     """The seconds of all clients and the server up to each task; samples share extraction's cost evenly."""
     cost = inputs.features.cost / (len(inputs.train) + len(inputs.test)) if inputs.features else 0.0
@@ -237,13 +190,6 @@ def _cumulative_seconds(federation: Federation, inputs: Inputs) -> list[float]:
         for total, count in zip(totals, held_samples(federation), strict=True)
     ]
     return np.cumsum(seconds).tolist()
-
-
-def _drift(federation: Federation) -> Drift | None:
-    """The drift after the last task, a mean over earlier tasks' reference samples; None for a single task."""
-    if "drift" not in federation.audits:
-        return None
-    return last_drift(federation.audits["drift"].rows, len(federation.stream.tasks))
 
 
 def last_drift(rows: Sequence[Mapping[str, Any]], tasks: int) -> Drift:

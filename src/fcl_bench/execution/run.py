@@ -52,7 +52,6 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
 
     Args:
-        settings: the whole configuration.
         tracking: who else is told how the run goes; it has no bearing on the result.
 
     Raises:
@@ -126,9 +125,6 @@ def _learn(
         from fcl_bench.execution.drift import FeatureDrift
 
         audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
-    every = settings.scalars.evaluate_rounds
-    drops = settings.scalars.drops
-    minimum = settings.transport.minimum
     federation = Federation(
         method=method,
         context=context,
@@ -136,9 +132,9 @@ def _learn(
         transport=transport,
         test=inputs.test,
         audits=audits,
-        evaluate_rounds=every,
-        drops=drops,
-        minimum=minimum,
+        evaluate_rounds=settings.scalars.evaluate_rounds,
+        drops=settings.scalars.drops,
+        minimum=settings.transport.minimum,
         steps=exchange_steps(method, context, settings),
         by_sample=settings.scalars.predictions,
         train=inputs.train if settings.held_out.validation and settings.held_out.test else None,

@@ -130,8 +130,7 @@ def print_record(record: RunRecord, folder: str) -> None:
     """Print accuracies, then one table of bytes, counts and seconds, then warnings and the run's folder."""
     console = ScreenConsole(highlight=False)
     console.print(f"\n[bold]{headline(record)}[/bold]")
-    if found := record.get("partition_skew"):  # records of earlier versions have none
-        console.print(skew_line(found), soft_wrap=True)
+    console.print(skew_line(record["partition_skew"]), soft_wrap=True)
     if (held := record["validation"]) is not None:
         tested = "in the test set's place" if held["replaces_test"] else "tested beside the test set"
         console.print(f"{held['samples']:,} validation samples, held out of training, are {tested}.", soft_wrap=True)

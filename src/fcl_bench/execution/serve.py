@@ -21,18 +21,12 @@ from fcl_bench.execution.adapt import adapted_extractor, first_stage_clients
 from fcl_bench.execution.inputs import images_of
 from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, make_plan
-from fcl_bench.options.none import NoAdaptation
+from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.message import Message
 
 
 class Site:
-    """One process of clients of a run.
-
-    Args:
-        settings: the whole configuration, the same as the server's.
-        name: of the process, for messages.
-        own_clients: the clients of this process.
-    """
+    """One process of clients of a run."""
 
     def __init__(self, settings: Settings, name: str, own_clients: Callable[[Clients], Sequence[int]]) -> None:
         self._settings, self._name, self._own_clients = settings, name, own_clients
@@ -51,7 +45,7 @@ class Site:
             yield serialise("plan", **asdict(own))
         elif request.kind == "network":
             stage, context = self.plan.settings.adapt, self.plan.context
-            assert not isinstance(stage, NoAdaptation)
+            assert not isinstance(stage, NoOption)
             assert context.network is not None
             body = stage.body(context, self.plan.dealt.stream.tasks[0], request.message)
             self._network = adapted_extractor(self._settings.backbone, body, context.network, context.device)

@@ -18,22 +18,12 @@ from fcl_bench.execution.adapt import Adapted
 from fcl_bench.execution.folder import Table
 from fcl_bench.protocol.context import Task
 
-_TASKS = (
-    "task",
-    "classes_seen",
-    "classes",
-    "train_samples",
-    "labelled",
-    "accepted",
-    "right",
-    "test_samples",
-    "accuracy",
-    "stability",
-    "plasticity",
-    "retention",
-)
-#: Of the metrics, the series by task in the columns of the same names.
+#: Of the metrics, the series by task.
 _SERIES = ("accuracy", "stability_by_task", "plasticity_by_task", "retention_by_task")
+_TASKS = (
+    *("task", "classes_seen", "classes", "train_samples", "labelled", "accepted", "right", "test_samples"),
+    *(name.removesuffix("_by_task") for name in _SERIES),
+)
 
 
 def run_tables(
@@ -43,9 +33,6 @@ def run_tables(
     client_accuracy.csv, routing_matrix.csv, validation_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
-        federation: after its last task.
-        metrics: of the run.
-        adapted: the first stage, whose exchanges come before the method's.
         shards: per task, who holds which training samples, as far as the server knows.
     """
     state, stream, tests = federation.state, federation.stream, federation.stream.test_sizes
@@ -99,9 +86,7 @@ def task_table(
     """tasks.csv.
 
     Args:
-        tasks, ledger: T tasks and the exchanges of all of them.
         held, tests: (T,) numbers of training and test samples.
-        metrics: of the run.
         validation: right answers (T, T) and samples (T,), where validation samples were asked about beside the test's.
     """
     series = list(zip(*(metrics[name] for name in _SERIES), strict=True))  # type: ignore[literal-required]

@@ -20,8 +20,8 @@ from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.partitions.base import Holdings
-from fcl_bench.data.sources.rows import rows_of
-from fcl_bench.data.sources.site_file import SiteFile
+from fcl_bench.data.sources.array_files import SiteFile
+from fcl_bench.data.sources.samples import rows_of
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.execution.inputs import require_range
@@ -90,7 +90,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     context = context_of(settings, held.x.shape[1], device, bool(run["recurring"]))
     release, threads = settings.noise.release(settings.method, context), threads_of(settings, context, None)
     context = dataclasses.replace(context, release=release, threads=threads)
-    require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), context.dtype, context.wire.dtype)
+    require_range(Features(inputs, inputs[:0], 0.0, 0.0, False), context.dtype)
     nothing = np.zeros(0, dtype=np.int64)
     holdings = [
         Holdings.of(

@@ -32,7 +32,6 @@ def grams(blocks: Iterable[torch.Tensor], like: torch.Tensor, size: int) -> torc
 
     Args:
         blocks: A_b; none: G is zero.
-        like: defines the type and device of G.
         size: M.
     """
     return add_grams(like.new_empty(size, size), blocks, new=True)

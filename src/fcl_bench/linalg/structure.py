@@ -158,7 +158,6 @@ def _smallest_ritz_value(G: torch.Tensor, x: torch.Tensor, image: torch.Tensor, 
         G: (M, M).
         x: (M,) of length 1, where they begin.
         image: (M,) its image G x / scale; it is overwritten.
-        scale: a positive number.
     """
     before, beside = torch.zeros_like(x), 0.0
     T = np.zeros((_STEPS, _STEPS))
@@ -225,10 +224,8 @@ def sums_trouble(
     By Cauchy and Schwarz sum_c ||S_c||^2 / n_c <= tr(G).
 
     Args:
-        sums: over the samples of each class.
         trace: tr(G), of all samples together.
         samples: n (c,), or one number that no n_c exceeds.
-        rounding: relative error of all these numbers.
         what: the name of G.
     """
     squares = sums.double().square().sum(dim=0)

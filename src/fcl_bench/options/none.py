@@ -2,70 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from fcl_bench.engine.codec import Middleware
-    from fcl_bench.engine.ledger import Ledger
-    from fcl_bench.engine.reports import Guarantee
-    from fcl_bench.options.noise.mechanism import DPMechanism
     from fcl_bench.protocol.context import Context
     from fcl_bench.protocol.method import Method
 
 
 @dataclass
-class NoFaults:
-    """Every client answers every time."""
+class NoOption:
+    """`faults=none`: every client answers. `noise=none`: uploads stay as methods make them. `secure=none`: the server
+    sees every upload. `adapt=none`: the backbone as it comes."""
 
     name: ClassVar[str] = "none"
     fails: ClassVar[bool] = False
-
-    def check(self, clients: int, tasks: int) -> None:
-        """There is nothing to rule out."""
-
-
-@dataclass
-class NoNoise:
-    """Uploads stay as methods make them."""
-
-    name: ClassVar[str] = "none"
     noisy: ClassVar[bool] = False
+    sums: ClassVar[bool] = False
+    trains_network: ClassVar[bool] = False
 
-    def check(self, method: Method, context: Context) -> None:
+    def check(self, *problem: Any) -> None:
         """There is nothing to rule out."""
 
-    def release(self, method: Method, context: Context) -> DPMechanism | None:
+    def release(self, method: Method, context: Context) -> None:
         """Statistics go as they are."""
-        return None
 
-    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> tuple[Middleware, ...]:
         """Nothing stands before the wire."""
         return ()
 
-    def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee | None:
+    def guarantee(self, *run: Any) -> None:
         """Nothing is promised."""
-        return None
-
-
-@dataclass
-class NoSecurity:
-    """The server sees every upload."""
-
-    name: ClassVar[str] = "none"
-    sums: ClassVar[bool] = False
-
-    def check(self, method: Method, context: Context, clients: int, drops: bool) -> None:
-        """There is nothing to rule out."""
-
-
-@dataclass
-class NoAdaptation:
-    """The backbone as it comes."""
-
-    name: ClassVar[str] = "none"
-    trains_network: ClassVar[bool] = False
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        """There is nothing to rule out."""

@@ -23,7 +23,6 @@ def as_declared(declared: Uploads, weighting: str) -> Combination | None:
     """The combination of uploads all of whose fields are declared as SUM or MEAN; None: some are not.
 
     Args:
-        declared: the fields.
         weighting: of means: "samples" or "uniform" (by clients).
     """
 

@@ -235,8 +235,6 @@ class Uploads:
         """For SUMS and for MOMENTS, the fields of an upload, and which sum each of its samples is in.
 
         Args:
-            upload: as the client half made it.
-            stage: of the broadcast that it answers.
             labels: (n,) classes of the samples that it is of.
         """
         found: dict[str, dict[str, torch.Tensor | None]] = {SUMS: {}, MOMENTS: {}}

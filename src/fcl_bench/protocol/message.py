@@ -24,7 +24,6 @@ class Message(Mapping[str, torch.Tensor]):
     answers.
 
     Attributes:
-        tensors: what is sent.
         stage: what the exchange is for; the ledger counts the bytes of each stage separately.
         samples: how many samples the message is about, if the sender says so (8 bytes); None: it does not say.
         clients: how many clients' uploads this one is made of: 1; more if a node of a tree combined them (see

@@ -59,7 +59,6 @@ class Client(ABC):
 
         Args:
             shards, states: of each client, as of `update`.
-            broadcast: of the round, the same for all.
 
         Returns:
             "", or in a few words why nothing was done; the clients then compute one after the other. None: in this
@@ -72,7 +71,6 @@ class Client(ABC):
         """The upload of one client for one round, and what it keeps.
 
         Args:
-            client_data: its samples.
             broadcast: what the server sent for this round; `broadcast.stage` says what is asked for.
             state: what the client returned in its last turn, not to be changed in place; empty in its first.
         """
@@ -115,7 +113,6 @@ class Server(ABC):
         """Which clients take part in a round, in order of their turns.
 
         Args:
-            task, round_: at hand.
             available: the clients that hold labelled samples of the task. A server may name others that it knows to
                 keep something of earlier tasks; these get a shard without labelled samples.
         """
@@ -261,7 +258,6 @@ class Method(ABC):
     """What `method=...` names: a dataclass of the method's knobs that makes both halves.
 
     Attributes:
-        name: its name in tables.
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.

@@ -21,12 +21,6 @@ _NOT_COMPOSED = (HydraException, OmegaConfBaseException)
 def carry_out_jobs(jobs: Sequence[tuple[str, ...]], config: Any, context: Any, function: Any) -> None:
     """Carry out every job that composes, and report the others as failed.
 
-    Args:
-        jobs: the overrides of each job.
-        config: the composed configuration of the sweep.
-        context: Hydra's.
-        function: carries out one composed job.
-
     Raises:
         HydraException, OmegaConfBaseException: no job composes; it is the first one's.
     """

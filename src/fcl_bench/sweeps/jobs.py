@@ -23,18 +23,12 @@ class JobReport:
     """The content of `<sweep folder>/jobs/<number>.json`, whichever process ran the job.
 
     Attributes:
-        number: the number of the job in its sweep, from 0.
         overrides: the overrides of this job, as the user would type them.
-        status: one of the states above.
         code: the exit code that the job would have on its own; None until it ends.
-        reason: the reason of a failure, in one line.
         was_complete: whether the run was complete before and was only reported.
         seconds: the time from its start to its end.
-        run: the run's folder.
         result: the accuracies in percent and the upload in MiB of a complete run; None where not defined.
         warnings: the run's warnings, each text once.
-        method: the method of a complete run.
-        gates: the gates that it meets.
     """
 
     number: int
@@ -47,7 +41,6 @@ class JobReport:
     run: str = ""
     result: dict[str, float | None] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
-    method: str = ""
     gates: list[str] = field(default_factory=list)
 
     @property

@@ -141,9 +141,7 @@ class Pruning(Tracker):
     """Tracking that reports each task's accuracy to a trial, and ends the run if that is below the median of others.
 
     Args:
-        trial: Optuna's trial.
         first: the number of the run's first task among all tasks of the trial's runs.
-        also: another tracking, whose tracker gets the same calls.
     """
 
     def __init__(self, trial: Any, first: int, also: Tracking) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -24,11 +24,6 @@ def progress_line(reports: Iterable[JobReport], total: int, workers: int) -> str
 
     The time left is the mean time of the runs that were carried out (runs that were complete before take none) times
     the number of jobs still to come, divided by the number of jobs side by side.
-
-    Args:
-        reports: the reports of the jobs that have started.
-        total: the number of jobs.
-        workers: the number of jobs side by side.
     """
     reports = list(reports)
     count = Counter(report.status for report in reports)
@@ -67,11 +62,11 @@ def end_line(report: JobReport, total: int, keys: set[str], elsewhere: bool = Fa
     )
 
 
-def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, str] | None:
-    """A table with one row per setting (the varying keys except the seed), in the order of the jobs, and a line
-    with the best of those that compete; None if nothing was measured.
+def results_table(reports: Iterable[JobReport], keys: set[str]) -> Table | None:
+    """A table with one row per setting (the varying keys except the seed), in the order of the jobs; None if nothing
+    was measured.
 
-    Cells are means over the seeds with the standard deviation (n - 1), with the best run's A_T beside them.
+    Cells are means over the seeds with the standard deviation (n - 1).
     """
     settings: dict[str, list[JobReport]] = {}
     for report in reports:
@@ -81,47 +76,18 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> tuple[Table, 
         return None
     if not keys - {"seed"}:
         settings = {"all runs": [report for found in settings.values() for report in found]}
-    headers = ("setting", "runs", "A_avg (%)", "A_T (%)", "best A_T (seed)", "upload (MiB)")
+    headers = ("setting", "runs", "A_avg (%)", "A_T (%)", "upload (MiB)")
     left_out = f" ({len(settings) - _MOST} more settings are in the tables)" if len(settings) > _MOST else ""
     title = f"Results, mean over the seeds{left_out}"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, header in enumerate(headers):
         table.add_column(header, justify="left" if number == 0 else "right", overflow="fold")
     for name, found in list(settings.items())[:_MOST]:
-        measured = (_mean(found, "A_avg"), _mean(found, "A_T"), _best(found, "A_T"), _mean(found, "up_max_mib"))
+        measured = (_mean(found, "A_avg"), _mean(found, "A_T"), _mean(found, "up_max_mib"))
         met = sorted({gate for report in found for gate in report.gates})
         name += f" [gate: {', '.join(met)}]" if met else ""
         table.add_row(Text(name), str(len(found)), *measured)  # a list in brackets, such as presets, is no markup
-    return table, _highest(settings)
-
-
-def _highest(settings: Mapping[str, list[JobReport]]) -> str:
-    """A line with the best setting and those not distinguishable from it; "" if fewer than two compete.
-
-    Ceilings compete only with each other, and settings with a run that meets a gate not at all.
-    """
-    # Imported only now: they bring pandas, which the rest of a sweep does without.
-    from fcl_bench.results.best import BEST, ONE_SEED, judged
-    from fcl_bench.results.summarise import CEILINGS
-
-    gated = [name for name, found in settings.items() if any(report.gates for report in found)]
-    settings = {name: found for name, found in settings.items() if name not in gated}
-    aside = {found[0].method for found in settings.values()} & set(CEILINGS)
-    rivals = [name for name, found in settings.items() if found[0].method not in aside]
-    if not rivals:
-        rivals, aside = list(settings), set()
-    # A run without an accuracy says nothing.
-    there = [[report for report in settings[name] if _values([report], "A_T")] for name in rivals]
-    runs = [{_seed(report): (_values([report], "A_T")[0], report.run) for report in found} for found in there]
-    verdicts = dict(zip(rivals, judged(runs, "A_T", higher=True), strict=True))
-    marked = sorted((name for name in rivals if verdicts[name].mark), key=lambda name: verdicts[name].why != BEST)
-    if not marked:
-        return ""
-    named = [*sorted(aside), *([f"{len(gated)} that meet a gate"] if gated else [])]
-    left_out = f" ({' and '.join(named)} aside)" if named else ""
-    beside = f"; not distinguishable from it: {', '.join(marked[1:])}" if marked[1:] else ""
-    alone = f" ({ONE_SEED})" if any(ONE_SEED in verdict.why for verdict in verdicts.values()) else ""
-    return f"highest mean A_T{left_out}: {marked[0]}{beside}{alone}"
+    return table
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
@@ -157,20 +123,6 @@ def _mean(reports: Iterable[JobReport], measure: str) -> str:
     digits = ".3g" if measure.endswith("_mib") else ".2f"
     spread = f" ± {statistics.stdev(found):.2f}" if len(found) > 1 and not measure.endswith("_mib") else ""
     return f"{statistics.fmean(found):{digits}}{spread}"
-
-
-def _best(reports: Iterable[JobReport], measure: str) -> str:
-    found = [report for report in reports if _values([report], measure)]
-    if not found:
-        return "not defined"
-    best = max(found, key=lambda report: report.result[measure] or 0.0)
-    seed = f" ({_seed(best)})" if _seed(best) and len(found) > 1 else ""
-    return f"{best.result[measure]:.2f}{seed}"
-
-
-def _seed(report: JobReport) -> str:
-    """The seed that a job was given; "" for the default."""
-    return next((text.partition("=")[2] for text in report.overrides if text.startswith("seed=")), "")
 
 
 def _percent(report: JobReport, measure: str) -> str:

@@ -39,7 +39,6 @@ class Sweep:
 
     Attributes:
         began: whether a job composed and the sweep has its folder.
-        jobs: the overrides of each job.
         workers: the number of jobs side by side here; None if they run on other machines.
         folds: whether the output of jobs goes to files, with one line per job on the screen.
     """
@@ -140,17 +139,15 @@ class Sweep:
 
     def _results(self, reports: list[JobReport]) -> None:
         """Print the table of results, and the command that makes tables and figures of exactly these runs."""
-        shown = results_table(reports, varying(report.overrides for report in reports))
-        if shown is None:
+        table = results_table(reports, varying(report.overrides for report in reports))
+        if table is None:
             return
-        table, best = shown
         console = ScreenConsole(highlight=False, file=self._screen)
         if not console.is_terminal:
             console.width = 10_000
         console.print(table)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
-            *([best] if best else []),
             f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",
             f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}",
         ]
@@ -205,11 +202,7 @@ def current_sweep() -> Sweep | None:
 
 @contextmanager
 def sweeping(explain: Explain) -> Iterator[Sweep]:
-    """In the block, Hydra may start a sweep; changes to the environment are undone at the end.
-
-    Args:
-        explain: turns the error of composing a job into an error of ours.
-    """
+    """In the block, Hydra may start a sweep; changes to the environment are undone at the end."""
     before = dict(os.environ)
     sweep = Sweep(explain)
     token = _CURRENT.set(sweep)

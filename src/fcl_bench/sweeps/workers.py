@@ -20,7 +20,6 @@ def jobs_at_once(launcher: Any, jobs: int | None) -> int | None:
     """How many jobs the launcher runs side by side on this machine; None if they run elsewhere.
 
     Args:
-        launcher: `hydra.launcher` of the configuration.
         jobs: the number of jobs of the sweep, None if not known beforehand.
     """
     from joblib import cpu_count, effective_n_jobs

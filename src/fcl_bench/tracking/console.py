@@ -10,9 +10,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fcl_bench.errors import printable
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +59,6 @@ def log_to_terminal(prefix: str, warned: list[str] | None = None, notes: bool = 
     """Send the package's warnings to stderr and its notes to stdout; this replaces the effect of an earlier call.
 
     Args:
-        prefix: the text before each line: the command's name.
         warned: a list to which each warning's text is also added, once.
         notes: whether notes are shown at all.
     """
@@ -140,25 +142,12 @@ def silence() -> None:
 _quiet: list[bool] = []
 
 
-class Progress(Protocol):
-    """Receives the number of units done since the last call. It is a context manager; at its end, the work is over."""
-
-    def update(self, n: float | None = 1) -> object:
-        """`n` more units are done."""
-
-    def __enter__(self) -> Progress: ...
-
-    def __exit__(self, *raised: object) -> object: ...
-
-
-def progress(total: int, what: str, unit: str, done: int = 0) -> Progress:
-    """A bar with rate and time left on stderr, shown only after two seconds.
+def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines | tqdm[Any]:
+    """A bar with rate and time left on stderr, shown only after two seconds; its `update(n)` tells of n more units.
 
     If stderr is not a terminal, there is one line per minute instead.
 
     Args:
-        total: the number of units of work.
-        what: the text before the bar.
         unit: what is counted ("image"); bytes ("B") are shown in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
     """

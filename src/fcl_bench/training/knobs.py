@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,10 +25,6 @@ def diverged(key: str, lr: float, weight_decay: float) -> UserError:
     """What to tell when a model is no longer finite.
 
     A decay above 2 / lr makes weights grow in each step, whatever the loss is.
-
-    Args:
-        key: where the user set the training's knobs.
-        lr, weight_decay: two of them.
     """
     if weight_decay > max(lr, 2 / lr):
         remedy = f"a smaller {key}.weight_decay, below 2 / lr = {2 / lr:g}"
@@ -151,16 +146,6 @@ class Gaussian:
     batch_size: int = knob(64, least=1)
 
 
-class Optimiser(Protocol):
-    """What a trainer asks of an optimiser, as of torch's own."""
-
-    param_groups: list[dict[str, Any]]
-
-    def zero_grad(self, set_to_none: bool = True) -> None: ...
-
-    def step(self) -> object: ...
-
-
 class SGD:
     """Torch's SGD, bit for bit. Its own bookkeeping takes longer than a small step, and its first use imports torch's
     compiler, which takes more than a second.
@@ -206,18 +191,16 @@ class SGD:
         return [self._velocity[weight] for weight in moving]
 
 
-def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimiser:
+def client_optimiser(network: Network, knobs: Training, rate: float) -> SGD | torch.optim.Optimizer:
     """The optimiser of one round, over the parameters that train; those of one prefix in `knobs.rates` are a group.
 
     Args:
-        network: whose parameters.
-        knobs: optimiser, rates, momentum, weight decay.
         rate: step size of the round for parameters without a rate of their own; the others follow its schedule.
     """
-    training = network.training_parameters()
-    made = [{"params": list(training.values()), "lr": rate}] if training else []
-    if knobs.rates:
-        made = _groups(training, knobs, rate)
+    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
+    for name, parameter in network.training_parameters().items():
+        groups[_longest_prefix(name, knobs)].append(parameter)
+    made = [{"params": own, "lr": own_rate(prefix, knobs, rate)} for prefix, own in groups.items() if own]
     if knobs.optimizer == "adam":
         return torch.optim.Adam(made)
     if knobs.optimizer == "adamw":
@@ -225,24 +208,10 @@ def client_optimiser(network: Network, knobs: Training, rate: float) -> Optimise
     return SGD(made, knobs.momentum)
 
 
-def _groups(training: Mapping[str, torch.nn.Parameter], knobs: Training, rate: float) -> list[dict[str, Any]]:
-    """The parameters of each prefix in `knobs.rates`, and all others, with their rates."""
-    groups: dict[str, list[torch.nn.Parameter]] = {prefix: [] for prefix in ["", *knobs.rates]}
-    for name, parameter in training.items():
-        groups[_longest_prefix(name, knobs)].append(parameter)
-    return [
-        {"params": parameters, "lr": own_rate(prefix, knobs, rate)}
-        for prefix, parameters in groups.items()
-        if parameters
-    ]
-
-
 def own_rate(name: str, knobs: Training, rate: float) -> float:
     """The step size of a parameter, or of those whose names begin with a prefix of `knobs.rates`.
 
     Args:
-        name: its name, or the prefix.
-        knobs: rates, and the first round's rate of all others.
         rate: of the round, for parameters without a rate of their own.
     """
     prefix = _longest_prefix(name, knobs)

@@ -41,12 +41,10 @@ def layer_columns(
     held. Of a client with n < m_s samples every image is in; a linear layer on pooled features then has n columns.
 
     Args:
-        trainer: runs the network, in evaluation mode.
         network: with the weights to look at.
         images: (n, 3, h, w) uint8.
         layers: names of `projectable`, and `HEADS`.
         count: m_s.
-        generator: on the CPU, for the choice.
     """
     if len(images) > count:
         images = images[torch.randperm(len(images), generator=generator)[:count].sort().values.to(images.device)]
@@ -82,8 +80,6 @@ def layer_grams(
     """X'X (i, i) of the inputs X (rows, i) of layers, one row per image, token or patch, in float64.
 
     Args:
-        trainer: runs the network, in evaluation mode.
-        network: with the weights to look at.
         batches: images (b, 3, h, w) uint8; a batch's activations are all that is ever held.
         layers: modules of its body, by names of the caller's. `HEADS`, with any module, stands for the features.
         diagonal: names of those of which only the diagonal (i,) is wanted.
@@ -129,7 +125,6 @@ class _Tap:
     """Collects the chosen columns of one layer, batch by batch.
 
     Args:
-        count: columns wanted.
         images: n, how many images will come.
         generator: for the choice, which is made when the first batch shows how many columns an image has.
     """

@@ -38,7 +38,6 @@ class LinearHeads:
         network, objective: for which `fits` holds.
 
     Attributes:
-        heads: the linear layers.
         closed: whether the gradient in the logits has a closed form.
         loss: of the last batch; 0 before the first. A gradient in closed form does without it.
     """
@@ -150,11 +149,8 @@ def train_repeatedly(
     """Take `knobs.epochs` steps, and return the loss before the last of them.
 
     Args:
-        linear: the heads, which are changed.
         objective: whose `score_gradient` gives G.
         inputs, labels: (n, d) and (n,) the batch.
-        knobs: epochs and weight decay.
-        rate: step size.
     """
     compute.count(steps=knobs.epochs, trained=knobs.epochs * len(inputs))
     decayed = 1 - rate * knobs.weight_decay

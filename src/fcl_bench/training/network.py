@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from fcl_bench.backbones.backbone import Trainable
-from fcl_bench.backbones.network_extractor import compile_body
 from fcl_bench.protocol.compute import FORWARD, TALLY, TRAINED, uncounted
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import seeded
@@ -48,10 +47,8 @@ class _Parts(NamedTuple):
     """What a network is made of, by name. To look for it takes as long as a small network's step.
 
     Attributes:
-        parameters: all of them.
         own: those and the buffers, as in the state dict.
         state: those of the latter that are numbers, and not known to everyone from the start.
-        norms: the layers that normalise batches.
     """
 
     parameters: dict[str, torch.nn.Parameter]
@@ -66,9 +63,6 @@ class Network(torch.nn.Module):
     Of a body that is the identity (`feature_start`), features (b, d) to logits.
 
     One linear layer per task, so that the classes of old tasks can be frozen, or competed with, apart.
-
-    Args:
-        start: the body in its initial weights.
     """
 
     _here: torch.Tensor
@@ -94,6 +88,8 @@ class Network(torch.nn.Module):
     def put_body(self, body: torch.nn.Module) -> None:
         """Take `body`, such as the first one with prompts in it; what of it requires no gradient never trains."""
         if self._compiled:
+            from fcl_bench.backbones.network_extractor import compile_body
+
             compile_body(body, _count_pass)
         self.body = body
         self._found = self._mode = None
@@ -131,12 +127,7 @@ class Network(torch.nn.Module):
         return super()._apply(fn, recurse)
 
     def grow(self, sizes: list[int], seed: int) -> None:
-        """Add heads until there is one of each of `sizes`.
-
-        Args:
-            sizes: classes of each task so far.
-            seed: of the new weights of every head.
-        """
+        """Add heads until there is one of each of `sizes`."""
         for task in range(len(self.heads), len(sizes)):
             self.heads.append(self.new_head(sizes[task], seed + task).to(self.device))
         self._found = self._mode = None
@@ -310,7 +301,6 @@ class Heads:
             over: "task", the logits of the task's classes; "seen", besides them all logits of other classes. A class
                 never competes with itself under another head.
             task: the task's columns; None: of the task at hand.
-            head: the task's head.
 
         Returns:
             (c,) the logits, and (C,) the position of each column's logit in it, -1 for none; None and None where all

@@ -29,7 +29,6 @@ class Objective:
         """The mean loss of a batch; overridden where it looks at more than logits (features, made-up samples).
 
         Args:
-            network: with the weights of the step.
             inputs: (b, ...) what the network sees: standardised images, or features.
             labels: (b,) their columns.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,10 +13,12 @@ from fcl_bench.environment import exact_attention, exact_kernels
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, all_finite
 from fcl_bench.randomness import seeded
-from fcl_bench.training.knobs import Optimiser, Training, add_weight_decay, client_optimiser, diverged
-from fcl_bench.training.linear_heads import LinearHeads, repeats_one_batch, train_repeatedly
+from fcl_bench.training.knobs import SGD, Training, add_weight_decay, client_optimiser, diverged
 from fcl_bench.training.network import Network
 from fcl_bench.training.objective import Objective
+
+if TYPE_CHECKING:
+    from fcl_bench.training.linear_heads import LinearHeads
 
 #: From standardised samples (b, ...), and what else is known of each, to features (b, d).
 Features = Callable[..., torch.Tensor]
@@ -32,10 +35,7 @@ class Trainer:
     """Runs a network on samples that are on its device: training, features, scores.
 
     Args:
-        training: the knobs.
         standardise: samples as clients hold them -> what the network sees (`Standardise` of images, or `rows`).
-        device: where it is.
-        key: where the user set the knobs, for messages.
     """
 
     def __init__(
@@ -56,11 +56,7 @@ class Trainer:
         """One client's round: `training.epochs` passes over its samples, in place.
 
         Args:
-            network: with the weights to start from.
-            samples: what it trains on.
-            rate: step size of the round.
             seed: of the order of the samples, of augmentation, and of draws inside the network.
-            objective: what is minimised.
 
         Returns:
             Copies of what training changed (see `Network.changing`).
@@ -71,10 +67,12 @@ class Trainer:
         knobs = self.training
         generator = torch.Generator().manual_seed(seed)
         optimiser = client_optimiser(network, knobs, rate)
-        linear = None
-        if type(network.body) is torch.nn.Identity and not self._half and LinearHeads.fits(network, objective):
-            linear = LinearHeads(network, objective)
-        else:
+        linear: LinearHeads | None = None
+        if type(network.body) is torch.nn.Identity and not self._half:
+            from fcl_bench.training.linear_heads import LinearHeads, repeats_one_batch, train_repeatedly
+
+            linear = LinearHeads(network, objective) if LinearHeads.fits(network, objective) else None
+        if linear is None:
             # Batch norm has no statistics of a single image; its running ones serve.
             network.train(len(samples) > 1 or not network.normalises_batches)
         one_batch = 0 < len(samples) <= knobs.batch_size and knobs.epochs > 1
@@ -97,7 +95,7 @@ class Trainer:
         network: Network,
         samples: Samples,
         generator: torch.Generator,
-        optimiser: Optimiser,
+        optimiser: SGD | torch.optim.Optimizer,
         objective: Objective,
         linear: LinearHeads | None,
     ) -> torch.Tensor:
@@ -134,8 +132,6 @@ class Trainer:
         """Features (n, d) of samples (n, ...) in float32, in evaluation mode.
 
         Args:
-            network: whose features.
-            images: the samples, as clients hold them.
             beside: (n, ...) what is known of each sample, as further arguments of `of`.
             of: from standardised samples to features; None: the network's body.
         """

@@ -30,9 +30,7 @@ from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.options.faults.base import Faults
-from fcl_bench.options.faults.listed import ListedFaults
-from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.faults.choices import Faults, ListedFaults, RandomFaults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.options.faults.base import Fate
-from fcl_bench.options.faults.listed import ListedFaults
-from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.faults.choices import Fate, ListedFaults, RandomFaults
 
 
 def share(fates: np.ndarray, fate: Fate) -> float:

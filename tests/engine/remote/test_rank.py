@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from fcl_bench.engine.remote.rank import Rank, this_rank
+from fcl_bench.engine.remote.ranks import Rank, this_rank
 from fcl_bench.errors import UserError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}

@@ -9,7 +9,7 @@ import numpy as np
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Transport
-from fcl_bench.options.faults.base import Faults
+from fcl_bench.options.faults.choices import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, seeded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fcl_bench.options.secure.aggregation import Aggregation, peers_of
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import flat
 from fcl_bench.options.secure.masks import Masks, agreed_key, opened, public_key, sealed
-from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, from_the_system, seeded
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
 from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
 
@@ -234,7 +235,7 @@ def test_uploads_of_other_fields_are_refused():
 def test_secrets_of_the_system_give_the_same_sum():
     clients, sent = [0, 1, 2], values(range(3))
     ends = []
-    for secrets in (seeded, lambda client: from_the_system()):
+    for secrets in (seeded, lambda client: lambda client, task, round_: os.urandom):
         here = Round(clients, secrets=secrets)
         here.share(clients)
         masked = [here.send(client, sent[client]) for client in clients]

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.options.faults.listed import ListedFaults
-from fcl_bench.options.faults.random import RandomFaults
+from fcl_bench.options.faults.choices import ListedFaults, RandomFaults
 from fcl_bench.options.secure.aggregation import peers_of
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.protocol.method import EVERYONE
@@ -166,7 +165,7 @@ def test_the_server_sees_one_message_per_round(monkeypatch):
 def test_a_lone_sample_hides_among_those_of_others_and_no_other_does():
     """Three clients; sum 0 has two samples, 1 and 2 one each, sample 3 is in none."""
     which = [np.array([0, 1]), np.array([0, -1]), np.array([2])]
-    found = revealed_together({k: Grouped({"S": own}, {}, np.arange(len(own))) for k, own in enumerate(which)})
+    found = revealed({k: Grouped({"S": own}, {}, np.arange(len(own))) for k, own in enumerate(which)})
     assert {client: alone.sums for client, alone in found.items()} == {0: 1, 1: 0, 2: 1}
     assert {client: alone.samples.tolist() for client, alone in found.items()} == {0: [1], 1: [], 2: [0]}
     assert all(alone.moments == 0 for alone in found.values())

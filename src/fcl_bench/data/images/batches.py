@@ -175,7 +175,6 @@ class Samples:
 
     Attributes:
         inputs: (n, ...) images in uint8, or features, on the network's device.
-        labels: (n,) int64.
     """
 
     inputs: torch.Tensor
@@ -196,11 +195,9 @@ class Replayed(Samples):
     """A client's own samples, and in every batch some others: its memory, or images that a generator made.
 
     Args:
-        own: the client's.
         others: at least one; they are drawn with replacement.
         seed: of the draws of the others, so that the batches of a client's own samples stay those that they would be
             without others, bit for bit.
-        count: others in each batch.
     """
 
     def __init__(self, own: Samples, others: Samples, seed: int, count: int) -> None:
@@ -228,7 +225,6 @@ def load_pixels(split: Split, size: int, *, what: str = "data") -> torch.Tensor:
     Otherwise each is resized so that its shorter side is `size` (bicubic) and cropped to its centre.
 
     Args:
-        split: a split that holds images.
         size: side in pixels of the square that the network sees.
         what: the split's name in messages ("data=cifar100").
 

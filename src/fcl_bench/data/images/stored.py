@@ -94,9 +94,7 @@ class EncodedImages:
     """Images as the encoded bytes of a hub data set's column.
 
     Args:
-        table: a `datasets.Dataset`.
         column: one of its columns, an image that is not decoded.
-        name: what to call the table in messages.
         rows: the ascending rows that are the images; None: all.
     """
 

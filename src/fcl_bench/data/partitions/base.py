@@ -32,7 +32,6 @@ class Partition(ABC):
             sizes: (C,) samples of each class of a task.
             clients: K.
             draws: how many are asked for; D may be less.
-            rng: generator for all of them.
         """
         return None
 
@@ -43,7 +42,6 @@ class Partition(ABC):
         Args:
             labels: (n,) the samples' classes.
             clients: K.
-            rng: this task's own generator.
         """
 
     def holdings(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Holdings:
@@ -138,11 +136,6 @@ def draw_labelled(labels: np.ndarray, rate: float, rng: np.random.Generator) -> 
 
     Every class retains floor(rate * n_c) of its labels at random; the rest of the budget goes to the classes with the
     largest remainders. A client with very few samples may retain none.
-
-    Args:
-        labels: (n,) one client's labels of one task.
-        rate: `label_rate`, above 0 to 1.
-        rng: the generator of this client and task.
     """
     order = rng.permutation(len(labels))
     _, members, sizes = np.unique(labels[order], return_inverse=True, return_counts=True)

@@ -261,7 +261,6 @@ def _owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) ->
     Args:
         labels: (n,) the samples' classes; row c of `counts` belongs to the c-th smallest.
         counts: (C, K); each row adds up to the number of its class's samples.
-        rng: generator for the choice among a class's samples.
     """
     by_class = np.lexsort((rng.random(len(labels)), labels))
     clients = np.broadcast_to(np.arange(counts.shape[1]), counts.shape)

@@ -34,13 +34,7 @@ class Skew(TypedDict):
 
 
 def skew(partition: Partition, columns: np.ndarray, shards: Sequence[Holdings]) -> Skew:
-    """The skew of a run's training samples.
-
-    Args:
-        partition: the rule that they were assigned by.
-        columns: (n,) the class of each sample of the data set.
-        shards: per task, the clients' samples.
-    """
+    """The skew of a run's training samples."""
     samples = [own.indices for own in shards]
     if not sum(map(len, samples)):
         return {"total_variation": None, "by_task": [], "percentile": None, "draws": 0, "why": "no samples are here"}
@@ -74,13 +68,7 @@ def _distances(labels: np.ndarray, own: Holdings) -> np.ndarray:
 
 
 def _others(partition: Partition, sizes: Sequence[np.ndarray], clients: int) -> tuple[np.ndarray, str | None]:
-    """The mean distance (D,) in other draws of all tasks; where there are none, why not.
-
-    Args:
-        partition: the rule.
-        sizes: per task, how many samples each of its classes has.
-        clients: K.
-    """
+    """The mean distance (D,) in other draws of all tasks; where there are none, why not."""
     none, shares = np.zeros(0), clients * sum(map(len, sizes))
     draws = min(_DRAWS, max(_LEAST, _MANY // shares))
     if draws * shares > _MOST:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fcl_bench.data.images.stored import ArrayImages, Images
-from fcl_bench.data.shared import described, is_sharing, shared, state_of
+from fcl_bench.data.shared import described, shared
 from fcl_bench.errors import UserError, kind_of
 from fcl_bench.files import content_hash, special, user_path
 
@@ -113,19 +113,9 @@ class Source(ABC):
     def load(self) -> Dataset:
         """Read the data set. Raises a `UserError` for every problem that the user can fix."""
 
-    def reads(self) -> list[Path] | None:
-        """The files and folders that, besides the knobs, determine the result of `load`; None: unknown. With this list,
-        the jobs of one process load the data set once, and again when one of these files has changed.
-        """
-        return None
-
     def repositories(self) -> list[Repository]:
         """The hub repositories that the source needs; none if it reads local files."""
         return []
-
-    def prepare(self) -> None:
-        """Do the work that is needed once before all runs; the files of `repositories` are on this machine already."""
-        return
 
     def whole(self) -> bool:
         """Whether the knobs retain all images that `about` counts."""
@@ -149,12 +139,12 @@ def existing_path(path: str | None, data: str, wanted: str) -> Path:
 
 
 def loaded(source: Source) -> Dataset:
-    """The result of `source.load()`, or that of an earlier job if none of the files that it reads has changed.
+    """The result of `source.load()`, or that of an earlier job of this process with the same knobs.
 
     Raises:
         UserError: it is not what `Dataset` and `Split` say, as may happen with a class of one's own.
     """
-    return shared("dataset", _key(source) if is_sharing() else None, lambda: _sound(source), _bytes)
+    return shared("dataset", described(source), lambda: _sound(source), _bytes)
 
 
 def _sound(source: Source) -> Dataset:
@@ -197,13 +187,6 @@ def _require_inputs(where: str, inputs: Any) -> None:
             f"{where} is {kind_of(inputs)}",
             "features, an array (n, d) of numbers; or images, such as ArrayImages(pixels)",
         )
-
-
-def _key(source: Source) -> list[Any] | None:
-    # A third-party class may have nothing but `load`.
-    reads = source.reads() if isinstance(source, Source) else None
-    state = None if reads is None else state_of(reads)
-    return None if state is None else [*described(source), state]
 
 
 def _bytes(dataset: Dataset) -> int:

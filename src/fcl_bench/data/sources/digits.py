@@ -24,9 +24,6 @@ class Digits(Source):
     name: str = knob("digits", filled=True, words="a name for tables")
     about = About(10, 1442, 355, licence="comes with scikit-learn (UCI, CC BY 4.0)")
 
-    def reads(self) -> list[Path]:
-        return []  # of an installed package
-
     def load(self) -> Dataset:
         rows, labels = _read()
         pixels = np.rint(rows.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)

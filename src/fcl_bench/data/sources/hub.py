@@ -8,12 +8,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-import shutil
 import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,10 +34,8 @@ class Repository:
     """The files wanted from one repository of the hub.
 
     Attributes:
-        data: what to call the data set in messages.
         repo: hub name ("uoft-cs/cifar100").
         revision: commit, branch or tag; None: whatever the main branch holds.
-        splits: the splits whose files are wanted.
         place: where a user can put the files instead, as `data.path` or below it.
 
     Raises:
@@ -61,8 +58,6 @@ class Snapshot:
     """A repository's files on this machine.
 
     Attributes:
-        folder: where they lie.
-        commit: commit of the hub repository.
         files: the files of each split, sorted by name.
     """
 
@@ -130,28 +125,27 @@ def download(wanted: Repository) -> Snapshot:
     Raises:
         UserError: no network, no such repository, no disk space, or a file that arrived damaged (it is removed).
     """
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download
 
-    commit, files = _listing(wanted)
-    missing = [
-        file
-        for file in files
-        if not isinstance(try_to_load_from_cache(wanted.repo, file.rfilename, None, commit, "dataset"), str)
-    ]
-    rest = sum(file.size for file in missing)
-    cache = writable("HF_HOME", Path(constants.HF_HUB_CACHE))
-    if missing:
-        log.info("data %s: downloading %s from the hub to %s", wanted.data, decimal(rest), cache)
-    if rest > (free := shutil.disk_usage(cache).free):
-        raise UserError(
-            f"data={wanted.data} needs {decimal(rest)} in {cache} and {decimal(free)} is free",
-            "HF_HOME=FOLDER with more room",
-        )
-    for number, file in enumerate(missing, start=1):
-        # A terminal also shows a progress bar; a log file has only this line.
-        log.info("data %s: file %d of %d, %s", wanted.data, number, len(missing), decimal(file.size))
-        _download_file(wanted, file)
-    found = locate(replace(wanted, revision=commit))
+    files = _listing(wanted)
+    size, cache = sum(file.size for file in files), writable("HF_HOME", Path(constants.HF_HUB_CACHE))
+    log.info("data %s: downloading %s from the hub to %s", wanted.data, decimal(size), cache)
+    for file in files:
+        # The hub's client resumes a broken download, keeps only a whole file, and takes one that is here already.
+        try:
+            path = Path(hf_hub_download(wanted.repo, file.rfilename, repo_type="dataset", revision=wanted.revision))
+        except Exception as error:  # see _listing
+            raise UserError(
+                f"data={wanted.data}: the download of {file.rfilename} broke off: {first_line(error)}",
+                "the same command goes on with this file",
+            ) from error
+        if not _has_checksum(path, file.lfs.sha256 if file.lfs else file.blob_id):
+            remove_file(path)
+            raise UserError(
+                f"data={wanted.data}: {file.rfilename} arrived damaged, its checksum is wrong; it has been removed",
+                "the same command downloads it again",
+            )
+    found = locate(wanted)
     if found is None:
         raise UserError(f"data={wanted.data}: the download is incomplete", "the same command again")
     return found
@@ -219,8 +213,8 @@ def not_here(wanted: Repository, why: str) -> UserError:
     )
 
 
-def _listing(wanted: Repository) -> tuple[str, list[Any]]:
-    """The commit that the revision names now, and the hub's entries of the splits' files in it."""
+def _listing(wanted: Repository) -> list[Any]:
+    """The hub's entries of the splits' files."""
     from huggingface_hub import HfApi
 
     if why := unreachable():
@@ -238,26 +232,7 @@ def _listing(wanted: Repository) -> tuple[str, list[Any]]:
             f"data={wanted.data}: {wanted.repo} has no parquet files of the split {min(missing)}",
             f"files such as data/{min(missing)}-00000-of-00001.parquet, or data.path=FOLDER",
         )
-    return info.sha, entries
-
-
-def _download_file(wanted: Repository, file: Any) -> None:
-    """Download one file and verify it. The hub's client resumes a broken download, and keeps only a whole file."""
-    from huggingface_hub import hf_hub_download
-
-    try:
-        path = Path(hf_hub_download(wanted.repo, file.rfilename, repo_type="dataset", revision=wanted.revision))
-    except Exception as error:  # see _listing
-        raise UserError(
-            f"data={wanted.data}: the download of {file.rfilename} broke off: {first_line(error)}",
-            "the same command goes on with this file",
-        ) from error
-    if not _has_checksum(path, file.lfs.sha256 if file.lfs else file.blob_id):
-        remove_file(path)
-        raise UserError(
-            f"data={wanted.data}: {file.rfilename} arrived damaged, its checksum is wrong; it has been removed",
-            "the same command downloads it again",
-        )
+    return entries
 
 
 def _has_checksum(file: Path, checksum: str) -> bool:

@@ -14,8 +14,7 @@ import numpy as np
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository, Snapshot, fetch, incomplete, split_files
-from fcl_bench.data.sources.image_folder import ImageFolder, class_names
-from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
+from fcl_bench.data.sources.image_source import ImageFolder, ImageSource, Side, TableSide, class_names
 from fcl_bench.errors import UserError, choices, first_line
 from fcl_bench.files import special
 

@@ -1,4 +1,4 @@
-"""Images with labels: one side of such a data set, and the sources that can leave some images out."""
+"""Images with labels: one side of such a data set, the sources that can leave some images out, and class folders."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import numpy as np
 
 from fcl_bench.config import knob
 from fcl_bench.data.groups import rank_in_group
-from fcl_bench.data.images.stored import EncodedImages, FileImages, Images
-from fcl_bench.data.sources.base import Dataset, Source, Split, image_split
-from fcl_bench.data.sources.hub import locate
+from fcl_bench.data.images.stored import IMAGE_SUFFIXES, EncodedImages, FileImages, Images
+from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path, image_split
 from fcl_bench.errors import UserError
-from fcl_bench.files import user_path
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +25,6 @@ class Side(ABC):
     """Samples of one side (train or test), before their images are opened.
 
     Attributes:
-        labels: (n,) int64.
         domains: (n,) int64, each sample's domain; None where there are none.
         rows: (n,) which of the side's images these are, ascending; None: all of them.
     """
@@ -88,13 +85,6 @@ class ImageSource(Source):
     per_class: int | None = knob(None, least=1)
     test_per_class: int | None = knob(None, least=1)
 
-    def reads(self) -> list[Path] | None:
-        """The local folder, or the hub's files on this machine; None where some are not here yet."""
-        if self.path is not None:
-            return [user_path("data.path", self.path)]
-        found = [locate(wanted) for wanted in self.repositories()]
-        return [snapshot.folder for snapshot in found if snapshot] if found and all(found) else None
-
     def whole(self) -> bool:
         return self.classes is None and not self.skip_classes and self.per_class is None and self.test_per_class is None
 
@@ -143,3 +133,59 @@ class ImageSource(Source):
     def _key(self) -> str:
         """The data set's name in messages, as the user typed it."""
         return f"data.path={self.path}" if self.path else f"data={self.name}"
+
+
+@dataclass
+class ImageFolder(ImageSource):
+    """Images in train/<class>/* and test/<class>/*; classes are numbered in the alphabetical order of their names.
+
+    Classes that only test/ has are numbered after the others; a class that only train/ has is learnt and not tested.
+    """
+
+    name: str = knob("imagefolder", filled=True, words="a name for tables")
+
+    def load(self) -> Dataset:
+        root = existing_path(self.path, self.name, "a folder with train/<class>/* and test/<class>/*")
+        names = {side: self._classes(root / side) for side in ("train", "test")}
+        # Classes without training samples come last; a stream leaves them out and says so.
+        unseen = [name for name in names["test"] if name not in names["train"]]
+        numbers = {name: number for number, name in enumerate([*names["train"], *unseen])}
+        known = {side: {name: number for name, number in numbers.items() if name in names[side]} for side in names}
+        found = self._assembled({side: labelled_files(root / side, known[side], root) for side in known})
+        return replace(found, class_names=tuple(numbers))
+
+    @staticmethod
+    def _classes(folder: Path) -> list[str]:
+        classes = class_names(folder)
+        if not classes:
+            raise UserError(
+                f"data.path={folder.parent} has no {folder.name}/<class>/ folders",
+                "train/<class>/* and test/<class>/*",
+            )
+        return classes
+
+
+def class_names(folder: Path) -> list[str]:
+    """The folders in `folder`, in alphabetical order; empty if there is no such folder."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSide:
+    """The files of the classes in `numbers`, class by class, then in order of their paths."""
+    files: list[Path] = []
+    labels: list[int] = []
+    empty: list[str] = []
+    for name, number in numbers.items():
+        found = sorted(file for file in (folder / name).rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        files += found
+        labels += [number] * len(found)
+        empty += [name] if not found else []
+    within = f"{folder.relative_to(path).as_posix()}/" if folder != path else ""
+    if not files:
+        raise UserError(
+            f"data.path={path}: no images under {within or 'it'}",
+            f"files ending in {', '.join(sorted(IMAGE_SUFFIXES))}",
+        )
+    if empty:
+        raise UserError(f"data.path={path}: no images in {within}{empty[0]}/", "at least one per class")
+    return FileSide(np.asarray(labels, dtype=np.int64), files, folder)

@@ -1,8 +1,9 @@
-"""Unlabelled samples in memory or in files, as one side of a data set."""
+"""Unlabelled samples in memory or in files, and a subset of a side's samples, as one side of a data set."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import numpy as np
 from PIL import Image
 
 from fcl_bench.data.images.stored import ArrayImages, FileImages, Images
-from fcl_bench.data.sources.array_file import native_floats
+from fcl_bench.data.sources.array_files import native_floats
 from fcl_bench.data.sources.base import Split
 from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
 
 _FORMS = "uint8 images (n, h, w) or (n, h, w, 3), PIL images, paths of image files, or features (n, d)"
 
@@ -37,9 +39,6 @@ class OpenImages:
 
 def samples_of(inputs: Any) -> Split:
     """Images or features in whatever form they are; the labels are all -1.
-
-    Args:
-        inputs: a `Split`, `Images`, an array or a tensor, PIL images or paths.
 
     Raises:
         UserError: they are none of these.
@@ -66,3 +65,36 @@ def _inputs(inputs: Any) -> Images | np.ndarray:
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] == 3:
         return ArrayImages(array.transpose(0, 2, 3, 1))
     raise UserError(f"inputs of shape {array.shape} and type {array.dtype} are neither images nor features", _FORMS)
+
+
+class ChosenImages:
+    """The images `rows` (n,) of others, decoded on access."""
+
+    def __init__(self, images: Images, rows: np.ndarray) -> None:
+        self._images, self._rows = images, rows
+        digest = content_hash(images.fingerprint.encode())
+        digest.update(np.ascontiguousarray(rows).data)
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> Image.Image:
+        return self._images[int(self._rows[index])]
+
+    def describe(self, index: int) -> str:
+        return self._images.describe(int(self._rows[index]))
+
+
+def rows_of(split: Split, rows: np.ndarray) -> Split:
+    """The samples `rows` (m,) of a split, in this order; no other sample's values are read."""
+    if isinstance(split.inputs, np.ndarray):
+        inputs: Images | np.ndarray = split.inputs[rows]
+    elif isinstance(split.inputs, ArrayImages):
+        inputs = ArrayImages(split.inputs.pixels[rows])
+    else:
+        inputs = ChosenImages(split.inputs, rows)
+    digest = content_hash(split.fingerprint.encode())
+    digest.update(np.ascontiguousarray(rows).data)
+    domains = None if split.domains is None else split.domains[rows]
+    return replace(split, labels=split.labels[rows], inputs=inputs, fingerprint=digest.hexdigest(), domains=domains)

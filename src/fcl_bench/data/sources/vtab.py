@@ -13,8 +13,7 @@ from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
 from fcl_bench.data.sources.hub import Repository
 from fcl_bench.data.sources.hub_images import HubImages, label_names
-from fcl_bench.data.sources.image_folder import class_names, labelled_files
-from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide
+from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide, class_names, labelled_files
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 

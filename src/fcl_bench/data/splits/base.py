@@ -28,7 +28,6 @@ class Stream:
     """A data set cut into tasks.
 
     Attributes:
-        tasks: the T tasks in order.
         class_order: (C,) int64, the source's label of each column.
         train_columns, test_columns: (n,) int64, each sample's label as a column, also for samples in no task; -1 for a
             class that is never learnt.
@@ -77,7 +76,6 @@ def stream_of_samples(
     """The stream of given samples per task.
 
     Args:
-        dataset: the data set that the indices refer to.
         preference, train, test: see `Division`; test samples of classes that no task trains are dropped.
 
     Raises:
@@ -156,8 +154,6 @@ class SampleSplit(TaskSplit):
 
         Args:
             dataset: the whole data set; samples that `imbalance` removes are removed afterwards.
-            tasks: T.
-            seed: seed of the split's draws.
         """
 
 
@@ -169,9 +165,7 @@ def thinned(members: Sequence[np.ndarray], labels: np.ndarray, imbalance: float,
 
     Args:
         members: per task, the indices of its training samples, ascending.
-        labels: (n,) the labels of all training samples.
         imbalance: the share that the last class retains.
-        seed: of the split's draws.
     """
     indices = np.concatenate(members)
     rng = generator(seed, "class imbalance")

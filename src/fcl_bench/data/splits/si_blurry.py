@@ -94,7 +94,6 @@ class SiBlurry(SampleSplit):
         Args:
             place, task: (n,) class and home task of each.
             shares: (T,) each task's share of all that leave; adds up to 1.
-            rng: generator of this draw.
         """
         if self.sizes == "equal":
             by_class = np.lexsort((rng.random(len(place)), place))

@@ -21,7 +21,6 @@ def balanced(samples: np.ndarray, processes: int) -> list[int]:
 
     Args:
         samples: (T, K).
-        processes: how many there are.
     """
     tasks, clients = samples.shape
     found = [0] * clients

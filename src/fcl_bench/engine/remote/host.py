@@ -20,14 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Host:
-    """The clients of one process in one federation.
-
-    Args:
-        clients: of the whole federation.
-        own: the clients of this process.
-        inputs: their samples, as `Clients.node` takes them.
-        store: where their states are saved with the server's checkpoints.
-    """
+    """The clients of one process in one federation."""
 
     def __init__(self, clients: Clients, own: range | list[int], inputs: torch.Tensor, store: ClientStore) -> None:
         self.node: Node = clients.node(inputs, own)

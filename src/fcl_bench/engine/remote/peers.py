@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from queue import Empty, SimpleQueue
+from contextlib import suppress
+from queue import Empty, Queue
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from fcl_bench.engine.remote.transport import Gone, Peer
-from fcl_bench.engine.remote.waiting import MOST, Room
+from fcl_bench.engine.remote.transport import AHEAD, Gone, Peer
 from fcl_bench.errors import first_line
 
 #: The length that tells a peer that nothing more will come.
@@ -22,22 +22,16 @@ CLOSED = "its connection closed"
 class RankPeer(Peer):
     """Another rank.
 
-    A thread reads what it sends, before anybody asks for it: so a rank computes on while its uploads wait here, as long
-    as these have `Room`. And waiting for it can be interrupted, which a wait in torch's own code cannot.
-
-    Args:
-        rank: its number.
-        name: for messages.
-        most: bytes that may wait here before anybody asks for them; a single larger message may, too.
+    A thread reads what it sends, before anybody asks for it: so a rank computes on while up to `AHEAD` uploads wait
+    here. And waiting for it can be interrupted, which a wait in torch's own code cannot.
     """
 
-    def __init__(self, rank: int, name: str, most: int = MOST) -> None:
+    def __init__(self, rank: int, name: str) -> None:
         super().__init__(name)
         #: Whether it has said that nothing more will come.
         self.ended = False
         self._rank = rank
-        self._inbox: SimpleQueue[torch.Tensor | str] = SimpleQueue()
-        self._room = Room(most)
+        self._inbox: Queue[torch.Tensor | str] = Queue(AHEAD)
         self._gone, self._leaving = "", False
         self._thread = threading.Thread(target=self._read, name=f"reads {name}", daemon=True)
         self._thread.start()
@@ -51,7 +45,6 @@ class RankPeer(Peer):
                     self.ended = True
                     self._inbox.put("it has come to its end")
                     return
-                self._room.take(int(length))
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, self._rank)
                 if not self._leaving:
@@ -82,7 +75,6 @@ class RankPeer(Peer):
         if isinstance(body, str):
             self._gone = body
             raise Gone(body)
-        self._room.give_back(len(body))
         return body.numpy().data
 
     def end(self) -> None:
@@ -95,7 +87,9 @@ class RankPeer(Peer):
     def await_end(self, seconds: float) -> None:
         """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""
         self._leaving = True
-        self._room.unbind()
+        with suppress(Empty):  # the thread may wait for room
+            while True:
+                self._inbox.get_nowait()
         self._thread.join(seconds)
 
 

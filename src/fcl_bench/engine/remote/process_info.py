@@ -22,8 +22,6 @@ class ProcessInfo:
 
     Attributes:
         process: its name, for messages ("rank 1").
-        run: identity of what is under way.
-        package, torch_version: versions.
         threads: with which the method computes on the CPU: sums round by them.
         preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
@@ -42,10 +40,7 @@ class ProcessInfo:
         """Of this process.
 
         Args:
-            process, run: as in the attributes.
-            context: of the method.
             prepared: whether a network computes before the method does.
-            more: attributes of a subclass.
         """
         own = torch.get_num_threads()
         return cls(

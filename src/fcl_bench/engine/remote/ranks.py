@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -21,10 +23,8 @@ from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.remote.rank import Rank, this_rank
 from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
-from fcl_bench.engine.remote.waiting import share_of
 from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.context import Context
@@ -54,8 +54,6 @@ def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
 
     Args:
         start, end: of what is to be done; `start` begins a batch.
-        batch: samples of a batch.
-        processes: at most as many as there are batches.
     """
     batches = -(-(end - start) // batch)
     ends = [min(start + batches * (number + 1) // processes * batch, end) for number in range(processes)]
@@ -71,8 +69,7 @@ class ServerRank(Connection):
 
     def __init__(self, rank: Rank) -> None:
         self._size = rank.size
-        share = share_of(rank.size)
-        self._peers = {number: RankPeer(number, rank_name(number), share) for number in range(1, rank.size)}
+        self._peers = {number: RankPeer(number, rank_name(number)) for number in range(1, rank.size)}
         self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
@@ -98,7 +95,7 @@ class ServerRank(Connection):
         local = Host(clients, own, samples, ClientStore(states, clients.run, "rank-0"))
         for peer in self._peers.values():
             peer.response("opened")
-        self._remote = Remote(clients, self._peers, assignment, local, share_of(self._size))
+        self._remote = Remote(clients, self._peers, assignment, local)
         return self._remote
 
     def batches(self, extractor: Extractor, side: str, split: Split, start: int) -> Iterator[torch.Tensor]:
@@ -226,3 +223,66 @@ class OverRanks(TransportChoice):
             yield
         finally:
             dist.destroy_process_group()
+
+
+_REMEDY = "torchrun --nproc-per-node N -m fcl_bench ..., or srun fcl-bench ... in a Slurm job"
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process among those of a run.
+
+    Attributes:
+        number: from 0, which has the server.
+    """
+
+    number: int
+    size: int
+    local: int
+    address: str
+    port: int
+
+
+def this_rank(environment: Mapping[str, str] = os.environ) -> Rank:
+    """Which process this one is.
+
+    Raises:
+        UserError: no launcher has said, or what it says makes no sense.
+    """
+    for names in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")):
+        if names[0] in environment and names[1] in environment:
+            number, size, local = (_number(environment, name) for name in names)
+            if not 0 <= number < size:
+                raise UserError(f"{names[0]}={number} is no rank of {names[1]}={size}", _REMEDY)
+            return Rank(number, size, local, _address(environment), _port(environment))
+    raise UserError("transport=ranks, and nothing says which rank this process is", _REMEDY)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    text = environment.get(name, "0")
+    if not text.isascii() or not text.isdigit():
+        raise UserError(f"{name}={text} is no number", _REMEDY)
+    return int(text)
+
+
+def _address(environment: Mapping[str, str]) -> str:
+    if address := environment.get("MASTER_ADDR"):
+        return address
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST")
+    if nodes and "[" not in nodes:
+        return nodes.split(",")[0]
+    if nodes and shutil.which("scontrol"):
+        listed = subprocess.run(["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=False)
+        if listed.returncode == 0 and listed.stdout.split():
+            return listed.stdout.split()[0]
+    raise UserError(
+        "transport=ranks, and nothing says where the ranks meet",
+        'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    )
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    if "MASTER_PORT" in environment:
+        return _number(environment, "MASTER_PORT")
+    # Two jobs on one machine are not to meet.
+    return 20_000 + _number(environment, "SLURM_JOB_ID") % 20_000

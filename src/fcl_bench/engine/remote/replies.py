@@ -22,13 +22,7 @@ class RemoteError(RuntimeError):
 
 @dataclass(frozen=True)
 class Received:
-    """A request or an answer.
-
-    Attributes:
-        kind: what is asked for, or answered.
-        beside: what goes with it, as JSON.
-        message: the tensors that go with it, on the CPU.
-    """
+    """A request or an answer."""
 
     kind: str
     beside: dict[str, Any]

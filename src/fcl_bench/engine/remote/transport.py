@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -13,13 +14,15 @@ from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.host import Host
-from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
-from fcl_bench.engine.remote.waiting import MOST, OwnTurns
+from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
 
 log = logging.getLogger(__name__)
+
+#: Replies of one process that may wait in the server's process for their turn to be absorbed.
+AHEAD = 4
 
 
 class Gone(Exception):
@@ -27,11 +30,7 @@ class Gone(Exception):
 
 
 class Peer(ABC):
-    """Another process: takes requests, and gives its answers in the order in which it made them.
-
-    Args:
-        name: for messages.
-    """
+    """Another process: takes requests, and gives its answers in the order in which it made them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -71,6 +70,30 @@ def lost(process: str, error: Exception) -> UserError:
     return UserError(f"{process} was lost: {error}", "the same command goes on from the last checkpoint")
 
 
+class OwnTurns:
+    """The turns of this process's clients in a round, in client order; some may be done before they are due.
+
+    Args:
+        replies: does a turn when it is asked for the next reply.
+    """
+
+    def __init__(self, replies: Iterator[Reply]) -> None:
+        self._replies = replies
+        self._waiting: deque[bytes] = deque()
+
+    def work_ahead(self) -> bool:
+        """Do the next turn now; returns False if there is none, or no room for its reply."""
+        if len(self._waiting) == AHEAD or (reply := next(self._replies, None)) is None:
+            return False
+        # As bytes, like another process's reply: the next turn may use the memory of this one's upload.
+        self._waiting.append(serialise_reply(reply))
+        return True
+
+    def next(self) -> Reply:
+        """The reply that is due."""
+        return deserialise_reply(deserialise(self._waiting.popleft())) if self._waiting else next(self._replies)
+
+
 class Remote:
     """Clients in other processes, and some in this one.
 
@@ -78,11 +101,7 @@ class Remote:
     while the answer that is due has not come.
 
     Args:
-        clients: of the whole federation.
-        peers: the other processes, by their numbers.
         assignment: client -> the number of its process; of clients in this process that of no peer.
-        local: the clients of this process.
-        most: bytes of this process's replies that may wait; a single larger one may, too.
     """
 
     everything = None
@@ -94,9 +113,8 @@ class Remote:
         peers: Mapping[int, Peer],
         assignment: Sequence[int],
         local: Host,
-        most: int = MOST,
     ) -> None:
-        self.clients, self._most = clients.count, most
+        self.clients = clients.count
         self._peers, self._assignment, self._local = peers, list(assignment), local
         self._samples = [clients.samples(task) for task in range(clients.tasks)]
         self._last = (0, 0)
@@ -114,7 +132,7 @@ class Remote:
         self._last = broadcast.task, broadcast.round
         gone = self._broadcast(present, broadcast)
         self._local.node.commit()  # at once, though its turns are done one by one
-        own = OwnTurns(self._local.turns(present, broadcast), self._most)
+        own = OwnTurns(self._local.turns(present, broadcast))
         for client in present:
             number = self._assignment[client]
             if number not in self._peers:

@@ -12,7 +12,7 @@ from fcl_bench.engine.blob import packed, unpacked
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
 from fcl_bench.engine.transport import Transport, Wrapper
 from fcl_bench.errors import UserError
-from fcl_bench.options.faults.base import Fate, Faults
+from fcl_bench.options.faults.choices import Fate, Faults
 from fcl_bench.protocol.message import Message
 
 #: Prefix of a checkpoint's tensors of uploads on their way; names of clients' states begin with the client's number.
@@ -34,11 +34,6 @@ class Faulty(Wrapper):
     A client that is silent or gone is never asked, so it computes nothing and receives nothing. A late client has its
     turn in time, and its upload arrives at the beginning of a later exchange, before that round's own uploads. An
     upload that is still on its way when the run ends never arrives.
-
-    Args:
-        inner: reaches the clients.
-        faults: decides which clients fail.
-        seed: the run's seed.
     """
 
     def __init__(self, inner: Transport, faults: Faults, seed: int) -> None:

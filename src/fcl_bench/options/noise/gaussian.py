@@ -1,20 +1,26 @@
-"""The Gaussian mechanism on clipped statistics or model updates."""
+"""The Gaussian mechanism on clipped statistics or model updates; dp-accounting counts its guarantee.
+
+Multipliers are noise over the replace-one sensitivity.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from importlib import import_module, metadata
+from types import ModuleType
 from typing import Any, ClassVar, cast
 
 from fcl_bench.config import knob
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Guarantee
-from fcl_bench.errors import UserError
-from fcl_bench.options.noise import accountant
+from fcl_bench.errors import UserError, installing
 from fcl_bench.options.noise.mechanism import DPMechanism, deviations
 from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
 from fcl_bench.protocol.context import HALF, Context
@@ -66,7 +72,7 @@ class Gaussian:
                 "noise.epsilon=8, or noise.multiplier=1",
             )
         if self.multiplier != 0:
-            accountant.library()
+            library()
         uploads = Uploads.of(method, context)
         if not uploads.one_sample() and not uploads.only_models:
             fields = [pair for schema in uploads.declared.values() for pair in schema.items()]
@@ -132,8 +138,6 @@ class Gaussian:
         """Return what uploads pass through before the wire codec.
 
         Args:
-            method: what makes the uploads.
-            context: its seed is that of the noise.
             tasks: T.
             apart: whether the noise is that of a real site, and no benchmark has to repeat it.
         """
@@ -151,7 +155,7 @@ class Gaussian:
         if self.multiplier is not None:
             return self.multiplier
         assert self.epsilon is not None
-        return accountant.multiplier_for(self.epsilon, self.delta, releases)
+        return multiplier_for(self.epsilon, self.delta, releases)
 
     def _of_updates(self, method: Any, tasks: int) -> float:
         """Return the multiplier of one round, given the largest possible number of rounds."""
@@ -172,7 +176,7 @@ class Gaussian:
             share = 1 if self.share_of is None else together[task, round_] / self.share_of
             sent[(client,) if self.unit == CLIENT else (task, client)].append(multiplier * math.sqrt(share))
         released = set(map(tuple, sent.values()))
-        epsilon = max((accountant.epsilon_of(found, self.delta) for found in released), default=0.0)
+        epsilon = max((epsilon_of(found, self.delta) for found in released), default=0.0)
         if self.epsilon is not None and epsilon > 1.001 * self.epsilon:
             log.warning(
                 "noise.epsilon=%g is not kept to: some sums are of fewer uploads than noise.share_of=%s; epsilon is"
@@ -189,5 +193,42 @@ class Gaussian:
             "multiplier": multiplier,
             "releases": max(map(len, sent.values()), default=0),
             "of_sums": self.share_of is not None,
-            "accountant": accountant.version() if multiplier else None,
+            "accountant": f"{_PACKAGE} {metadata.version(_PACKAGE)}" if multiplier else None,
         }
+
+
+_PACKAGE = "dp-accounting"
+
+
+def library() -> ModuleType:
+    """Return the module dp_accounting. Raises a `UserError` that says how to install it."""
+    try:
+        # It brings absl, whose log handler keeps what is stderr now, and closes it when somebody sets logging up anew
+        # (submitit does), unless it is the process's own.
+        with redirect_stderr(sys.__stderr__):
+            return import_module("dp_accounting")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"noise=gaussian: {error.name} is not installed, and it is what counts epsilon",
+            f"noise=none, or {installing('privacy')}",
+        ) from error
+
+
+def epsilon_of(multipliers: Iterable[float], delta: float) -> float:
+    """Return epsilon of several Gaussian mechanisms on the same data, exactly (Balle and Wang 2018, Thm. 8).
+
+    k releases with multipliers z_i are one with z, 1/z^2 = sum 1/z_i^2.
+
+    Args:
+        multipliers: of the releases; 0: without noise.
+    """
+    found = list(multipliers)
+    if not all(found):
+        return math.inf
+    precision = sum(1 / multiplier**2 for multiplier in found)
+    return float(library().get_epsilon_gaussian(1 / math.sqrt(precision), delta)) if precision else 0.0
+
+
+def multiplier_for(epsilon: float, delta: float, releases: int) -> float:
+    """Return the multiplier that makes `releases` Gaussian mechanisms on the same data (epsilon, delta)-private."""
+    return float(library().get_sigma_gaussian(epsilon, delta)) * math.sqrt(releases)

@@ -61,7 +61,6 @@ class DPMechanism:
         """The expectation of a noisy upload: noise exceeds the ranges a little, and the forms no longer hold.
 
         Args:
-            expected: the expectation without noise.
             uploads: how many clients' uploads, each with its own noise, are in the sum.
         """
         return {name: self._loosened(name, wanted, uploads) for name, wanted in expected.items()}

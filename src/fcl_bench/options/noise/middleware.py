@@ -23,7 +23,6 @@ class NoisyStatistics(Middleware):
 
     Args:
         seed: of the run. A real deployment must draw from a secure generator.
-        release: what the fields are, and how noisy each is.
     """
 
     def __init__(self, seed: int, release: DPMechanism) -> None:
@@ -56,7 +55,6 @@ class NoisyUpdates(Middleware):
     Args:
         seed: of the run; see `NoisyStatistics`.
         clip: C, the largest L2 norm of an update.
-        deviation: standard deviation of the noise in each number.
         weighted: whether models come times their number of samples; these weights are public.
         by_start: whether the noise depends on the broadcast model, too. Else a round that is done again from another
             model has the same noise, and the difference of both uploads has none.

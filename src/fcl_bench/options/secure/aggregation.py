@@ -22,10 +22,7 @@ class Aggregation:
     """The server's part in one round.
 
     Args:
-        secure: the knobs.
         seed: of the run; who shares masks with whom follows from it, and is no secret.
-        broadcast: of the round.
-        keys: the public keys of its n clients.
     """
 
     def __init__(self, secure: SecureSums, seed: int, broadcast: Message, keys: Mapping[int, Message]) -> None:
@@ -135,12 +132,7 @@ class Aggregation:
         return fixed.decoded(sums, self._broadcast, len(self.survivors))
 
     def _holders(self, client: int, among: Collection[int] | None = None, but: int | None = None) -> list[int]:
-        """Return those of the client and its peers that shared, ascending.
-
-        Args:
-            among: only these.
-            but: not this one.
-        """
+        """Return those of the client and its peers that shared, ascending."""
         chosen = self._shares.keys() if among is None else self._shares.keys() & set(among)
         return sorted(holder for holder in {client, *self._peers[client]} & chosen if holder != but)
 

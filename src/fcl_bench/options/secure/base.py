@@ -62,7 +62,6 @@ class SecureSums:
         """Raise a `UserError` for what sums rule out, before any work is done.
 
         Args:
-            method: whose uploads are to be added up.
             context: in which form they would travel, and that only sums are seen.
             clients: K.
             drops: whether bad uploads are left out.

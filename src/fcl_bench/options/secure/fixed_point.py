@@ -46,9 +46,7 @@ class FixedPoint:
         """Return all of an upload that is added up, `Message.samples` too, by name in ascending order, on the CPU.
 
         Args:
-            upload: of one client.
             clients: n, of how many uploads the sum may be.
-            client: whose it is, for messages.
             triangles: names of the symmetric matrices of which only the upper triangle travels.
 
         Raises:
@@ -94,8 +92,6 @@ class FixedPoint:
 
         Args:
             sums: what `encoded` returned, added up.
-            like: whose stage, task and round it has.
-            uploads: of how many.
         """
         tensors = {}
         for name, total in sums.items():

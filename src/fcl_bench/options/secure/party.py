@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,11 +31,6 @@ def seeded(seed: int) -> Secrets:
     return lambda client, task, round_: generator(seed, "secure sums", task, round_, client).bytes
 
 
-def from_the_system() -> Secrets:
-    """Secrets that nobody else can know, for clients that are somewhere else than the server. Sums are the same."""
-    return lambda client, task, round_: os.urandom
-
-
 def pair(client: int, other: int) -> tuple[int, int]:
     """Return two clients in ascending order."""
     return min(client, other), max(client, other)
@@ -47,10 +41,6 @@ class _Session:
     """One client's secrets of one round.
 
     Attributes:
-        task, round: which.
-        draw: makes the secrets.
-        cipher, mask: private keys.
-        own: the seed of its self mask.
         clients: n, of the round.
         threshold: t, of the holders of its shares.
         theirs: the public keys of its peers, for encryption and for masks.
@@ -79,9 +69,6 @@ class Parties(Middleware):
     the server opens no session pass it unchanged.
 
     Args:
-        secure: the knobs.
-        secrets: makes the clients' secrets.
-        uploads: what the method declares of uploads.
         packs: whether of symmetric matrices only the upper triangle travels.
     """
 
@@ -113,7 +100,6 @@ class Parties(Middleware):
         """Return `shares` (peers, 80): for each peer one of the mask key and one of the self mask's seed, encrypted.
 
         Args:
-            client: who is asked.
             request: n, the numbers of its peers and their public keys.
         """
         session = self._session(client, request)
@@ -162,7 +148,10 @@ class Parties(Middleware):
             )
         triangles = [name for name, own in sent.items() if self._packs and own.form == "gram"]
         numbers = self._fixed.encoded(message, session.clients, client, triangles)
-        added, subtracted = by_side(client, [(peer, self._mask_key(client, peer)) for peer in self._peers(client)])
+        keys = {
+            p: agreed_key(session.mask, session.theirs[p][1], "masks", *pair(client, p)) for p in self._peers(client)
+        }
+        added, subtracted = by_side(client, [*keys.items()])
         masks = Masks([session.own, *added], subtracted)
         for tensor in numbers.values():
             masks.put_on(flat(tensor))
@@ -198,10 +187,6 @@ class Parties(Middleware):
     def _cipher_key(self, client: int, peer: int) -> bytes:
         session = self._sessions[client]
         return agreed_key(session.cipher, session.theirs[peer][0], "shares", *pair(client, peer))
-
-    def _mask_key(self, client: int, peer: int) -> bytes:
-        session = self._sessions[client]
-        return agreed_key(session.mask, session.theirs[peer][1], "masks", *pair(client, peer))
 
 
 def rows(texts: list[bytes], length: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fcl_bench.engine.exchange import SUMMED, Accounting, Arrival, Reply, Round, Step, Turn
-from fcl_bench.engine.single_sample_leakage import Grouped, revealed_together
+from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE
@@ -34,8 +34,6 @@ class Total:
     """The sum of a round's masked uploads, and what it cost besides these.
 
     Attributes:
-        clients: the clients whose uploads are in the sum.
-        upload: the sum.
         rounding: the largest error of an entry of the sum.
         up_bytes, down_bytes: (K,) per client, lost ones included.
         client_seconds: (K,) per client.
@@ -61,12 +59,7 @@ class Total:
 
 
 class SummedUploads(Step):
-    """Counts what sums reveal, and restores the counts of samples in noisy ones.
-
-    Args:
-        accounting: of the exchange.
-        context: of the noise.
-    """
+    """Counts what sums reveal, and restores the counts of samples in noisy ones."""
 
     def __init__(self, accounting: Accounting, context: Context) -> None:
         self._accounting, self._release = accounting, context.release
@@ -80,7 +73,7 @@ class SummedUploads(Step):
                 hidden[turn.client] = turn.reply.grouped
             if turn.client == EVERYONE and turn.arrival is not None:
                 turn.arrival = self._total(round_, turn.arrival)
-                for client, alone in revealed_together(hidden).items():
+                for client, alone in revealed(hidden).items():
                     self._accounting.reveal(round_, client, alone)
             yield turn
             del turn

@@ -42,9 +42,6 @@ class SummingTransport(Wrapper):
     A round's secrets end with the round, so that a checkpoint has none.
 
     Args:
-        inner: reaches the clients.
-        secure: the knobs.
-        seed: of the run.
         apart: stages whose uploads the server sees one by one.
     """
 

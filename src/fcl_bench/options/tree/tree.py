@@ -10,17 +10,21 @@ clients there is no node, and it absorbs their own uploads.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
+from fcl_bench.config import knob
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.codec import Codec
 from fcl_bench.engine.exchange import Arrival, Round, Step, Stopwatch, Table, Turn
+from fcl_bench.engine.in_process import Here
 from fcl_bench.engine.ledger import BroadcastCache, Rows
 from fcl_bench.engine.reports import TreeLevel, TreeReport
+from fcl_bench.engine.transport import Connection, TransportChoice
 from fcl_bench.engine.validation import Validation
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.fields import SampleCounts, Uploads
@@ -47,9 +51,7 @@ class _Node:
     Attributes:
         level, number: from 1, from 0.
         waiting: how many of its children have not ended the round.
-        watch: measures its own work.
         slowest: path seconds of the slowest child so far.
-        uploads: its children's uploads, admitted.
         announced, client, clients: those of these uploads; see `Arrival`.
     """
 
@@ -93,7 +95,6 @@ class Tree(Step):
     Args:
         clients: K.
         fan_in: f, at least 2.
-        method, context: whose uploads are combined, and how these travel.
         validation: what nodes do to what they are sent, as the server would.
 
     Raises:
@@ -164,9 +165,7 @@ class Tree(Step):
         """End a client's part in the round, whether or not its upload arrived; returns what then arrives at the server.
 
         Args:
-            client: the client.
             seconds: the client's own seconds; 0 if nobody waits for it.
-            round_: at hand.
         """
         path, number = seconds, client
         arrival: Arrival | None = None
@@ -274,3 +273,23 @@ class Tree(Step):
         self._path_seconds = saved["tree"]["path_seconds"]
         self._cached.restore(saved["tree"])
         self._rows.restore(tensors[_ROWS])
+
+
+@dataclass
+class ThroughTree(TransportChoice):
+    """All clients in the server's process, and nodes between them and the server (see `options.tree.tree`).
+
+    Sums in another order give other bits, and merged sketches other numbers, so the tree is part of a run's id.
+
+    Args:
+        fan_in: the most children of a node, and of the server.
+    """
+
+    name: ClassVar[str] = "tree"
+    sees_everything: ClassVar[bool] = True
+
+    fan_in: int = knob(16, least=2)  # type: ignore[misc]
+
+    @contextmanager
+    def connect(self) -> Iterator[Connection]:
+        yield Here()

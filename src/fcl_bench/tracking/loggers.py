@@ -1,8 +1,9 @@
-"""`logger=mlflow`: an MLflow run for each run, in one SQLite file or on a server."""
+"""`logger=mlflow`, `tensorboard` and `wandb`: what each tells its tracker of a run."""
 
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.tracking import TrackedRun, Tracker, require_packages
@@ -50,15 +52,15 @@ class MLflow:
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         if not self.uri.startswith(_SQLITE):
-            return _Run(tracking.MlflowClient(self.uri), entities, run, None)
+            return _MLflowRun(tracking.MlflowClient(self.uri), entities, run, None)
         file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
         writable(f"logger.uri={self.uri}", file.parent)
         with _lock(file):  # the first process makes the tables
             client = tracking.MlflowClient(f"{_SQLITE}{file}")
-            return _Run(client, entities, run, file)
+            return _MLflowRun(client, entities, run, file)
 
 
-class _Run(Tracker):
+class _MLflowRun(Tracker):
     """One MLflow run. Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
 
     def __init__(self, client: Any, entities: Any, run: TrackedRun, file: Path | None) -> None:
@@ -105,3 +107,95 @@ class _Run(Tracker):
 
 def _lock(file: Path | None) -> Any:
     return nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
+
+
+@dataclass
+class TensorBoard:
+    """Event files in `<out>/tensorboard/<run>/`: one point per task, and the record's numbers at the end."""
+
+    name = "tensorboard"
+    packages = ("tensorboard",)
+
+    def start(self, run: TrackedRun) -> Tracker:
+        require_packages(self)
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = writable(f"out={run.out}", run.out / "tensorboard") / run.label
+        if run.fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        # Points that a killed process wrote before it saved its checkpoint are written again, so purge them: at 0, all.
+        return _Events(SummaryWriter(str(folder), purge_step=run.tasks_done), run)
+
+
+class _Events(Tracker):
+    """One run's event file."""
+
+    def __init__(self, writer: Any, run: TrackedRun) -> None:
+        self._writer = writer
+        rows = [f"| {name} | {value} |" for name, value in run.config.items()]
+        writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *rows]))
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(f"task/{name}", value, step)
+        self._writer.flush()
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(f"record/{name}", value, 0)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@dataclass
+class WandB:
+    """A W&B run with the run's own id, so that a continued run is one run there too.
+
+    Args:
+        project: name of the W&B project.
+        mode: offline (files in `<out>/wandb/` that `wandb sync` sends later), online.
+    """
+
+    name = "wandb"
+    packages = ("wandb",)
+    project: str = knob(filled=True, words="logger.project=NAME")
+    mode: str = knob(choices=("offline", "online"))
+
+    def start(self, run: TrackedRun) -> Tracker:
+        require_packages(self)
+        import wandb
+
+        # Each process of an interrupted run leaves its own files; W&B joins them by the id.
+        opened = wandb.init(
+            project=self.project,
+            id=run.id,
+            name=run.label,
+            resume="allow",
+            mode=self.mode,
+            dir=str(writable(f"out={run.out}", run.out / "wandb")),
+            config=run.config,
+            # No second set of signal handlers, no copy of the terminal, nothing printed between our lines.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        # W&B's own step may only grow, so a task that is reported twice appears twice.
+        opened.define_metric("task/*", step_metric="task/step")
+        return _WandBRun(opened)
+
+
+class _WandBRun(Tracker):
+    """One W&B run, of this process."""
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._complete = False
+
+    def task(self, metrics: dict[str, float], step: int) -> None:
+        self._run.log({"task/step": step, **{f"task/{name}": value for name, value in metrics.items()}})
+
+    def finish(self, metrics: dict[str, float]) -> None:
+        self._run.summary.update(metrics)
+        self._complete = True
+
+    def close(self) -> None:
+        self._run.finish(exit_code=0 if self._complete else 1)
