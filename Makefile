@@ -40,7 +40,6 @@ results: $(VENV)/.run
 	$(ONCE) method=afl,afcl,stsa,centred_sketch,fedran,centralised_ridge wire.dtype=float64,float32,float16,bfloat16
 	$(ONCE) method=stsa_e method.gamma=1e6 wire.dtype=float64,float32,float16,bfloat16
 	$(ONCE) method.ssl=false,true label_rate=0.1,0.2,0.5
-	$(ONCE) method=afl,afcl clients=10,100,1000 partition.min_size=0 wire.dtype=float64
 	$(BIN)/fcl-tables --where data=features --where wire.dtype=float32 --where label_rate=1 --name cifar100
 	$(BIN)/fcl-tables --where data=digits --name digits
 

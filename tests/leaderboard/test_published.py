@@ -1,0 +1,43 @@
+"""The published rows: README's and the docs' tables are theirs, and the rows agree with each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.leaderboard_page import PAGES, front, written
+from fcl_bench.leaderboard.board import board_of
+from fcl_bench.leaderboard.store import published, stored
+
+TRACKS = sorted(file.stem for file in published().glob("*.csv"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_tables_are_those_of_the_rows(page):
+    text = page.read_text()
+    assert "<!-- features: " in text
+    assert written(text) == text, "python -m benchmarks.leaderboard_page writes them"
+
+
+@pytest.mark.parametrize("track", TRACKS)
+def test_each_run_is_there_once_and_its_last_accuracy_is_a_t(track):
+    store = stored(track, published())
+    keys = [
+        (row["method"], row["kind"], *(row[key] for key in store.about["settings"][0]), row["seed"])
+        for row in store.rows
+    ]
+    assert len(keys) == len(set(keys))
+    assert len({row["run_id"] for row in store.rows if row["kind"] == "defaults"}) == sum(
+        row["kind"] == "defaults" for row in store.rows
+    )
+    for row in store.rows:
+        assert row["accuracy"][-1] == pytest.approx(row["A_T"])
+        assert row["A_avg"] == pytest.approx(sum(row["accuracy"]) / len(row["accuracy"]))
+        assert not row["git_commit"].endswith("dirty")
+
+
+@pytest.mark.parametrize("track", TRACKS)
+def test_no_row_beats_one_of_the_front_with_as_few_bytes(track):
+    rows = [row for row in board_of(stored(track, published()))["rows"] if row["setting"] == 0]
+    able = [row for row in rows if not row["ceiling"] and not row["why"] and not row["gates"]]
+    for best in front(rows):
+        assert not any(row["A_T"] > best["A_T"] and row["up_mib"] <= best["up_mib"] for row in able)
