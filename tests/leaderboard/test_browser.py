@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fcl_bench.leaderboard.page import board_page
+from tests.browser import require_playwright
 from tests.leaderboard.made_up import TASKS, made_up_board
 from tests.leaderboard.on_screen import BOARD, column, expected, numbers, shown, titles
+
+require_playwright()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -249,10 +252,17 @@ def test_hostile_texts_are_shown_as_they_are(opened, tmp_path):
 
 
 def test_it_prints_in_black_on_white_without_controls(opened):
-    page = opened(theme="dark")
+    # The width of A4 across less its margins.
+    page = opened(1030, "dark")
+    page.locator("#rows .title").nth(2).click()
     page.emulate_media(media="print")
     for control in ("#filters", ".choices", ".command button"):
         assert not page.locator(control).first.is_visible()
     assert page.locator("#rows tr.row").count() == len(expected())
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    # The whole table, and what follows it below.
+    table, absent, panel = (page.locator(where).bounding_box() for where in ("#rows", "#absent", ".panel"))
+    assert table["y"] + table["height"] <= absent["y"]
+    assert table["x"] + table["width"] <= 1030
+    assert panel["height"] < table["height"]
     assert page.pdf(landscape=True).startswith(b"%PDF")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.browser import require_playwright
 from tests.leaderboard.on_screen import expected, outside, overlaps, titles
+
+require_playwright()
 
 WIDTHS = (390, 800, 1400)
 

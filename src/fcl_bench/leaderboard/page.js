@@ -102,10 +102,8 @@
   ];
   const accuracy = (row) => {
     if (row.A_T === null) return ["–"];
-    const bar = make("span", { class: "bar" });
-    bar.style.width = `${Math.max(0, Math.min(100, row.A_T))}%`;
     const text = points(row.A_T);
-    return [row.mark === "bold" ? make("strong", {}, text) : text, make("span", { class: "small under" }, spread(row, "A_T")), bar];
+    return [row.mark === "bold" ? make("strong", {}, text) : text, make("span", { class: "small under" }, spread(row, "A_T"))];
   };
   const behind = (row) => {
     if (row.behind === null) return [row.mark === "bold" ? "best" : "–"];
@@ -356,6 +354,7 @@
     event.preventDefault();
   });
   document.querySelectorAll("header .command").forEach(withCopy);
+  addEventListener("beforeprint", () => { find("#absent").open = true; });
   find("#filters").open = innerWidth >= 640;
   find("#board").hidden = false;
   offerColumns();

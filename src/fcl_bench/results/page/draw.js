@@ -186,7 +186,9 @@ const charts = (() => {
       taken.push([before + RADIUS, top - 1, a, top + 1], [a - 1, b + RADIUS, a + 1, top]);
     }
     for (const one of all.filter(({ half }) => half)) {
-      svg.append(node("line", { x1: px(one.x), x2: px(one.x), y1: py(one.y - one.half), y2: py(one.y + one.half), class: "leader" }));
+      const [at, top, bottom] = [px(one.x), py(one.y + one.half), py(one.y - one.half)];
+      svg.append(node("line", { x1: at, x2: at, y1: top, y2: bottom, class: "leader" }));
+      taken.push([at - 1, top, at + 1, bottom]);
     }
     let named = 0;
     for (const one of [...front, ...all.filter((other) => !front.includes(other))]) {
