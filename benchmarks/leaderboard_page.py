@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.leaderboard.board import board_of, label_of
+from fcl_bench.leaderboard.board import board_of, label_of, repeats
 from fcl_bench.leaderboard.store import published, stored
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -42,7 +42,7 @@ def _table(track: str, kind: str) -> str:
 def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The rows that no other beats with as few bytes, the fewest bytes first; ceilings have no place."""
     found: list[dict[str, Any]] = []
-    able = [row for row in rows if not row["ceiling"] and not row["why"] and not row["gates"]]
+    able = [row for row in rows if not (row["ceiling"] or row["why"] or row["gates"] or repeats(row))]
     for row in sorted(able, key=lambda row: (row["up_mib"], -row["A_T"])):
         if not found or row["A_T"] > found[-1]["A_T"]:
             found.append(row)
@@ -68,7 +68,7 @@ def _all(board: dict[str, Any]) -> list[list[str]]:
         for one in board["settings"]
     ]
     rows: dict[str, list[dict[str, Any]]] = {}
-    for row in board["rows"]:
+    for row in (row for row in board["rows"] if not repeats(row)):
         rows.setdefault(label_of(row), []).append(row)
     there = [(label, of) for label, of in rows.items() if any(row["A_T"] is not None for row in of)]
     there.sort(key=lambda entry: -(entry[1][0]["A_T"] or 0.0))

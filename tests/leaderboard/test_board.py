@@ -52,12 +52,11 @@ def test_a_first_task_far_below_fedavgs_is_a_gate(tmp_path):
 def test_what_was_not_run_is_named_with_the_reason(tmp_path):
     store = filled(tmp_path, *AHEAD[:2])
     store.about["not_run"] = {"dualprompt": "it needs images", "moon": "its run is that of fedavg"}
-    store.about["tuned"] = {"afl": {"knobs": {}, "trials": 20}}
     found = rows_of(store)
     assert found["dualprompt", "defaults", 0]["why"] == "it needs images"
     assert found["afl", "defaults", 0]["why"] == "2 of 3 seeds are there"
     assert found["afl", "defaults", 1]["why"] == "not run yet"
-    assert found["afl", "tuned", 0]["why"] == "the method declares no knobs to search"
+    assert found["afl", "tuned", 0]["why"] == "its knobs have not been searched"
     assert {key for key in found if found[key]["A_T"] is not None} == {("afl", "defaults", 0)}
     assert found["afl", "defaults", 0]["n"] == 2
     assert not any(one["mark"] for one in found.values())  # a row that lacks a seed does not compete
@@ -77,6 +76,17 @@ def test_the_command_of_a_row_has_what_the_search_chose(tmp_path):
     wanted = "fcl-bench -m track=mine method=afl clients=5 beta=0.1 method.ridge=0.5 data.path=FILE seed=0,1,2"
     assert found["command"] == wanted
     assert (found["tuning"], found["trials"]) == ({"method.ridge": "0.5"}, 20)
+
+
+def test_defaults_compete_with_defaults_and_a_method_without_knobs_is_tuned_as_it_is(tmp_path):
+    tuned = [row("stsa", 70.0 + seed / 10, seed, kind="tuned") for seed in range(3)]
+    store = filled(tmp_path, *AHEAD, *tuned)
+    store.about["tuned"] = {"stsa": {"knobs": {"method.gamma": "1"}}, "afl": {"knobs": {}}}
+    found = rows_of(store)
+    assert [found[key]["mark"] for key in (("afl", "defaults", 0), ("stsa", "defaults", 0))] == ["bold", ""]
+    assert [found[key]["mark"] for key in (("afl", "tuned", 0), ("stsa", "tuned", 0))] == ["", "bold"]
+    assert found["afl", "tuned", 0]["A_T"] == found["afl", "defaults", 0]["A_T"]
+    assert found["afl", "tuned", 0]["behind"] == pytest.approx(10)
 
 
 def test_a_board_is_json(tmp_path):

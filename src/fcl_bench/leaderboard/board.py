@@ -24,13 +24,17 @@ _YARDSTICK = "fedavg"
 
 
 def board_of(store: Store) -> dict[str, Any]:
-    """The board of a track: JSON-able, numbers as they are, None for what is not known."""
+    """The board of a track: JSON-able, numbers as they are, None for what is not known.
+
+    In each setting rows with their defaults compete with each other, and so do tuned ones.
+    """
     about, rows = store.about, []
     for number in range(len(about["settings"])):
-        found = rows_in(store, number)
-        competing = [results(row) if _competes(row) else None for row in found]
-        for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
-            rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
+        for kind in (DEFAULTS, TUNED):
+            found = [row for row in rows_in(store, number) if row["kind"] == kind]
+            competing = [results(row) if _competes(row) else None for row in found]
+            for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
+                rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
     return {
         **{key: about.get(key, "") for key in ("track", "version", "about", "data", "date", "settings", "seeds")},
         "command": shlex.join(["fcl-bench", "leaderboard", "run", about["track"], *about["typed"]]),
@@ -62,6 +66,11 @@ def label_of(row: Mapping[str, Any]) -> str:
     return str(row["title"]) + ", tuned" * (row["kind"] == TUNED) + " (ceiling)" * row["ceiling"]
 
 
+def repeats(row: Mapping[str, Any]) -> bool:
+    """Whether a row has the runs of its method's defaults, since there is nothing to tune; tables leave it out."""
+    return row["kind"] == TUNED and not row["tuning"]
+
+
 def results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
     """The final accuracy of each seed, as `results.best` compares them."""
     return {run["seed"]: (run["A_T"], "") for run in row["runs"]}
@@ -70,8 +79,10 @@ def results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
 def _row(store: Store, method: str, kind: str, number: int) -> dict[str, Any]:
     """One row without its distance; `runs` are the rows of the store that it is the mean of."""
     about, knobs = store.about, store.tuned(method) if kind == TUNED else {}
+    # What was searched and has no knobs is tuned as it is.
+    made_as = DEFAULTS if method in about["tuned"] and not knobs else kind
     setting, seeds = about["settings"][number], about["seeds"]
-    there = (row for row in store.rows if (row["method"], row["kind"]) == (method, kind) and row["seed"] in seeds)
+    there = (row for row in store.rows if (row["method"], row["kind"]) == (method, made_as) and row["seed"] in seeds)
     runs = [row for row in there if all(row[key] == value for key, value in setting.items())]
     lacks = len(runs) < len(seeds)
     typed = overrides(about["track"], method, knobs, setting, about["typed"])
@@ -103,8 +114,6 @@ def _why_not(store: Store, method: str, kind: str, there: int) -> str:
     if why := store.about["not_run"].get(method):
         return str(why)
     search = store.about["tuned"].get(method)
-    if kind == TUNED and search is not None and not search["knobs"]:
-        return "the method declares no knobs to search"
     if kind == TUNED and search is None:
         return "its knobs have not been searched"
     return f"{there} of {len(store.about['seeds'])} seeds are there" if there else "not run yet"

@@ -101,7 +101,7 @@ def _track_of(record: Mapping[str, Any], out: Path) -> str:
 
 def _ranking(records: Sequence[tuple[Path, Mapping[str, Any]]], store: Any) -> Ranking:
     from fcl_bench.execution.folder import RunFolder
-    from fcl_bench.leaderboard.board import rows_in
+    from fcl_bench.leaderboard.board import repeats, results, rows_in
     from fcl_bench.leaderboard.track import shared_of
     from fcl_bench.results.verifying import settings_in
 

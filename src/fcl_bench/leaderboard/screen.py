@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fcl_bench.execution.screen import ScreenConsole
-from fcl_bench.leaderboard.board import label_of
+from fcl_bench.leaderboard.board import label_of, repeats
 from fcl_bench.leaderboard.track import TUNED
 from fcl_bench.results.best import LEGEND
 from fcl_bench.results.summarise import NO_PART
@@ -43,7 +43,7 @@ def print_board(board: Mapping[str, Any]) -> None:
     rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in board["rows"]:
         rows.setdefault((row["method"], row["kind"]), []).append(row)
-    there = [of for of in rows.values() if any(row["status"] == "run" for row in of)]
+    there = [of for of in rows.values() if any(row["status"] == "run" for row in of) and not repeats(of[0])]
     for of in sorted(there, key=lambda of: -(of[0]["A_T"] or -1.0)):
         first = of[0]
         seconds = None if first["client_seconds"] is None else first["client_seconds"] + first["server_seconds"]
@@ -55,8 +55,9 @@ def print_board(board: Mapping[str, Any]) -> None:
         "Costs are of the first setting: the busiest client's uploads in all tasks, the most that one client stores,"
     )
     costs += " the time of all clients and the server."
+    apart = "Defaults compete with defaults, and tuned rows with tuned ones."
     gated = "* A run met a gate: it is no fair sample of its method. In brackets: only so many seeds."
-    console.print(" ".join([LEGEND, NO_PART, gated, *([costs] if wide else [])]), markup=False)
+    console.print(" ".join([LEGEND, apart, NO_PART, gated, *([costs] if wide else [])]), markup=False)
     for (method, kind), of in rows.items():
         if of not in there and (kind != TUNED or (method, "defaults") not in rows):
             console.print(f"not run: {method}: {of[0]['why']}", markup=False)
