@@ -116,9 +116,8 @@ def _ranking(records: Sequence[tuple[Path, Mapping[str, Any]]], store: Any) -> R
     number = min(range(len(unlike)), key=lambda place: len(unlike[place]))
     theirs = store.about["shared"][number]
     differs = [f"{key}: {shared.get(key)}, the track has {theirs.get(key)}" for key in unlike[number]]
-    standings = [
-        _standing(own, row) for row in rows_in(store, number) if own.keys() & {run["seed"] for run in row["runs"]}
-    ]
+    common = [row for row in rows_in(store, number) if own.keys() & results(row).keys() and not repeats(row)]
+    standings = [_standing(own, row) for row in common]
     standings.sort(key=lambda standing: -standing.accuracy)
     place = 1 + sum(standing.ahead < 0 for standing in standings if standing.competes)
     accuracy = statistics.fmean(value for value, _ in own.values())
