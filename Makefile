@@ -339,12 +339,14 @@ FAULTS ?=
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
+# Compiled modules are kept whatever the environment says: both workers, and the processes that tests start, read them.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
 # All tests but those that need a GPU: about 40 minutes on two cores. Tests over half a processor second are marked slow.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
 # PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with

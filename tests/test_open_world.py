@@ -109,6 +109,7 @@ def test_a_first_task_without_tests_has_no_accuracy_and_says_so(tmp_path, comman
     assert tasks.accuracy.isna().tolist() == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_classes_without_tests_leave_the_others_as_they_are(tmp_path):
     """The closed world with some test samples taken away: the matrix of the others does not change."""
     file = write_features(tmp_path / "whole.npz")

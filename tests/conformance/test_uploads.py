@@ -109,6 +109,7 @@ def assert_bytes(federation: Federation, seen: list[tuple[Reply, Mapping[str, Fi
 HALF_COMPACT = WireFormat(torch.float32, gram="packed", columns="held", factors="int8")
 
 
+@pytest.mark.slow_cases("lorm 0.5", "lorm compact")
 @pytest.mark.parametrize(
     ("name", "knobs", "wire"),
     [
@@ -147,6 +148,7 @@ def test_each_has_the_bytes_of_its_fields_and_is_refused_in_one_line_if_it_is_ba
         assert named or case.refusal.removeprefix(where).startswith("it "), case.refusal
 
 
+@pytest.mark.slow_cases("lorm", "pilora")
 @pytest.mark.parametrize("name", FORMS)
 @quickly
 def test_forms_of_32_bits_have_their_bytes(name):

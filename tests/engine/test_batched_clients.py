@@ -76,7 +76,7 @@ def assert_same_model(ours, theirs):
         torch.testing.assert_close(value, theirs[name], **CLOSE)
 
 
-@pytest.mark.slow_cases("fedgen-0.0", "fedgen-0.9")
+@pytest.mark.slow_cases("fedgen-0.0", "fedgen-0.9", "fedntd-0.0", "fedntd-0.9", "regmean-0.0")
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", [name for name in METHODS if on_features(name, knobs_of())])
 def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):

@@ -205,6 +205,7 @@ def test_feature_files_at_two_paths_are_one_run(tmp_path, feature_file):
     assert len(ids) == 1
 
 
+@pytest.mark.slow_cases("model.safetensors-remove", "partition.npz-remove")
 @pytest.mark.parametrize(
     ("name", "damage"),
     [

@@ -153,6 +153,7 @@ def test_a_client_without_a_label_keeps_nothing():
 # As published ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images")
 @both
 def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(trains, monkeypatch):
     seen, tasks = trained_on(monkeypatch), tasks_on(trains)

@@ -49,6 +49,7 @@ def logits(
     return found
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("ensemble", [1, 3])
 @settings(max_examples=10, deadline=None)
 @given(

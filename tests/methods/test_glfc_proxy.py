@@ -50,6 +50,7 @@ def model_rows(federation):
 # What travels ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("float16-2", "float32-4", "float64-8")
 @pytest.mark.parametrize(("wire", "number"), [("float32", 4), ("float64", 8), ("float16", 2)])
 @quickly
 def test_gradients_go_up_with_the_signal_and_the_best_model_down_once(wire, number):
@@ -116,6 +117,7 @@ def test_gradients_of_another_encoder_are_refused():
 # What it reconstructs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quickly
 def test_classes_are_read_off_exactly_and_privacy_counts_every_gradient():
     federation = learnt(glfc())
@@ -190,6 +192,7 @@ def models_by_round(federation) -> dict[tuple[int, int], dict[str, torch.Tensor]
     return found
 
 
+@pytest.mark.slow
 @quickly
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch):
     """The later of equals, and from nothing in each task."""
@@ -237,6 +240,7 @@ def test_as_published_a_late_signal_takes_the_model_of_the_task_at_hand(monkeypa
     assert len([name for name in seen[3]["old"] if name.startswith("heads.")]) == 4
 
 
+@pytest.mark.slow
 @quickly
 def test_gradients_that_come_late_add_to_the_monitor_and_the_best_has_to_win_again(monkeypatch):
     """With half of the clients in each round."""
@@ -291,6 +295,7 @@ def test_the_seed_decides():
     assert not torch.equal(first["images"], other["images"])
 
 
+@pytest.mark.slow_cases("bfloat16", "float16")
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
 @quickly
 def test_any_wire_carries_the_labels(wire):
@@ -315,6 +320,7 @@ def test_the_network_is_as_it_was_after_the_prototypes(monkeypatch):
     assert all(seen)
 
 
+@pytest.mark.slow_cases("working")
 @quickly
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_prototypes_are_perturbed_as_the_network_sees_images_and_published_from_0_to_1(variant, monkeypatch):

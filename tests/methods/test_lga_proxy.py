@@ -103,6 +103,7 @@ def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_
 SCRIPT = [[0.9, 0.5, 0.7], [0.6, 0.8, 0.2], [0.3, 0.1, 0.2]]
 
 
+@pytest.mark.slow_cases("never-1", "never-3", "once-0", "once-1", "once-3", "task-0", "task-1", "task-3")
 @pytest.mark.parametrize("proxy_init", [0, 1, 3])
 @pytest.mark.parametrize("best_perf", RESETS)
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, proxy_init):
@@ -123,6 +124,7 @@ def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, best_perf, prox
         assert same(teachers[task], models[expected[3 * task][0]])
 
 
+@pytest.mark.slow_cases("never-0.4")
 @pytest.mark.parametrize(("best_perf", "kept"), [("never", 0.4), ("task", 0.0)])
 def test_gradients_that_come_late_in_first_rounds_leave_the_bar_of_an_earlier_task(monkeypatch, best_perf, kept):
     """It fell to 0 in rounds that count as 0, so that any model took the earlier task's place."""
@@ -162,6 +164,7 @@ def test_without_noise_the_accuracy_is_that_of_the_monitor_images():
     assert server.accuracy_around() == float((predicted == server.labels).double().mean())
 
 
+@pytest.mark.slow
 def test_noise_around_the_features_is_the_monitors(monkeypatch):
     """Radius, labels and kind of noise reach it, five features per image are counted, and seeds differ by round."""
     asked = []
@@ -186,6 +189,7 @@ def test_without_a_proxy_server_nobody_sends_sums_or_gradients():
     assert federation.server.privacy() == {}
 
 
+@pytest.mark.slow
 def test_what_the_server_came_to_know_is_told():
     """One gradient per client and class of every task."""
     server = learnt(proxied(), "images").server

@@ -80,12 +80,14 @@ document.body.append(box);
     return json.loads(unescape(re.search(r'<pre id="answers">(.*?)</pre>', dom, re.DOTALL)[1]))
 
 
+@pytest.mark.slow
 def test_the_script_runs_under_the_policy_of_the_page(chromium, page, tmp_path):
     dom = browse(chromium, tmp_path, page, "--dump-dom")
     assert dom.count("4 of 4 rows") == dom.count("2 of 2 rows") == 1
     assert dom.count('aria-sort="none"') == 8
 
 
+@pytest.mark.slow
 def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(chromium, page, tmp_path):
     click = "{{ buttons()[{}].click(); return [first(), buttons()[{}].closest('th').getAttribute('aria-sort')]; }}"
     given = list(COLUMNS["method"])
@@ -98,6 +100,7 @@ def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(
     assert names[0] == ["stsa", "fedran r=64", "fedran r=512", "afl"]
 
 
+@pytest.mark.slow
 def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_path):
     column = "{{ type(filters()[{}], '{}'); return first(); }}"
     everywhere = "{{ type(document.querySelector('#everywhere'), '{}'); return [first(0), first(1)]; }}"
@@ -123,6 +126,7 @@ def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_path):
     reachable = "[...document.querySelectorAll('a, button, input, [tabindex]')].every((e) => e.tabIndex === 0)"
     named = "filters().every((input) => input.getAttribute('aria-label').startsWith('Filter '))"
@@ -130,6 +134,7 @@ def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_pat
     assert asked(chromium, tmp_path, page, [reachable, named, focus]) == [True, True, True]
 
 
+@pytest.mark.slow_cases("1600", "360", "800")
 @pytest.mark.parametrize("width", [360, 800, 1600])
 def test_only_tables_and_figures_scroll_sideways(chromium, page, tmp_path, width):
     wide = sheet({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)}, "word " * 50)
@@ -181,6 +186,7 @@ def charted():
     return html_page("Runs", {"summary": faceted}, {}, {}, entries, plotly)
 
 
+@pytest.mark.slow
 def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
     dom = browse(chromium, tmp_path, charted(), "--virtual-time-budget=5000", "--dump-dom")
     body = dom[dom.rindex("<header>") :]
@@ -189,6 +195,7 @@ def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
     assert body.count('aria-pressed="true"') == 2
 
 
+@pytest.mark.slow
 def test_series_toggle_and_settings_are_chosen(chromium, tmp_path):
     y = "document.querySelector('#{}').{}.map((trace) => trace.name)"
     names = y.format("chart-tasks", "data")
@@ -212,6 +219,7 @@ def test_series_toggle_and_settings_are_chosen(chromium, tmp_path):
     assert found[6] == ["method", "setting", "A_avg"]
 
 
+@pytest.mark.slow
 def test_a_button_shows_the_marker_and_markers_at_the_axis_are_whole(chromium, tmp_path):
     drawn = "document.querySelector('#chart-tasks .scatterlayer .trace .points path').style.stroke"
     traces = "['chart-tasks', 'chart-bytes'].flatMap((id) => document.querySelector(`#${id}`).data)"
@@ -224,6 +232,7 @@ def test_a_button_shows_the_marker_and_markers_at_the_axis_are_whole(chromium, t
     assert len(re.findall(r"<path d=\"M[^\"]{9,}\" style=\"[^\"]*stroke: rgb\(0, 114, 178\)", buttons)) == 2
 
 
+@pytest.mark.slow
 def test_a_ceiling_is_a_line_without_a_marker_or_bytes(chromium, tmp_path):
     page = charted().replace('"symbol": "circle-open"', '"symbol": ""', 1)  # of the first, fedran at beta 0.1
     bytes_chart = "document.querySelector('#chart-bytes')"
@@ -237,6 +246,7 @@ def test_a_ceiling_is_a_line_without_a_marker_or_bytes(chromium, tmp_path):
     assert found == [["lines", "lines+markers"], ["stsa"], [[72, 72]], True]
 
 
+@pytest.mark.slow_cases("390")
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
     wide = sheet({"method": ["fedran", "stsa"]} | {f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)})
@@ -249,6 +259,7 @@ def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
     assert asked(chromium, tmp_path, page, [scrolled], f"--window-size={width},900") == [[500, True]]
 
 
+@pytest.mark.slow
 def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
     page = html_page("Runs", {}, {"a_figure": SVG})
     shot = tmp_path / "page.png"
@@ -257,6 +268,7 @@ def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
     assert (np.abs(pixels.astype(int) - (0xD5, 0x5E, 0x00)).max(axis=1) < 3).mean() > 0.2
 
 
+@pytest.mark.slow
 def test_it_prints(chromium, page, tmp_path):
     paper = tmp_path / "page.pdf"
     browse(chromium, tmp_path, page, "--no-pdf-header-footer", f"--print-to-pdf={paper}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from rich.console import Console
 
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
@@ -37,6 +38,7 @@ def test_the_table_has_mean_deviation_and_best_of_each_setting():
     assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
 
 
+@pytest.mark.slow
 def test_a_ceiling_is_not_the_best(command, feature_file, tmp_path):
     small = ("data=features", f"data.path={feature_file}", f"out={tmp_path}", "tasks=2", "clients=2", "device=cpu")
     out = command("-m", "method=centralised_ridge,afl,fedncm", *small)[1]

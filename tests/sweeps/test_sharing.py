@@ -50,6 +50,7 @@ def left(out):
     return found
 
 
+@pytest.mark.slow_cases("features", "images")
 @pytest.mark.parametrize("kind", SWEEPS)
 def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
     overrides = (*SWEEPS[kind], *SMALL)
@@ -65,6 +66,7 @@ def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
     assert together == alone
 
 
+@pytest.mark.slow
 def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_SETTLED", -1.0)
     path = write_features(tmp_path / "f.npz")
@@ -90,6 +92,7 @@ def test_a_file_that_changed_between_two_jobs_is_read_again(command, tmp_path, m
     assert left(tmp_path)[name] == alone
 
 
+@pytest.mark.slow
 def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
     assert command("-m", "method=afl", "seed=0,1", *SMALL, f"out={tmp_path}")[0] == 0
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
@@ -113,6 +116,7 @@ def test_tasks_follow_the_names_of_the_domains(tmp_path, monkeypatch):
     assert firsts == [[0, 1], [2], [0, 1]]
 
 
+@pytest.mark.slow
 def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 

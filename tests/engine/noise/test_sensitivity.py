@@ -96,6 +96,7 @@ def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method)
     assert 0.3 < furthest <= 1 + 1e-9
 
 
+@pytest.mark.slow_cases("afl", "fedlda", "fedncm", "ranpac", "stsa")
 @pytest.mark.parametrize("method", [method for method in METHODS if method.M is None], ids=lambda method: method.name)
 def test_the_worst_case_attains_the_bound(method):
     """Found by search, so that the bound is not merely safe: the noise is no larger than it has to be."""
