@@ -53,6 +53,7 @@ def run_odd(tmp_path, method: str, *overrides: str) -> Outcome:
     )
 
 
+@pytest.mark.slow_cases("afcl", "centralised_ridge", "centred_sketch", "stsa_e")
 @closed_forms
 def test_classes_without_tests_single_samples_and_unseen_classes(method, tmp_path):
     """One class a task: the third task has no test sample, the fourth one training sample."""

@@ -92,7 +92,18 @@ def without(run: Federation, rounds: set[int]) -> Federation:
     return run
 
 
-@pytest.mark.slow_cases("references")
+@pytest.mark.slow_cases(
+    "a model before bases",
+    "autoencoders",
+    "bases, then references",
+    "gradient",
+    "gradient, the last round",
+    "heads that teach",
+    "references",
+    "sketches that are summed",
+    "squared gradients",
+    "what clients keep",
+)
 @pytest.mark.parametrize(("name", "knobs", "stage", "round_", "rounds"), LEFT_OUT.values(), ids=LEFT_OUT.keys())
 def test_a_dropped_client_is_as_one_that_was_not_there(name, knobs, stage, round_, rounds, caplog):
     dropping = federation_for(method_of(name, **knobs), drops=True)

@@ -158,7 +158,22 @@ def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
 MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
 
 
-@pytest.mark.slow_cases("afcl", "ds_al", "fedklda", "fedlda with random features")
+@pytest.mark.slow_cases(
+    "afcl",
+    "afl with random features",
+    "air",
+    "air logits",
+    "centred_sketch",
+    "ds_al",
+    "fedklda",
+    "fedlda",
+    "fedlda with random features",
+    "fedran",
+    "fedran floor",
+    "ranpac",
+    "stsa",
+    "stsa_e",
+)
 @pytest.mark.slow_cases(
     "ranpac, every fold of a task",
     "ranpac, a fold held out",

@@ -34,7 +34,7 @@ def stream(tasks: int, least: float = 30, greatest: float = 100) -> tuple[list[f
     return list(np.nanmean(matrix, axis=1)), matrix, list(range(10, 10 * tasks + 10, 10))
 
 
-@pytest.mark.slow_cases("100-99.9")
+@pytest.mark.slow_cases("10-30", "10-97.3", "10-99.9", "100-99.9", "1000-30", "1000-97.3", "1000-99.9", "19-99.9")
 @pytest.mark.parametrize("least", [30, 97.3, 99.9])
 @pytest.mark.parametrize("tasks", [1, 2, 10, 19, 100, 1000])
 def test_nothing_is_cut_off_and_no_name_lies_over_another(tasks, least):

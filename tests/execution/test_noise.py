@@ -82,6 +82,9 @@ def test_another_seed_has_other_noise_and_another_epsilon_another_run(noisy):
 
 
 @pytest.mark.slow_cases(
+    "ranpac-wire.dtype=bfloat16", "ranpac-wire.dtype=float64", "stsa-wire.columns=held", "stsa-wire.dtype=bfloat16"
+)
+@pytest.mark.slow_cases(
     "afl-wire.columns=held",
     "afl-wire.dtype=bfloat16",
     "afl-wire.dtype=float64",

@@ -64,12 +64,28 @@ def agrees(out, *overrides: str) -> Model:
     return model
 
 
-@pytest.mark.slow_cases("centralised_softmax", "fedavg", "fedcbc", "ranpac")
+@pytest.mark.slow_cases(
+    "afcl",
+    "afl",
+    "air",
+    "centralised_softmax",
+    "ds_al",
+    "fedavg",
+    "fedcbc",
+    "fedfecam",
+    "fedklda",
+    "fedncm",
+    "fedran",
+    "ranpac",
+)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_methods_model_reaches_the_runs_own_accuracy(name, tmp_path):
     agrees(tmp_path, *short_run(name), *SMALL)
 
 
+@pytest.mark.slow_cases(
+    "a tree", "an untrained network", "clipped samples", "noisy statistics", "ridge regressions merged", "secure sums"
+)
 @pytest.mark.slow_cases(
     "a network adapted by low-rank updates",
     "an adapted network",

@@ -18,7 +18,20 @@ def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:
     return pd.read_csv(outcome.folder / name)
 
 
-@pytest.mark.slow_cases("centralised_softmax", "ds_al", "fedcbc", "fedfecam", "fedklda")
+@pytest.mark.slow_cases(
+    "afcl",
+    "centralised_ridge",
+    "centralised_softmax",
+    "centred_sketch",
+    "ds_al",
+    "fedcbc",
+    "fedfecam",
+    "fedklda",
+    "fedncm",
+    "fedran",
+    "stsa",
+    "stsa_e",
+)
 @pytest.mark.parametrize("method", CLOSED_FORM)
 def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
     choice = (*short_run(method), "tasks=2", "clients=3")

@@ -29,7 +29,9 @@ def training(**knobs) -> Training:
 SMALL = [name for name in NAMES if trains_by_gradient(name) and name != "centralised" and architecture(name) == "conv"]
 
 
-@pytest.mark.slow_cases("glfc", "lander", "lga", "mfcl", "target")
+@pytest.mark.slow_cases(
+    "feddyn", "fedewc", "fedicarl", "fedprotip", "fot", "glfc", "lander", "lga", "mfcl", "moon", "scaffold", "target"
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name):
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])

@@ -28,6 +28,7 @@ from tests.training.test_memory import plain_herding
 # What clients keep ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("3-herding-images", "3-random-images", "8-herding-images", "8-random-images")
 @both
 @pytest.mark.parametrize("choose", ["herding", "random"])
 @pytest.mark.parametrize("memory", [8, 3])

@@ -59,6 +59,17 @@ def blobs(seed: int, inputs: int = 6, samples: int = 90, spread: float = 2.0) ->
     return spread * rng.standard_normal((3, inputs))[labels] + rng.standard_normal((samples, inputs)) @ mixing, labels
 
 
+@pytest.mark.slow_cases(
+    "knobs0-later_tasks",
+    "knobs0-none",
+    "knobs2-all_tasks",
+    "knobs2-later_tasks",
+    "knobs3-all_tasks",
+    "knobs3-later_tasks",
+    "knobs4-all_tasks",
+    "knobs4-later_tasks",
+    "knobs4-none",
+)
 @pytest.mark.parametrize("centre", CENTRES)
 @pytest.mark.parametrize("knobs", KNOBS)
 @settings(max_examples=3, deadline=None)

@@ -195,7 +195,7 @@ def small(name: str) -> Method:
     return made(name, **knobs, **({"rank": 4} if hasattr(class_of(name), "rank") else {}))
 
 
-@pytest.mark.slow_cases("glfc", "lga", "lorm")
+@pytest.mark.slow_cases("centralised_softmax", "cprompt", "fedcbc", "glfc", "lander", "lga", "lorm", "pilora")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_reveals_what_a_plain_count_says(name, monkeypatch):
     said = declared(monkeypatch)

@@ -76,6 +76,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert uploads_of(class_of("fedicarl")(classify="softmax")).only_models
 
 
+@pytest.mark.slow_cases("fedlda-12", "fedlda-None", "fedncm-None", "stsa-12")
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")
 def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method):
     """Any data, any replaced sample, any class: with a multiplier of 1 no two uploads are more than 1 apart."""
