@@ -347,12 +347,14 @@ FAULTS ?=
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
+# Compiled modules are kept whatever the environment says: both workers, and the processes that tests start, read them.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
 # All tests but those that need a GPU: about 40 minutes on two cores. Tests over half a processor second are marked slow.
 test-all: $(VENV)/.dev
-	$(BIN)/python -m pytest -n auto --dist loadfile -m "not gpu"
+	$(PYTEST) -m "not gpu"
 
 # Runs the tests of pages in a real browser (apt-get install chromium, or FCL_BENCH_CHROMIUM names one): half a minute.
 browser: $(VENV)/.dev

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -87,6 +88,7 @@ _QUICK: dict[str, dict[str, Any]] = {
 }
 
 
+@functools.cache  # tests ask thousands of times, and YAML takes milliseconds
 def class_of(name: str) -> Any:
     """The class that the method's YAML names."""
     content = yaml.safe_load((config_dir() / "method" / f"{name}.yaml").read_text())

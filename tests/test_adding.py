@@ -26,6 +26,7 @@ def block_with(text: str) -> str:
 SHARED = {"my_method": "", "memory": "_gradient"}
 
 
+@pytest.mark.slow_cases("memory-class MemoryClient(-kept: 20\\nloss_classes: seen\\n-overrides1")
 @pytest.mark.parametrize(
     ("name", "code", "knobs", "overrides"),
     [

@@ -53,6 +53,7 @@ def run_odd(tmp_path, method: str, *overrides: str) -> Outcome:
     )
 
 
+@pytest.mark.slow_cases("afcl", "centralised_ridge", "centred_sketch", "stsa_e")
 @closed_forms
 def test_classes_without_tests_single_samples_and_unseen_classes(method, tmp_path):
     """One class a task: the third task has no test sample, the fourth one training sample."""
@@ -109,6 +110,7 @@ def test_a_first_task_without_tests_has_no_accuracy_and_says_so(tmp_path, comman
     assert tasks.accuracy.isna().tolist() == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_classes_without_tests_leave_the_others_as_they_are(tmp_path):
     """The closed world with some test samples taken away: the matrix of the others does not change."""
     file = write_features(tmp_path / "whole.npz")

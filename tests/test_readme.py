@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
 
+from fcl_bench.config import GROUPS
 from fcl_bench.flower.node import parsed
 from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
@@ -18,6 +20,20 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 TEXTS = [re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S) for page in PAGES]
 LINES = [line.split(" #")[0].strip() for text in TEXTS for line in text.splitlines() if line[:4] == " " * 4]
 COMMANDS = [line for line in LINES if re.match(r"fcl-bench(?!-node)", line)]
+#: Groups of whose choices each is composed by default.
+CHOSEN = {"experiment", "profile", "track", "logger", "hydra/launcher", *GROUPS}
+
+
+def commands() -> Iterator[tuple[str, list[pytest.MarkDecorator]]]:
+    """Each command once; those with no key and no choice that an earlier one lacks are slow."""
+    seen: set[str] = set()
+    for line in sorted({line.replace(" ...", "") for line in COMMANDS}):
+        typed = [word.partition("=") for word in shlex.split(line)[1:]]
+        words = {key if key.lstrip("+~") not in CHOSEN else f"{key}={value}" for key, _, value in typed}
+        yield line, [] if words - seen else [pytest.mark.slow]
+        seen |= words
+
+
 #: What is typed at a node.
 NODES = [typed.strip() for line in LINES for typed in re.findall(r"^fcl-bench-node ([^&;]+)", line)]
 
@@ -26,7 +42,7 @@ def test_the_readme_holds_its_commands():
     assert len([command for command in COMMANDS if "data=" in command]) >= 4
 
 
-@pytest.mark.parametrize("line", sorted({line.replace(" ...", "") for line in COMMANDS}))
+@pytest.mark.parametrize("line", [pytest.param(line, marks=marks) for line, marks in commands()])
 def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, monkeypatch):
     """Paths in capitals stand for the reader's own files; everything else must be accepted as written."""
     from fcl_bench.composition import composed

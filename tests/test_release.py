@@ -99,6 +99,7 @@ def test_no_index_is_named_where_a_user_may_have_another_one():
         assert "://" not in file.read_text(), file
 
 
+@pytest.mark.slow
 def test_both_packages_pass_what_an_index_checks(tmp_path):
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(tmp_path), str(REPOSITORY)]
     done = subprocess.run(build, capture_output=True, text=True)

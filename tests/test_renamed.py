@@ -35,6 +35,7 @@ def test_every_alias_leads_to_a_name_that_is_there_and_hides_none():
     assert not set(RENAMED) & set(names)
 
 
+@pytest.mark.slow
 def test_fedavg_runs_under_its_name_and_the_old_one_is_the_same_run(command, tmp_path, caplog):
     code, out, _ = command("method=fedavg", *SHORT, f"out={tmp_path}")
     assert code == 0
@@ -45,6 +46,7 @@ def test_fedavg_runs_under_its_name_and_the_old_one_is_the_same_run(command, tmp
     assert "method=finetune is now method=fedavg" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_sweep_and_show_know_old_names(command, tmp_path):
     small = ("data=digits", "tasks=1", "clients=2", "method.M=16", f"out={tmp_path}")
     assert command("-m", "method=joint,afl", *small)[0] == 0

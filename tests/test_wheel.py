@@ -41,6 +41,7 @@ def call(site, cwd, *arguments):
     return subprocess.run(arguments, capture_output=True, text=True, cwd=cwd, env=environment)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_yaml(installed):
     wheel, _ = installed
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -61,6 +62,7 @@ def test_the_wheel_says_that_it_is_typed(installed):
     assert "fcl_bench/py.typed" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.slow
 def test_the_installed_command_runs_elsewhere(installed, tmp_path):
     _, site = installed
     where = call(site, tmp_path, sys.executable, "-c", "import fcl_bench; print(fcl_bench.__file__)")
@@ -73,6 +75,7 @@ def test_the_installed_command_runs_elsewhere(installed, tmp_path):
     assert call(site, tmp_path, sys.executable, script, "--help").returncode == 0
 
 
+@pytest.mark.slow
 def test_the_installed_command_knows_the_presets(installed, tmp_path):
     _, site = installed
     script = str(site / "bin" / "fcl-bench")

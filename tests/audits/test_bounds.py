@@ -63,7 +63,7 @@ METHODS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(method=METHODS, seed=st.integers(0, 10**6))
 def test_the_truth_never_exceeds_its_bound(method, seed):
     rng = np.random.default_rng(seed)

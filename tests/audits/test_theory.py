@@ -130,6 +130,7 @@ def variant(name: str) -> tuple[list[dict[str, float | None]], list[Start]]:
     return audited(VARIANTS[name], tiny_context(), three_tasks())
 
 
+@pytest.mark.slow_cases("all heads", "fedprotip", "fot")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rho_and_beta_are_those_of_plain_gradients(name):
     method, context, tasks = VARIANTS[name], tiny_context(), three_tasks()
@@ -162,6 +163,7 @@ def unpacked(rhos: list[float]) -> tuple[list[list[np.ndarray]], list[np.ndarray
     return gradients, [np.array([[0.0], [1.0]])]
 
 
+@pytest.mark.slow
 def test_a_larger_threshold_leaves_less_of_every_gradient():
     """Fig. 2c: both rho and beta go down with epsilon."""
     rows = []
@@ -190,6 +192,7 @@ def test_the_reference_samples_are_the_first_of_each_client():
     assert len(state["labels.2"]) == 5 + 5 + 1
 
 
+@pytest.mark.slow
 def test_an_audit_that_takes_over_from_another_after_every_round_finds_the_same():
     again, _ = audited(VARIANTS["fedprotip"], tiny_context(), three_tasks(), reload=True)
     assert again == variant("fedprotip")[0]
@@ -218,6 +221,7 @@ def test_a_gradient_of_zero_has_no_fraction():
     ]
 
 
+@pytest.mark.slow
 def test_a_run_has_a_row_a_task_and_a_resumed_one_the_same_file(tmp_path, monkeypatch):
     """Of FOT; FedProTIP's is in test_fedprotip.py, interrupted in every stage."""
     choice = (

@@ -148,6 +148,7 @@ def test_extraction_can_start_at_any_sample(checkpoint):
     assert torch.equal(whole[4:], rest)
 
 
+@pytest.mark.slow_cases("change0")
 @pytest.mark.parametrize(
     "change",
     [

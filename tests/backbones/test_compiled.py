@@ -86,6 +86,7 @@ def features(size: int = 16, **knobs) -> torch.Tensor:
 # What runs compiled ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("conv", "vit")
 @pytest.mark.parametrize("architecture", ["conv", "vit"])
 def test_a_frozen_network_runs_compiled_whatever_the_size_of_its_batches(architecture, ran):
     """358 test images in two batches, of 256 and 102: one graph, which runs twice."""
@@ -126,6 +127,7 @@ def test_a_copy_runs_as_written(ran):
     assert body.state_dict().keys() == copied.state_dict().keys() == {"weight", "bias"}
 
 
+@pytest.mark.slow
 def test_a_first_stage_and_the_features_after_it_run_compiled(ran, tmp_path):
     small = ("method=afl", "data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=2", "beta=10")
     stage = ("adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1")
@@ -136,6 +138,7 @@ def test_a_first_stage_and_the_features_after_it_run_compiled(ran, tmp_path):
     assert [record["features"].get("compiled") for record in records] == [None, "true"]
 
 
+@pytest.mark.slow
 def test_the_model_of_a_run_predicts_compiled(ran, tmp_path, monkeypatch):
     small = ("method=afl", "data=digits", "backbone=tiny", "backbone.width=4", "tasks=2", "clients=2")
     outcome = run_in(tmp_path, *small, "backbone.compile=true")

@@ -77,6 +77,7 @@ def test_a_preset_shows_images_as_the_papers_code_does(choice, side):
     torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow_cases("resnet18_fedprotip_scratch")
 @pytest.mark.parametrize("choice", ["resnet18_fedprotip", "resnet18_fedprotip_scratch"])
 def test_fedprotips_resnet_has_a_small_stem_and_four_cells(choice):
     """4 x 4 at the end on CIFAR-100, averaged to 2 x 2: 2,048 features of 11,168,832 weights."""

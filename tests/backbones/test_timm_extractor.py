@@ -143,6 +143,7 @@ def test_an_image_that_cannot_be_read_ends_the_pass_with_its_name():
     assert images.read < len(images)
 
 
+@pytest.mark.slow
 def test_the_benchmark_measures_both_sides(tmp_path, monkeypatch, capsys):
     """Its ratio is what it says: of two speeds measured in turn."""
     typed = "--backbone resnet18_32 --device cpu --images webp32 --samples 10 --batch-size 4 --repeats 2"

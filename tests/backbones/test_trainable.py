@@ -21,6 +21,7 @@ def typed(schema: type, **knobs):
     return typed_instance(schema, knobs, "backbone")
 
 
+@pytest.mark.slow_cases("vit")
 @pytest.mark.parametrize("backbone", BACKBONES.values(), ids=BACKBONES.keys())
 def test_initial_weights_follow_from_the_seed_alone(backbone):
     data = images()

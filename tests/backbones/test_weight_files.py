@@ -114,6 +114,7 @@ TRAINED = (
 )
 
 
+@pytest.mark.slow
 def test_the_network_that_a_run_trained_is_a_checkpoint(tmp_path):
     """Its batch norms too; the classifier of the run's classes stays behind, and a checkpoint is where a run starts."""
     saved = run_in(tmp_path, *TRAINED).folder / "model.safetensors"

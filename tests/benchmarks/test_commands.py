@@ -67,6 +67,7 @@ def smoke(tmp_path_factory) -> tuple[Path, str]:
     return file, done.stdout
 
 
+@pytest.mark.slow
 def test_the_suite_runs_and_writes_its_table(smoke, capsys):
     file, out = smoke
     found = results.load(file)
@@ -85,6 +86,7 @@ def test_the_suite_runs_and_writes_its_table(smoke, capsys):
     assert compare.main([str(file), str(file)]) == 0
 
 
+@pytest.mark.slow
 def test_every_line_names_a_side_that_its_stage_has(smoke):
     """By the smallest case of the stage."""
     stages = cases_of_the_suite()
@@ -110,6 +112,7 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(network_extractor, "BACKEND", "eager")
     small = ["--device", "cpu", "--backbone", "tiny", "--batch", "4", "--batches", "1", "--rounds", "1"]
@@ -134,6 +137,7 @@ def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
 
 
+@pytest.mark.slow
 def test_fresh_references_are_made_of_a_run(tmp_path, monkeypatch, capsys):
     folder = run_in(tmp_path, "method=fedprotip", "backbone=tiny", "profile=quick", "tasks=2", "clients=2").folder
     monkeypatch.setattr(sys, "argv", ["fresh_references.py", str(folder)])
@@ -152,6 +156,7 @@ def test_the_command_of_a_whole_run_runs(tmp_path, command):
     assert len(list((tmp_path / "out" / "runs").glob("afl-*/run.json"))) == 1
 
 
+@pytest.mark.slow
 def test_the_peak_is_the_childs_and_not_this_process_s():
     held = torch.ones(2**26)  # 256 MiB here, and nothing there
     small = children.peak_gib(children.python("pass"))

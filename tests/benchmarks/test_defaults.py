@@ -10,6 +10,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from tests.small_methods import NAMES, architecture
 
 
+@pytest.mark.slow_cases("features", "images")
 @pytest.mark.parametrize("stream", METHODS)
 def test_every_run_composes_with_present_and_old_defaults(stream):
     for method in METHODS[stream]:

@@ -96,6 +96,7 @@ def test_the_check_fails_if_its_minutes_end_before_a_part(tmp_path, monkeypatch)
     assert "not begun" in (tmp_path / "check.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_most_telling_runs_come_first_and_all_compose():
     planned = papers.cells("full", 2)
     assert planned[0] == ("experiment=stsa_scratch_cifar100", "profile=full", "beta=0.5", "seed=0")

@@ -10,6 +10,7 @@ import small_clients
 import torch
 
 
+@pytest.mark.slow
 def test_all_sides_of_small_clients_end_with_the_same_model(tmp_path, monkeypatch, capsys):
     setting = small_clients.Setting(clients=2, samples=5, side=8, backbone="tiny", rounds=2)
     models = {name: side() for name, side in small_clients.sides_of(setting).items()}

@@ -147,6 +147,7 @@ def test_a_run_prints_its_tables_and_its_folder(command, tmp_path):
     assert "complete already" in out
 
 
+@pytest.mark.slow
 def test_one_bad_job_does_not_stop_a_sweep_and_the_exit_code_tells(command, tmp_path):
     code, out, err = command("-m", f"out={tmp_path}", *SMALL, "beta=0.5,-1", "seed=0,1")
     assert code == 2
@@ -156,6 +157,7 @@ def test_one_bad_job_does_not_stop_a_sweep_and_the_exit_code_tells(command, tmp_
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2
 
 
+@pytest.mark.slow
 def test_a_sweep_over_methods_may_fix_a_knob_that_the_default_method_lacks(command, tmp_path):
     small = ("tasks=2", "clients=2", "method.M=32")
     code, out, err = command("-m", f"out={tmp_path}", "method=stsa,stsa_e", "method.gamma=5", *small)
@@ -178,6 +180,7 @@ def test_a_bug_in_a_sweep_outranks_wrong_input(command, tmp_path, monkeypatch):
     assert command("-m", f"out={tmp_path}", *SMALL, "beta=0.5,-1")[0] == 1
 
 
+@pytest.mark.slow
 def test_many_processes_may_probe_one_folder(tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
@@ -253,6 +256,7 @@ def test_peak_memory_is_reset_between_jobs(command, tmp_path):
     assert json.loads(record.read_text())["runtime"]["peak_memory_bytes"] < resident + 1e9
 
 
+@pytest.mark.slow_cases("--help", "-h")
 @pytest.mark.parametrize("option", ["--help", "-h", "--version"])
 def test_help_and_version_wait_for_no_library(option):
     program = (

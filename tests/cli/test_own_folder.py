@@ -59,6 +59,7 @@ def test_lists_and_help_have_the_choices_of_ones_own(command, own):
     assert " ours " not in command("--help")[1]
 
 
+@pytest.mark.slow_cases("--config-dir {}")
 @pytest.mark.parametrize("way", WAYS[:1] + WAYS[3:4])
 def test_tune_searches_a_method_of_ones_own(command, own, way):
     pytest.importorskip("optuna")
@@ -73,6 +74,7 @@ def test_tune_searches_a_method_of_ones_own(command, own, way):
     assert "this run is complete already" in out
 
 
+@pytest.mark.slow
 def test_predict_reads_a_data_set_of_ones_own(command, own):
     file = f"data.path={own.parent / 'features.npz'}"
     run = run_in(own.parent / "out", "method=stsa", "data=features", file, *SMALL).folder
@@ -90,6 +92,7 @@ def test_the_data_sets_of_ones_own_are_checked(in_process, own):
     assert out.startswith("right: ")
 
 
+@pytest.mark.slow_cases("--config-dir {}", "hydra.searchpath=[file://{}]")
 @pytest.mark.parametrize("way", WAYS[:1] + WAYS[3:4])
 def test_the_command_of_a_failed_job_finds_the_choice_again(command, own, way):
     folder = way.format(own).split()
@@ -101,6 +104,7 @@ def test_the_command_of_a_failed_job_finds_the_choice_again(command, own, way):
     assert (code, err) == (2, "fcl-bench: error: beta=-1.0 is out of range (a finite number above 0)\n")
 
 
+@pytest.mark.slow
 def test_a_job_of_a_sweep_that_does_not_compose_names_the_keys_of_its_choice(command, own):
     typed = ("method=ours,fedncm", "method.similarity=cosine", *SMALL[1:], "out=out")
     code, _, err = command("-m", "--config-dir", own, *typed)

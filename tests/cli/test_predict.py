@@ -114,6 +114,7 @@ def test_a_data_set_with_its_keys(featured, command):
         assert [row["class"] for row in table(printed)] == expected
 
 
+@pytest.mark.slow
 def test_labels_may_be_names_and_other_data_may_number_them_otherwise(command, tmp_path):
     """Names were compared with numbers, and the numbers of two data sets with each other."""
     file = write_features(tmp_path / "all.npz")

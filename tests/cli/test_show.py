@@ -104,7 +104,7 @@ def test_lines_fit_the_terminal(command, monkeypatch, columns):
         assert max(len(line) for line in lines if " " in line.strip()) <= int(columns)
 
 
-@pytest.mark.slow_cases("method", "backbone")
+@pytest.mark.slow_cases("backbone", "data", "method", "partition")
 @pytest.mark.parametrize("group", [*GROUPS, "logger"])
 def test_the_commands_that_are_shown_compose(group, command):
     for name in choices_of(group):
@@ -154,6 +154,7 @@ def completed(typed: str) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_the_shell_completes_choices_and_keys(command):
     code, out, _ = command("-sc", "install=bash")
     assert code == 0

@@ -66,6 +66,7 @@ def test_runs_become_a_table_and_a_figure(tables, finished):
     assert "│ 0.1  │ fedran │ 2 │" in out
 
 
+@pytest.mark.slow
 def test_a_choice_of_runs_under_a_name_of_its_own(tables, finished, tmp_path):
     code, out, _ = tables("--out", finished, "--where", "beta=1", "--where", "seed=0,1", "--name", "one beta")
     assert code == 0
@@ -73,6 +74,7 @@ def test_a_choice_of_runs_under_a_name_of_its_own(tables, finished, tmp_path):
     assert pd.read_csv(finished / "tables" / "one beta.csv")["beta"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_formats_measures_and_grouping_are_of_choice(tables, finished):
     line = ("--name", "chosen", "--format", "csv", "--metrics", "A_T,up_max_mib", "--by", "method")
     code, out, err = tables("--out", finished, *line)
@@ -135,6 +137,7 @@ def test_a_page_and_every_figure_on_request(tables, finished):
     assert [line for line in out.splitlines() if line.startswith("written: ")] == out.splitlines()[-1:]
 
 
+@pytest.mark.slow
 def test_the_screen_fits_columns(tables, finished, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     code, out, _ = tables("--out", finished)
@@ -168,6 +171,7 @@ def test_nothing_is_done_where_nothing_has_changed(tables, finished, tmp_path):
     assert "written" in tables(*again)[1]
 
 
+@pytest.mark.slow
 def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
     import shutil
 
@@ -181,6 +185,11 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
     assert pd.read_csv(tmp_path / "tables" / "summary.csv")["n"].sum() == 3
 
 
+@pytest.mark.slow_cases(
+    "arguments13---figures comparison: too few runs for it",
+    "arguments15---difference-to afl is no method here (choices: fedran)",
+    "arguments6-cannot be written: File name too long",
+)
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -112,6 +112,7 @@ def runs(folder):
     return sorted(path.parent.name for path in (folder / "runs").glob("*/run.json"))
 
 
+@pytest.mark.slow
 def test_trials_are_runs_and_the_same_command_goes_on(command, tmp_path):
     pytest.importorskip("optuna")
     arguments = ("tune", *TYPED, f"out={tmp_path}", "seed=0,1", "--no-pruning")
@@ -180,6 +181,7 @@ def test_without_a_range_the_methods_own_knobs_are_searched(command, tmp_path):
         assert f"method.{key}=" in out
 
 
+@pytest.mark.slow
 def test_a_trial_that_an_interrupt_ended_is_asked_again(command, tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     arguments = ("tune", *TYPED, f"out={tmp_path}", "--trials", "2")

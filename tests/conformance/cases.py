@@ -29,9 +29,13 @@ from tests.small_methods import NAMES, architecture, class_of, made
 from tests.test_adding import block_with
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
+#: A step for each of a client's epochs: those of transformers are dear.
+ONE_STEP = dataclasses.replace(FAST, batch_size=16)
 #: Knobs that make the method small.
 KNOBS: dict[str, dict[str, Any]] = {
     "afl": {},
+    "centralised_softmax": {"iterations": 40},
+    **{name: {"training": ONE_STEP} for name in ("coda_prompt", "cprompt", "dualprompt", "l2p", "lorm", "pilora")},
     "afcl": {},
     "fedncm": {},
     "fedfecam": {},

@@ -76,6 +76,39 @@ def made(name: str, variant: str) -> Method:
     return dataclasses.replace(method, **VARIANTS[variant][1]) if variant else method
 
 
+@pytest.mark.slow_cases(
+    "centralised-",
+    "centralised_softmax-",
+    "coda_prompt-",
+    "cprompt-",
+    "dualprompt-",
+    "fedavg-fedavg, heads by ccvr",
+    "feddyn-feddyn reset",
+    "fedewc-",
+    "fedgen-",
+    "fedicarl-",
+    "fedicarl-fedicarl nme",
+    "fedicarl-fedicarl published",
+    "fedntd-",
+    "fedprotip-",
+    "fedprotip-fedprotip routed",
+    "fedprotip-fedprotip sequential",
+    "fot-",
+    "glfc-",
+    "glfc-glfc entropy",
+    "l2p-",
+    "lander-",
+    "lga-",
+    "lga-lga entropy",
+    "lorm-",
+    "lorm-lorm average",
+    "mfcl-",
+    "moon-moon projection",
+    "pilora-",
+    "pilora-pilora published",
+    "target-",
+    "target-target, generator sent",
+)
 @pytest.mark.parametrize(
     ("name", "variant"),
     [

@@ -72,6 +72,7 @@ def test_every_augmented_image_is_a_crop_of_its_own(kind, shape, layout):
         assert any(torch.equal(got, crop) for crop in all_crops(image, kind == "crop_flip"))
 
 
+@pytest.mark.slow_cases("crop_flip-50")
 @pytest.mark.parametrize(("kind", "outcomes"), [("crop", 25), ("crop_flip", 50)])
 def test_offsets_and_flips_are_uniform(kind, outcomes):
     image = random_images(1, 3, 16, 16)

@@ -62,6 +62,7 @@ def test_neighbours_share_so_many_classes_and_others_none(classes, tasks, shared
         assert (np.ptp(divided, axis=0) <= 1).all()
 
 
+@pytest.mark.slow
 def test_which_half_is_random_and_so_is_the_odd_sample():
     data = even_dataset(3, 3, 3)
     first = np.zeros(3)

@@ -52,6 +52,7 @@ def test_the_list_tells_size_licence_revision_and_presence(call, hub, tmp_path):
     assert " 1 of 5 timm/resisc45, " in again
 
 
+@pytest.mark.slow_cases("vtab")
 @pytest.mark.parametrize("name", ["tiny_imagenet", "imagenet_r", "vtab"])
 def test_prepare_brings_everything_a_run_needs(call, hub, tmp_path, monkeypatch, name):
     pinned(hub, tmp_path, name)

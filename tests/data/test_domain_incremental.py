@@ -30,6 +30,7 @@ def domains(classes: int = 4, seed: int = 0):
     return dataset_of(*(side[0] for side in sides), [side[1] for side in sides], NAMES)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(tasks=st.integers(1, 6), seed=st.integers(0, 2**32), order=st.permutations(NAMES))
 def test_task_t_is_the_t_th_domain_and_all_of_it(tasks, seed, order):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def oracle(samples: list[tuple[int, str]]) -> list[bool]:
     return [sample in test for sample in samples]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(samples=SAMPLES)
 def test_the_cut_is_the_rule_in_words(samples):
@@ -31,6 +33,7 @@ def test_the_cut_is_the_rule_in_words(samples):
     assert held_out(labels, digests).tolist() == oracle(samples)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(samples=SAMPLES, seed=st.integers(0, 9))
 def test_neither_order_nor_other_classes_matter(samples, seed):

@@ -96,6 +96,7 @@ def assert_content(name: str, data: Dataset) -> None:
         assert np.bincount(data.test.labels).tolist() == [2, 2, 2]
 
 
+@pytest.mark.slow_cases("domainnet", "tiny_imagenet")
 @pytest.mark.parametrize("name", ["cifar10", "tiny_imagenet", "imagenet_r", "domainnet"])
 def test_a_downloaded_folder_can_be_carried_elsewhere(name, hub, tmp_path, monkeypatch):
     COPIES[name](hub.root)

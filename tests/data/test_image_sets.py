@@ -166,6 +166,7 @@ def test_a_domain_without_a_name_is_told(tmp_path):
         domainnet(tmp_path).load()
 
 
+@pytest.mark.slow
 def test_vtab_is_read_from_a_folder_a_data_set(tmp_path):
     COPIES["vtab"](tmp_path / "hub")
     for part in PARTS:

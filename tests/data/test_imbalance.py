@@ -66,7 +66,7 @@ def staying(data: Dataset, balanced: Stream, imbalance: float, seed: int) -> set
 
 
 @pytest.mark.parametrize("name", SPLITS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     data=uneven_dataset(),
     tasks=st.integers(1, 6),
@@ -175,6 +175,7 @@ def test_a_split_from_elsewhere_has_it_too_and_a_task_that_it_empties_is_refused
 SMALL = ("data=digits", "split.imbalance=0.1", "tasks=3", "clients=4", "partition.min_size=0")
 
 
+@pytest.mark.slow_cases("class_incremental", "si_blurry")
 @pytest.mark.parametrize("split", ["class_incremental", "class_overlap", "si_blurry"])
 def test_the_files_of_a_run_say_which_samples_went_where(split, tmp_path):
     overrides = (*SMALL, f"split={split}", "label_rate=0.5")
@@ -196,6 +197,7 @@ def test_the_files_of_a_run_say_which_samples_went_where(split, tmp_path):
     assert sum(len(parts[f"test_t{t}"]) for t in range(3)) == len(dealt.dataset.test)
 
 
+@pytest.mark.slow
 def test_joint_learns_what_the_clients_hold(tmp_path):
     """The ceiling is that of the same stream."""
     weights = []
@@ -217,6 +219,7 @@ def test_labels_of_samples_that_nobody_has_do_not_count(tmp_path, caplog):
     assert f"label_rate=0.01 leaves {10 - len(known)} of 10 classes without a label" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_preview_tells_the_range(command, tmp_path):
     code, out, _ = command(f"out={tmp_path}", "preview=true", *SMALL)
     assert code == 0

@@ -22,6 +22,7 @@ def labels_of(samples: int, classes: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, classes, samples)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     rule=st.sampled_from(RULES),

@@ -12,6 +12,7 @@ from fcl_bench.errors import UserError
 from tests.data.partition_cases import counts, same_mean, uneven_labels
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     labels=uneven_labels(),
@@ -53,6 +54,7 @@ def test_rounding_is_right_in_the_mean():
     np.testing.assert_allclose(mean, shares * 10, atol=0.03)
 
 
+@pytest.mark.slow
 def test_shares_have_the_law_of_the_distribution():
     """Where hardly an assignment comes out empty, each client's share is Beta(beta, (K - 1) beta)."""
     labels = np.zeros(2000, dtype=int)
@@ -66,6 +68,7 @@ def test_shares_have_the_law_of_the_distribution():
     np.testing.assert_allclose(shares.var(axis=0), 0.25 * 0.75 / 3, atol=0.006)  # mean (1 - mean) / (K beta + 1)
 
 
+@pytest.mark.slow
 def test_no_client_is_better_off_by_its_number():
     labels = np.repeat([0, 1, 2], [30, 40, 50])
     tables = np.stack(

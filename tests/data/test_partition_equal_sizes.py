@@ -19,6 +19,7 @@ def tables(labels: np.ndarray, clients: int, beta: float, draws: int) -> np.ndar
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(
     labels=uneven_labels(),
@@ -71,6 +72,7 @@ def test_no_client_gets_what_the_others_left():
     np.testing.assert_allclose(sizes.mean(axis=0), 202 / 5, atol=0.08)
 
 
+@pytest.mark.slow
 def test_no_class_is_preferred_by_its_number():
     drawn = tables(np.repeat(np.arange(5), 40), 4, 0.2, 1500)
     for label in range(1, 5):

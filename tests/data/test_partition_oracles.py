@@ -42,6 +42,7 @@ def test_every_sample_goes_where_the_plain_statement_puts_it(name, labels, clien
     assert owner.tolist() == plain(labels, clients, beta, np.random.default_rng(seed))
 
 
+@pytest.mark.slow_cases("0.2", "1.0")
 @pytest.mark.parametrize("beta", [0.2, 1.0])
 def test_all_classes_has_the_distribution_of_the_plain_statement(beta):
     """What each client holds of each class; the same from the least to the most; how often it is a single sample."""
@@ -84,6 +85,7 @@ def test_the_number_of_threads_and_the_order_of_tasks_change_nothing(rule):
     assert len(set(alone)) == 8
 
 
+@pytest.mark.slow
 def test_the_threads_of_the_numerical_libraries_change_nothing():
     """Another process with other thread counts and another hash seed draws the same."""
     program = (

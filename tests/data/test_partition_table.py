@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from benchmarks import partitions
 from fcl_bench.composition import config_dir
@@ -21,6 +22,7 @@ def test_statistics_of_a_partition_by_hand():
     }
 
 
+@pytest.mark.slow
 def test_every_partition_is_in_the_table_and_what_is_refused_says_why(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(partitions, "SPLITS", (("tasks=5",), ("split=si_blurry", "tasks=2")))
     asked = ["data=digits", "--clients", "4", "400", "--betas", "0.1", "--out", str(tmp_path)]

@@ -43,6 +43,7 @@ def replayed(labels: np.ndarray, clients: int, beta: float, seed: int, least: in
     return [sorted(own) for own in holds]
 
 
+@pytest.mark.slow_cases("8-sizes2-0.05")
 @pytest.mark.parametrize("beta", [0.05, 0.5, 5])
 @pytest.mark.parametrize(("clients", "sizes"), [(5, [50] * 10), (3, [7, 30, 1, 12]), (8, [40, 41])])
 def test_each_client_gets_the_very_samples(beta, clients, sizes):

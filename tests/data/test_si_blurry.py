@@ -68,6 +68,7 @@ def test_afcls_setting_has_half_of_the_classes_disjoint_and_a_tenth_of_the_other
         assert np.bincount(home_of(class_table(stream))[blurry], minlength=5).tolist() == [10] * 5
 
 
+@pytest.mark.slow
 def test_random_sizes_differ_between_tasks_and_are_equal_in_the_mean():
     """Of D disjoint classes T tasks have D / T each in the mean, and of what leaves each gives 1 / T."""
     data, disjoint, left = even_dataset(20, 40, 1), [], []

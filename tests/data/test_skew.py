@@ -60,6 +60,9 @@ def test_total_variation_is_that_of_plain_code(rule):
     assert found["by_task"] == pytest.approx(by_task)
 
 
+@pytest.mark.slow_cases(
+    "alike-dirichlet1", "alike-dirichlet_all_classes", "alike-dirichlet_equal_sizes", "alike-published"
+)
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("sizes", [[[30, 20, 10], [15, 15]], [[20, 20]] * 4], ids=["uneven", "alike"])
 def test_other_draws_have_the_law_of_the_rules_own(rule, sizes):

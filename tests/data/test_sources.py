@@ -250,6 +250,7 @@ def test_a_class_in_one_of_the_two_folders_only(tmp_path):
     assert by_copy.train.labels.tolist() == [1]
 
 
+@pytest.mark.slow
 def test_the_real_cifar100_is_whole():
     folder = shared("data/cifar100")
     data = HubImages("cifar100", "uoft-cs/cifar100", "local", "img", "fine_label", path=str(folder)).load()

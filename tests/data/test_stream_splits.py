@@ -59,7 +59,7 @@ def tasks_of(members: tuple[np.ndarray, ...], total: int) -> list[int | None]:
 
 
 @pytest.mark.parametrize("name", SPLITS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=uneven_dataset(), tasks=st.integers(1, 8), seed=st.integers(0, 2**32))
 def test_a_split_covers_the_data_and_is_what_its_text_says(name, data, tasks, seed):
     try:
@@ -116,6 +116,7 @@ def test_a_seed_without_anything_to_draw_is_refused():
             typed_instance(split, {"order_seed": -1}, "split")
 
 
+@pytest.mark.slow
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
     """Every split under every partition, one after the other and by eight threads at once."""
     data = many_classes()

@@ -60,6 +60,7 @@ def first_of_each(labels: list[int], classes: set[int], most: int | None) -> lis
 COUNTS = st.one_of(st.none(), st.integers(1, 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     train=st.lists(st.integers(0, 5), min_size=1, max_size=25),
@@ -93,6 +94,7 @@ def test_a_subset_is_the_first_images_of_the_first_classes(train, test, classes,
         np.testing.assert_array_equal(split.labels, np.array(labels, dtype=np.int64)[rows])
 
 
+@pytest.mark.slow
 def test_subsets_that_differ_have_fingerprints_that_differ():
     rows = [2, 0, 1, 0, 2, 1, 1, 0, 2]
     fingerprints = {}

@@ -76,7 +76,27 @@ def assert_same_model(ours, theirs):
         torch.testing.assert_close(value, theirs[name], **CLOSE)
 
 
-@pytest.mark.slow_cases("fedgen-0.0", "fedgen-0.9")
+@pytest.mark.slow_cases(
+    "feddisco-0.0",
+    "feddyn-0.0",
+    "feddyn-0.9",
+    "fedewc-0.0",
+    "fedgen-0.0",
+    "fedgen-0.9",
+    "fedicarl-0.0",
+    "fedicarl-0.9",
+    "fedlwf-0.0",
+    "fedlwf-0.9",
+    "fedntd-0.0",
+    "fedntd-0.9",
+    "fedprotip-0.0",
+    "fedprotip-0.9",
+    "moon-0.9",
+    "regmean-0.0",
+    "regmean-0.9",
+    "scaffold-0.0",
+    "scaffold-0.9",
+)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", [name for name in METHODS if on_features(name, knobs_of())])
 def test_every_method_learns_what_it_learns_one_after_the_other(name, momentum):

@@ -83,11 +83,13 @@ def test_clients_side_by_side_count_as_that_many(parallel, batch_size):
     assert counted(run) == (PLAIN._replace(gradient_steps=steps), NOBODY)
 
 
+@pytest.mark.slow_cases("on_images")
 @pytest.mark.parametrize("learn", [on_images, on_features])
 def test_a_teacher_passes_forward_alone(learn):
     assert counted(learn(FedLwF(training=KNOBS, **kind(learn)))) == (TAUGHT, NOBODY)
 
 
+@pytest.mark.slow_cases("on_images")
 @pytest.mark.parametrize("learn", [on_images, on_features])
 def test_fisher_information_differentiates_each_sample_once(learn):
     clients, server = counted(learn(FedEWC(training=KNOBS, **kind(learn))))
@@ -95,6 +97,7 @@ def test_fisher_information_differentiates_each_sample_once(learn):
     assert server == NOBODY
 
 
+@pytest.mark.slow
 def test_moments_pass_forward_and_the_server_retrains_on_what_it_draws():
     run = on_images(FedAvg(training=KNOBS, ccvr="gaussian", gaussian=Gaussian(samples=16, batch_size=8, epochs=3)))
     clients, server = counted(run)
@@ -160,6 +163,7 @@ def test_features_count_once_for_each_sample_cached_or_not(tmp_path):
         assert {name: value for name, value in record["compute"].items() if value} == extracted
 
 
+@pytest.mark.slow
 def test_a_run_that_was_interrupted_counts_what_a_whole_one_does(tmp_path, monkeypatch):
     knobs = ("method=fedlwf", *(f"method.training.{knob}" for knob in ("rounds=1", "epochs=1", "augment=none")))
     whole = run_in(tmp_path / "whole", *knobs, *DIGITS)

@@ -25,6 +25,7 @@ from tests.small_runs import run_in
 # What the server did before is what it does now -----------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("fedprotip", "scaffold")
 @pytest.mark.parametrize("name", ["stsa", "afcl", "fedprotip", "scaffold"])
 def test_an_honest_run_beside_which_they_were_refused_is_the_honest_run(name):
     beside, alone = federation_for(method_of(name)), federation_for(method_of(name))
@@ -90,6 +91,18 @@ def without(run: Federation, rounds: set[int]) -> Federation:
     return run
 
 
+@pytest.mark.slow_cases(
+    "a model before bases",
+    "autoencoders",
+    "bases, then references",
+    "gradient",
+    "gradient, the last round",
+    "heads that teach",
+    "references",
+    "sketches that are summed",
+    "squared gradients",
+    "what clients keep",
+)
 @pytest.mark.parametrize(("name", "knobs", "stage", "round_", "rounds"), LEFT_OUT.values(), ids=LEFT_OUT.keys())
 def test_a_dropped_client_is_as_one_that_was_not_there(name, knobs, stage, round_, rounds, caplog):
     dropping = federation_for(method_of(name, **knobs), drops=True)
@@ -121,6 +134,7 @@ def test_it_is_told_once_however_often_a_client_is_left_out(caplog):
     assert sum("left out" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.slow_cases("fedgen-counts", "scaffold-model")
 @pytest.mark.parametrize(("name", "stage"), [("feddisco", "counts"), ("fedgen", "counts"), ("scaffold", "model")])
 def test_a_run_that_was_interrupted_remembers_who_is_left_out(name, stage):
     def made_anew() -> Federation:
@@ -170,6 +184,7 @@ def hostile_runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return switched
 
 
+@pytest.mark.slow
 def test_with_fail_the_run_ends_in_one_line_and_can_be_gone_on_with(tmp_path, hostile_runs):
     honest = run_in(tmp_path / "honest", *RUN).record
     hostile_runs(True)
@@ -209,6 +224,7 @@ def scaled(by: float) -> Callable[[Message], Message]:
     return lambda upload: upload.with_tensors({name: value * by for name, value in upload.items()})
 
 
+@pytest.mark.slow_cases("turned round, a million times as large", "turned round, larger")
 @pytest.mark.parametrize("by", [-1e6, -20.0], ids=["turned round, a million times as large", "turned round, larger"])
 def test_a_hostile_model_spoils_the_mean_and_no_robust_aggregate(tmp_path, monkeypatch, by):
     def accuracy(aggregate: str, change: Callable[[Message], Message] | None = None) -> float:

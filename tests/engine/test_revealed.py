@@ -120,6 +120,7 @@ def test_a_pseudo_labelled_sample_that_is_alone_is_told_by_its_own_number():
     assert federation.state.ledger.revealed.array.tolist() == [1]
 
 
+@pytest.mark.slow_cases("fedprotip", "pilora")
 @pytest.mark.parametrize("name", ["stsa_e", "fedprotip", "pilora"])
 def test_a_resumed_run_counts_what_came_before(name):
     trained, vit = trains_by_gradient(name), architecture(name) == "vit"

@@ -38,6 +38,7 @@ def after_task(federation) -> list[float]:
     return [100 * correct[t, : t + 1].sum() / (21 * (t + 1)) for t in range(len(correct))]
 
 
+@pytest.mark.slow
 def test_a_round_is_what_a_task_of_so_many_rounds_would_end_with():
     watched = learnt(FedAvg(training=training(5)), every=2, tasks=1)
     expected = [(0, rounds - 1, after_task(learnt(FedAvg(training=training(rounds)), 0, 1))[0]) for rounds in (2, 4, 5)]
@@ -63,6 +64,7 @@ def test_watching_changes_no_bit_of_the_run():
     assert not_watched.rounds.best() is None
 
 
+@pytest.mark.slow
 def test_rounds_are_counted_as_uploads_are_and_the_last_row_comes_after_all_stages():
     """FOT has a round for its bases after those of the model; FedProTIP cannot name a task before its last round."""
     fot = learnt(FOT(training=training(3), columns=8), every=2)
@@ -158,6 +160,7 @@ def test_what_is_kept_only_grows_and_is_taken_over_whole():
     assert RoundAccuracy(0, {"accuracy": None}).tensors() == {}
 
 
+@pytest.mark.slow_cases("fedavg")
 @pytest.mark.parametrize(
     "name",
     [

@@ -83,6 +83,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_cases("fedprotip")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_the_order_in_which_replies_are_computed_changes_no_bit(case):
     """FedRAN's merge, AFCL's registration and FedProTIP's bases go by the order in which replies are taken in."""

@@ -93,6 +93,7 @@ def rows_of(found):
     return [dataclasses.replace(row, client_seconds=0.0) for row in found.state.ledger.uploads]
 
 
+@pytest.mark.slow_cases("fedavg", "fedavg, uniform")
 @pytest.mark.parametrize("method", EXACT.values(), ids=EXACT.keys())
 def test_what_adds_up_is_the_flat_runs_to_rounding_and_every_row_of_a_client_is_the_same(method):
     flat, tree = run_of(method), run_of(method, FAN_IN)
@@ -102,6 +103,7 @@ def test_what_adds_up_is_the_flat_runs_to_rounding_and_every_row_of_a_client_is_
     assert (flat.state.answers["correct"] == tree.state.answers["correct"]).all() or method.trains_network
 
 
+@pytest.mark.slow_cases("fedavg")
 @pytest.mark.parametrize(
     "method",
     [
@@ -199,6 +201,7 @@ def test_broadcasts_that_are_kept_go_to_a_node_once():
     assert any(max(sizes) > min(sizes) for sizes in received.values())
 
 
+@pytest.mark.slow_cases("late-fedavg", "silent, gone-fedavg")
 @pytest.mark.parametrize("method", [STSA(M=10), AFL(), FedAvg(training=small_training())], ids=lambda m: m.name)
 @pytest.mark.parametrize(
     "faults",

@@ -116,6 +116,7 @@ def test_the_host_waits_seven_times_for_a_client_however_large_the_network(resne
     assert large.waits == small.waits == {"synchronize": 3, "item": 3, "copy to the host": 1}
 
 
+@pytest.mark.slow
 def test_a_step_waits_for_nothing_and_uploads_its_crops():
     """Four steps in place of two: of uploads only those of the crops' corners, one for each batch."""
     once, twice = (
@@ -158,6 +159,22 @@ MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
 
 
 @pytest.mark.slow_cases(
+    "afcl",
+    "afl with random features",
+    "air",
+    "air logits",
+    "centred_sketch",
+    "ds_al",
+    "fedklda",
+    "fedlda",
+    "fedlda with random features",
+    "fedran",
+    "fedran floor",
+    "ranpac",
+    "stsa",
+    "stsa_e",
+)
+@pytest.mark.slow_cases(
     "ranpac, every fold of a task",
     "ranpac, a fold held out",
     "centred_sketch gaussian",
@@ -182,6 +199,7 @@ def test_the_host_waits_for_a_closed_form_client_a_fixed_number_of_times(method)
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("ranpac, every fold of a task")
 @every_method
 def test_closed_forms_mix_no_devices(method):
     with simulated_cuda():

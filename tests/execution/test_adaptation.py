@@ -217,6 +217,7 @@ def test_what_it_is_known_by(tmp_path, identity, overrides, same):
     assert ours["training"] == counting(plan.settings.adapt.training)
 
 
+@pytest.mark.slow
 def test_another_method_takes_it_over_and_another_setting_does_not(adapted, tmp_path, trained):
     out, outcomes = adapted
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
@@ -249,6 +250,7 @@ def interrupted(round_: int, monkeypatch, out: Path, *choice: str) -> None:
             run_in(out, *choice)
 
 
+@pytest.mark.slow_cases("1-false", "2-true")
 @pytest.mark.parametrize(("round_", "cache"), [(1, "false"), (2, "true")])
 def test_an_interrupted_adaptation_goes_on_to_the_same_bits(adapted, tmp_path, monkeypatch, trained, round_, cache):
     choice = (*STSA, "checkpoint_rounds=1", f"cache.enabled={cache}")
@@ -267,6 +269,7 @@ def test_an_interrupted_adaptation_goes_on_to_the_same_bits(adapted, tmp_path, m
         assert ours[key] == theirs[key]
 
 
+@pytest.mark.slow
 def test_without_a_cache_nothing_is_kept(adapted, tmp_path, trained):
     outcome = run_in(tmp_path, *STSA, "cache.enabled=false")
     assert adapted_weights(outcome) == adapted_weights(adapted[1]["stsa"])
@@ -280,6 +283,7 @@ def test_without_a_cache_nothing_is_kept(adapted, tmp_path, trained):
     assert len(trained) == 18
 
 
+@pytest.mark.slow
 def test_a_run_interrupted_after_its_first_stage_does_not_train_again_without_a_cache(
     adapted, tmp_path, monkeypatch, trained
 ):
@@ -302,6 +306,7 @@ def test_a_run_interrupted_after_its_first_stage_does_not_train_again_without_a_
     assert not (outcome.folder / "checkpoint").exists()
 
 
+@pytest.mark.slow_cases("state.json")
 @pytest.mark.parametrize("victim", ["state.json", "tensors", "gone"])
 def test_a_damaged_result_is_made_anew(adapted, tmp_path, trained, victim, caplog):
     [original] = kept(adapted[0])
@@ -321,6 +326,7 @@ def test_a_damaged_result_is_made_anew(adapted, tmp_path, trained, victim, caplo
     assert "is damaged" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_complete_one_needs_nothing_that_its_clients_kept(tmp_path, monkeypatch, trained):
     """Ranks on several machines keep it on disks of their own: a later run asked for the files of all of them."""
     quick = (*SMALL, *METHODS["stsa"], "adapt.training.rounds=1")
@@ -332,6 +338,7 @@ def test_a_complete_one_needs_nothing_that_its_clients_kept(tmp_path, monkeypatc
     assert trained == []
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_it_once(adapted, tmp_path, trained):
     """In two threads, each with its own method; a lock on a file keeps them apart as it does processes."""
     plans = [plan_of(tmp_path, *SMALL, *METHODS[name]) for name in ("stsa", "fedran")]

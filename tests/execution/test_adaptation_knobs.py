@@ -18,6 +18,7 @@ from tests.execution.adaptation_runs import SMALL, STSA, plan_of
 from tests.small_runs import run_in, settings_for
 
 
+@pytest.mark.slow
 def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
     """The untrained network's features against the adapted one's, after the first task."""
     choice = ("adapt.training.rounds=6", "beta=100")
@@ -27,6 +28,7 @@ def test_adaptation_helps_on_the_task_that_it_saw(tmp_path):
     assert after["metrics"]["accuracy"][0] > before["metrics"]["accuracy"][0]
 
 
+@pytest.mark.slow
 def test_what_differs_is_not_taken_over(tmp_path):
     """In a 16-bit type uploads are decoded in the statistics' dtype, so the sums differ in their last bits."""
     choice = (*STSA, "wire.dtype=bfloat16", "adapt.training.rounds=2")
@@ -36,6 +38,7 @@ def test_what_differs_is_not_taken_over(tmp_path):
     assert adaptation_identity(plans[0]) != adaptation_identity(plans[1])
 
 
+@pytest.mark.slow
 def test_a_cosine_head_trains_another_body_and_sends_a_factor_in_place_of_biases(tmp_path):
     plans = [plan_of(tmp_path, *STSA, f"adapt.head={head}") for head in ("linear", "cosine")]
     linear, cosine = (prepare_inputs(plan, tmp_path, Here()).adapted for plan in plans)
@@ -70,6 +73,7 @@ def test_the_models_of_a_round_of_the_first_stage_count_as_memory(tmp_path):
         plan.settings.adapt.check(replace(plan.context, clients=10**9), [4])
 
 
+@pytest.mark.slow
 def test_masks_leave_the_first_stage_as_it_is(tmp_path):
     """Clients sent their models times their samples, and the server weighed them once more."""
     pytest.importorskip("cryptography")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fcl_bench.results.collect import collect
 from tests.execution.adaptation_runs import SMALL
 from tests.small_runs import run_in
@@ -20,6 +22,7 @@ PILORA = (
 )
 
 
+@pytest.mark.slow
 def test_the_first_stage_says_its_own(tmp_path):
     outcome = run_in(tmp_path, *PILORA)
     own, stage = outcome.record["privacy"], outcome.record["adaptation"]
@@ -36,6 +39,7 @@ def test_the_first_stage_says_its_own(tmp_path):
     assert (again["revealed"], again["raw"]) == (stage["revealed"], stage["raw"])
 
 
+@pytest.mark.slow
 def test_tables_have_what_runs_told(tmp_path):
     record = run_in(tmp_path, "method=fedncm", *SMALL[:3], "tasks=2", "clients=30", "partition.min_size=0").record
     run_in(tmp_path, "method=centralised_ridge", "method.M=16", "tasks=2", "clients=3")

@@ -62,6 +62,7 @@ def test_a_resumed_run_has_the_same_bits(kept, tmp_path, monkeypatch):
     assert {*names} <= resumed.record["files"].keys()
 
 
+@pytest.mark.slow
 def test_samples_whose_label_nobody_knows_count_in_the_clients_mix(tmp_path):
     """As in the formula: what the client holds, labelled or not."""
     whole, few = (run_in(tmp_path, *SMALL, *more) for more in ((), ("label_rate=0.3",)))

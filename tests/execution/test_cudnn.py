@@ -38,6 +38,7 @@ def test_networks_run_deterministically_unless_the_key_says_otherwise():
     assert flags() == before
 
 
+@pytest.mark.slow_cases("autotuned-FedProTIP", "deterministic-FedProTIP")
 @pytest.mark.parametrize("method", [FedAvg, FedProTIP])
 @pytest.mark.parametrize("choice", CHOSEN)
 def test_whatever_a_network_does_on_a_gpu_takes_the_algorithms_of_the_key(choice, method, monkeypatch):
@@ -57,6 +58,7 @@ def test_whatever_a_network_does_on_a_gpu_takes_the_algorithms_of_the_key(choice
     assert seen == {CHOSEN[choice]}
 
 
+@pytest.mark.slow
 def test_steps_on_a_gpu_take_attention_whose_gradients_add_in_one_order(monkeypatch):
     cuda = torch.backends.cuda
     seen, forward = set(), Network.forward

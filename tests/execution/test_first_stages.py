@@ -40,6 +40,7 @@ def runs(tmp_path_factory):
     return out, {name: run_in(out, *BASE, *knobs) for name, knobs in STAGES.items()}
 
 
+@pytest.mark.slow_cases("cprompt")
 @pytest.mark.parametrize("name", STAGES)
 def test_the_features_are_those_of_the_body_that_the_methods_first_task_leaves(runs, name):
     """Trained again by hand, by the method itself; its part is in the features, and the network is as it came."""
@@ -94,6 +95,7 @@ def test_bytes_are_those_of_the_methods_rounds(runs):
     assert runs[1]["pilora"].record["adaptation"]["rounds"] == 2
 
 
+@pytest.mark.slow_cases("cprompt", "pilora")
 @pytest.mark.parametrize("name", STAGES)
 def test_another_method_takes_it_over_and_another_knob_does_not(runs, name, trained):
     out, outcomes = runs
@@ -127,6 +129,7 @@ def test_the_form_of_columns_counts_where_columns_are_sent(tmp_path, name, other
     assert "wire_columns" not in found[0]
 
 
+@pytest.mark.slow
 def test_an_interrupted_first_stage_goes_on_to_the_same_bits(runs, tmp_path, monkeypatch, trained):
     exchange = engine.Federation._round
 

@@ -10,6 +10,7 @@ from tests.small_runs import interrupted_in, run_in
 SMALL = ("method=afl", "data=digits", "tasks=4", "clients=2")
 
 
+@pytest.mark.slow_cases("7-0-0", "7-1-2")
 @pytest.mark.parametrize(("job", "restarts", "first"), [("7", "1", 2), ("7", "0", 0), ("8", "1", 0)])
 def test_a_forced_run_goes_on_only_where_its_own_job_is_queued_again(tmp_path, monkeypatch, job, restarts, first):
     """It started anew each time that Slurm queued the job again, so that a run beyond the time limit never ended."""

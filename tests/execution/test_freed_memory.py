@@ -25,6 +25,7 @@ print((faults() - before) * resource.getpagesize() / 2**20)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library, which has no such thresholds")
 def test_a_freed_block_is_the_next_one():
     zeroed = {}

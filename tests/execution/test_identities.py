@@ -37,6 +37,7 @@ def test_the_record_of_another_run_is_not_taken_for_this_one(first, tmp_path, ca
     assert own.record["run_id"] != first.record["run_id"]
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_another_run_is_not_taken_over(tmp_path, monkeypatch, caplog):
     """It was taken over without a word: the first tasks were then those of the other seed."""
     with interrupted_in(2, monkeypatch):

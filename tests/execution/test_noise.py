@@ -60,6 +60,7 @@ def test_the_record_says_what_is_promised(noisy, capsys):
     assert load_file(outcome.folder / "model.safetensors")["clip"].item() == 1.0
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_has_the_same_noise(noisy, tmp_path, monkeypatch):
     _, whole = noisy
     for method in (STSA, ("method=fedlda", *SMALL)):
@@ -80,6 +81,20 @@ def test_another_seed_has_other_noise_and_another_epsilon_another_run(noisy):
     assert len({make_plan(one).id for one in settings}) == 3
 
 
+@pytest.mark.slow_cases(
+    "ranpac-wire.dtype=bfloat16", "ranpac-wire.dtype=float64", "stsa-wire.columns=held", "stsa-wire.dtype=bfloat16"
+)
+@pytest.mark.slow_cases(
+    "afl-wire.columns=held",
+    "afl-wire.dtype=bfloat16",
+    "afl-wire.dtype=float64",
+    "fedlda-wire.columns=held",
+    "fedlda-wire.dtype=bfloat16",
+    "fedlda-wire.dtype=float64",
+    "fedncm-wire.columns=held",
+    "fedncm-wire.dtype=bfloat16",
+    "fedncm-wire.dtype=float64",
+)
 @pytest.mark.parametrize("wire", ["wire.dtype=float64", "wire.gram=packed", "wire.columns=held", "wire.dtype=bfloat16"])
 @pytest.mark.parametrize("method", ["stsa", "afl", "fedncm", "fedlda", "ranpac"])
 def test_every_method_and_wire_admits_what_its_clients_send(tmp_path, method, wire):
@@ -101,6 +116,7 @@ def test_a_clip_that_nothing_reaches_and_no_noise_change_nothing(tmp_path, metho
     assert plain.record["noise"] == "none"
 
 
+@pytest.mark.slow
 def test_no_noise_at_all_is_clipping_alone_and_ever_less_comes_to_it(tmp_path):
     clipped = W_of(run_in(tmp_path, *STSA, "noise=gaussian", "noise.multiplier=0"))
     apart = []
@@ -112,6 +128,7 @@ def test_no_noise_at_all_is_clipping_alone_and_ever_less_comes_to_it(tmp_path):
     assert apart[2] < 1e-5
 
 
+@pytest.mark.slow
 def test_afl_s_sums_are_its_solutions(tmp_path):
     for more in ((), ("method.M=30", "method.ridge=auto"), ("method.ridge=gcv",)):
         ours, plain = (
@@ -121,6 +138,7 @@ def test_afl_s_sums_are_its_solutions(tmp_path):
         assert np.abs(ours - plain).max() < 1e-9 * np.abs(plain).max()
 
 
+@pytest.mark.slow
 def test_model_updates_are_private_per_client(tmp_path):
     knobs = ("noise=gaussian", "noise.unit=client", "noise.epsilon=20", "noise.clip=0.5")
     found = run_in(tmp_path, *ON_FEATURES, *knobs).record["privacy"]["guarantee"]
@@ -133,6 +151,7 @@ def test_model_updates_are_private_per_client(tmp_path):
     assert seen["epsilon"] < 20
 
 
+@pytest.mark.slow_cases("afl")
 @pytest.mark.parametrize("method", ["afl", "fedlda"])
 def test_a_tree_of_noisy_statistics_is_the_noisy_run(tmp_path, method):
     """Combined on their way, uploads still count one by one in the noise that the solve allows for."""
@@ -142,6 +161,7 @@ def test_a_tree_of_noisy_statistics_is_the_noisy_run(tmp_path, method):
     assert np.abs(tree - plain).max() < 1e-9 * np.abs(plain).max()
 
 
+@pytest.mark.slow_cases("samples")
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_secure_sums_of_noisy_updates_are_the_noisy_run(tmp_path, weighting):
     pytest.importorskip("cryptography", reason="pip install '.[secure]'")
@@ -151,6 +171,7 @@ def test_secure_sums_of_noisy_updates_are_the_noisy_run(tmp_path, weighting):
     assert np.abs(summed - plain).max() < 1e-5 * np.abs(plain).max()
 
 
+@pytest.mark.slow_cases("afl", "fedncm", "ranpac", "stsa")
 @pytest.mark.parametrize("method", ["stsa", "afl", "fedncm", "fedlda", "ranpac"])
 def test_secure_sums_of_noisy_statistics_are_the_noisy_run(tmp_path, method):
     pytest.importorskip("cryptography", reason="pip install '.[secure]'")
@@ -181,6 +202,7 @@ def test_shares_of_the_noise_make_the_noise_of_the_sum(tmp_path, method):
     assert run_in(tmp_path, *run, "noise.share_of=12").record["privacy"]["guarantee"]["epsilon"] > 8
 
 
+@pytest.mark.slow
 def test_updates_that_are_clipped_by_nothing_are_the_plain_run(tmp_path):
     """The update is added to the model that it came from: the last bit may differ."""
     plain = W_of(run_in(tmp_path, *ON_FEATURES))
@@ -226,6 +248,7 @@ def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_n
     make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial))
 
 
+@pytest.mark.slow_cases("centralised_ridge")
 @pytest.mark.parametrize(
     "method",
     ["afl", "afcl", "air", "ds_al", "fedran", "stsa_e", "centred_sketch", "centralised_ridge", "fedklda", "fedfecam"],

@@ -36,7 +36,7 @@ def test_sums_on_the_way_are_solved_with_the_noise_of_all_who_are_in_them(tmp_pa
         assert np.abs(summed[key] - tensor).max() <= 1e-5 * np.abs(tensor).max(), key
 
 
-@pytest.mark.slow_cases("given0")
+@pytest.mark.slow_cases("given0", "given1")
 @pytest.mark.parametrize(
     "given",
     [

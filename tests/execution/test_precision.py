@@ -72,6 +72,7 @@ def test_auto_decides_by_the_cpu_and_counts_in_the_run_id_where_it_decides_for_b
     assert heads["precision"]["method"] == "float32"
 
 
+@pytest.mark.slow_cases("vit")
 @pytest.mark.parametrize("architecture", ["conv", "vit"])
 def test_features_in_bfloat16_are_those_in_float32_to_two_digits(architecture):
     """docs/reference/backbones.md: each image's features differ by at most 2 % of their length."""
@@ -85,6 +86,7 @@ def test_features_in_bfloat16_are_those_in_float32_to_two_digits(architecture):
     assert 0 < float(apart.max()) < 0.02
 
 
+@pytest.mark.slow
 def test_accuracy_in_bfloat16_is_that_in_float32_to_a_few_points(tmp_path):
     """docs/how-to/training.md: within five points on digits; and the record says which was which."""
     found = {}
@@ -98,6 +100,7 @@ def test_accuracy_in_bfloat16_is_that_in_float32_to_a_few_points(tmp_path):
     assert abs(found["bfloat16"] - found["float32"]) <= 5
 
 
+@pytest.mark.slow_cases("bfloat16-bfloat16")
 @pytest.mark.parametrize(("asked", "features"), [("auto", "float32"), ("bfloat16", "bfloat16")])
 def test_a_first_stage_and_the_features_after_it(asked, features, tmp_path, amx, caplog):
     """`auto` of the first stage decides by the CPU; its features are extracted as the backbone's key says."""

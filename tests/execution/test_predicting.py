@@ -63,13 +63,38 @@ def agrees(out, *overrides: str) -> Model:
     return model
 
 
-@pytest.mark.slow_cases("fedcbc")
+@pytest.mark.slow_cases(
+    "afcl",
+    "afl",
+    "air",
+    "centralised_softmax",
+    "ds_al",
+    "fedavg",
+    "fedcbc",
+    "fedfecam",
+    "fedklda",
+    "fedncm",
+    "fedran",
+    "ranpac",
+)
 @pytest.mark.parametrize("name", EVERY)
 def test_every_methods_model_reaches_the_runs_own_accuracy(name, tmp_path):
     agrees(tmp_path, *short_run(name), *SMALL)
 
 
-@pytest.mark.slow_cases("published PILoRA", "an adapted network", "a network adapted by low-rank updates")
+@pytest.mark.slow_cases(
+    "a tree", "an untrained network", "clipped samples", "noisy statistics", "ridge regressions merged", "secure sums"
+)
+@pytest.mark.slow_cases(
+    "a network adapted by low-rank updates",
+    "an adapted network",
+    "classes that come back",
+    "heads on features",
+    "one task's batches",
+    "published PILoRA",
+    "replayed heads",
+    "the nearest mean of exemplars",
+)
 @pytest.mark.parametrize("name", OTHERS)
 def test_models_of_other_parts_do_too(name, tmp_path):
     method = OTHERS[name][0].removeprefix("method=")
@@ -81,6 +106,7 @@ def test_models_of_other_parts_do_too(name, tmp_path):
     agrees(tmp_path, *usual, *SMALL, *OTHERS[name])
 
 
+@pytest.mark.slow
 def test_a_task_without_test_samples_counts_where_batches_are_of_one_task(tmp_path):
     """Later tasks were cut into other batches than in the run."""
     file = write_features(tmp_path / "features.npz", samples=1200)
@@ -133,6 +159,7 @@ def test_a_backbone_with_other_weights_is_refused(tmp_path, monkeypatch):
         model.predict(np.zeros((2, 8, 8), dtype=np.uint8))
 
 
+@pytest.mark.slow
 def test_a_trained_model_needs_no_other_weights(tmp_path, monkeypatch):
     """Also where training began with pretrained ones: the file says no source of them."""
     outcome = run_in(tmp_path, *short_run("fedavg"), *SMALL)
@@ -143,6 +170,7 @@ def test_a_trained_model_needs_no_other_weights(tmp_path, monkeypatch):
     np.testing.assert_array_equal(Model("", "cpu").predict(np.zeros((2, 8, 8), dtype=np.uint8)), before)
 
 
+@pytest.mark.slow
 def test_samples_of_one_tasks_batches_need_their_tasks(tmp_path):
     outcome = run_in(tmp_path, *short_run("fedprotip"), *SMALL, *OTHERS["one task's batches"])
     model = Model(outcome.folder / "model.safetensors", "cpu")

@@ -37,6 +37,7 @@ def rows_of(out: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
 
 
+@pytest.mark.slow_cases("class_incremental", "class_overlap", "si_blurry")
 @pytest.mark.usefixtures("nothing_runs")
 @pytest.mark.parametrize("split", ["class_incremental", "class_overlap", "si_blurry"])
 def test_a_preview_shows_each_task_and_runs_nothing(split, command, tmp_path):
@@ -80,6 +81,7 @@ def test_what_stays_at_sites_cannot_be_shown(command, tmp_path):
     assert "preview=true: the training samples of data=sites stay at the clients' sites" in err
 
 
+@pytest.mark.slow
 def test_a_preview_counts_the_labels_that_clients_know(command, tmp_path):
     code, out, _ = command(f"out={tmp_path}", "preview=true", "label_rate=0.3", *SMALL)
     assert code == 0
@@ -89,6 +91,7 @@ def test_a_preview_counts_the_labels_that_clients_know(command, tmp_path):
     assert pd.read_csv(file)["labelled"].sum() == dealt.labelled.sum()
 
 
+@pytest.mark.slow
 def test_a_sweep_previews_every_combination_and_one_error_does_not_stop_it(command, tmp_path):
     sweep = ("split=class_overlap,domain_incremental", "method=afl,stsa")
     code, out, err = command("-m", f"out={tmp_path}", "preview=true", *sweep, *SMALL)
@@ -100,6 +103,7 @@ def test_a_sweep_previews_every_combination_and_one_error_does_not_stop_it(comma
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_preview_reads_a_feature_file_and_has_no_part_in_the_run_id(command, tmp_path):
     path = write_features(tmp_path / "f.npz")
     data = ("data=features", f"data.path={path}")
@@ -109,6 +113,7 @@ def test_a_preview_reads_a_feature_file_and_has_no_part_in_the_run_id(command, t
     assert len(list(tmp_path.glob("previews/features-*/split.png"))) == 1
 
 
+@pytest.mark.slow
 def test_wrong_input_is_one_line_and_leaves_nothing(command, tmp_path):
     for typed, message in (
         ("preview=perhaps", "preview=perhaps has the wrong type (true or false)"),
@@ -124,6 +129,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(command, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow_cases("20-100-345-100", "60-100-60-33")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("tasks", "clients", "classes", "drawn"),

@@ -112,6 +112,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow
 def test_two_ranks_leave_what_one_process_does_and_a_dead_one_is_told_of(features, images, tmp_path, alone):
     """Then one process goes on from where the rank died, with the bits of a run that nothing disturbed."""
     dying = ("method=fedprotip", *TINY, *images, ALIKE)

@@ -205,6 +205,11 @@ def test_feature_files_at_two_paths_are_one_run(tmp_path, feature_file):
     assert len(ids) == 1
 
 
+#: Of files that are gone the first by default.
+GONE = [f"{name}-remove" for name in sorted(CONTRACT - {"run.log"})[1:]]
+
+
+@pytest.mark.slow_cases(*GONE, "partition.npz-truncate", "run.json-alter", "tasks.csv-alter")
 @pytest.mark.parametrize(
     ("name", "damage"),
     [

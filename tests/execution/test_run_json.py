@@ -58,6 +58,7 @@ def wrong(value: Any, declared: Any, where: str) -> list[str]:
     return [] if fits else [f"{where}: {value!r} is not {declared}"]
 
 
+@pytest.mark.slow_cases("noise over a tree", "tasks are named, drift and theory")
 @pytest.mark.parametrize("name", RUNS)
 def test_every_key_is_declared_and_every_declared_key_is_there(tmp_path, name):
     outcome = run_in(tmp_path, *RUNS[name])

@@ -18,6 +18,20 @@ def csv_of(outcome: Outcome, name: str) -> pd.DataFrame:
     return pd.read_csv(outcome.folder / name)
 
 
+@pytest.mark.slow_cases(
+    "afcl",
+    "centralised_ridge",
+    "centralised_softmax",
+    "centred_sketch",
+    "ds_al",
+    "fedcbc",
+    "fedfecam",
+    "fedklda",
+    "fedncm",
+    "fedran",
+    "stsa",
+    "stsa_e",
+)
 @pytest.mark.parametrize("method", CLOSED_FORM)
 def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
     choice = (*short_run(method), "tasks=2", "clients=3")
@@ -35,6 +49,7 @@ def test_the_free_wire_options_change_bytes_and_nothing_else(method, tmp_path):
     assert free.record["communication"]["wire"]["gram"] == "packed"
 
 
+@pytest.mark.slow
 def test_scarce_labels_are_drawn_once_for_every_method_and_counted(tmp_path):
     choice = ("method.M=96", "method.rank=40", "tasks=2", "clients=3", "label_rate=0.2")
     plain = run_in(tmp_path, *choice)
@@ -78,6 +93,7 @@ def test_a_client_without_a_label_takes_no_part(tmp_path):
     assert (silent[["accepted", "right", "up_bytes", "down_bytes", "client_seconds"]] == 0).all(axis=None)
 
 
+@pytest.mark.slow_cases("centred_sketch")
 @pytest.mark.parametrize("method", ["fedran", "centred_sketch"])
 def test_bounds_have_their_file_and_survive_a_resume(method, tmp_path, monkeypatch):
     choice = (f"method={method}", "method.M=40", "method.rank=10", "method.bounds=true", "tasks=3", "clients=2")

@@ -22,6 +22,7 @@ def lower(tasks: int, seed: int = 0) -> np.ndarray:
     return np.where(np.tri(tasks, dtype=bool), values, np.nan)
 
 
+@pytest.mark.slow_cases("40")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("tasks", [2, 3, 40])
 def test_drift_is_drawn_from_each_tasks_own_column_and_against_accuracy(tasks, tmp_path):
@@ -50,6 +51,7 @@ def theory_rows(tasks: int) -> list[dict[str, float | None]]:
     return rows
 
 
+@pytest.mark.slow_cases("2")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("tasks", [1, 2, 30])
 def test_rho_is_drawn_as_curves_and_beta_as_a_triangle(tasks, tmp_path):
@@ -106,6 +108,7 @@ def test_evaluated_rounds_leave_their_picture():
     assert set(files) == {"accuracy.png", "rounds.png"}
 
 
+@pytest.mark.slow_cases("0-2-2-expected3", "2-0-2-expected1", "2-2-1-expected5", "2-2-2-expected4")
 @pytest.mark.parametrize(
     ("drift", "theory", "tasks", "expected"),
     [
@@ -141,6 +144,7 @@ def test_a_run_leaves_pictures_of_what_it_measured(drift, theory, tasks, expecte
             assert min(picture.size) > 500
 
 
+@pytest.mark.slow
 def test_a_run_that_draws_nothing_imports_no_matplotlib():
     """One that was complete before only reports its record."""
     program = "import fcl_bench.execution.run, fcl_bench.execution.screen, sys; sys.exit('matplotlib' in sys.modules)"

@@ -111,6 +111,18 @@ def resumed(out: Path, overrides: tuple[str, ...], caplog, told: str) -> Outcome
     return outcome
 
 
+@pytest.mark.slow_cases(
+    "centralised, no restart-2-0-task 2 of 3",
+    "centralised-1-0-task 1 of 3",
+    "fedavg-0-2-task 0 of 3, round 2",
+    "fedavg-2-2-task 2 of 3, round 2",
+    "fedprotip, updated-1-4-task 1 of 3, round 4",
+    "fedprotip, updated-2-0-task 2 of 3",
+    "fedprotip-1-1-task 1 of 3",
+    "fedprotip-1-3-task 1 of 3, round 2",
+    "fedprotip-1-4-task 1 of 3, round 4",
+    "fot-1-3-task 1 of 3, round 2",
+)
 @pytest.mark.parametrize(
     ("method", "task", "round_", "told"),
     [
@@ -137,6 +149,7 @@ def test_interrupted_and_resumed_is_uninterrupted(
     assert_same_result(resumed(tmp_path, overrides, caplog, told), whole(method))
 
 
+@pytest.mark.slow_cases("fedavg", "fedprotip")
 @pytest.mark.parametrize("method", ["fedavg", "fedprotip", "centralised"])
 def test_killed_between_the_last_task_and_the_record_nothing_is_learnt_twice(
     whole, images, tmp_path, monkeypatch, caplog, method
@@ -153,6 +166,7 @@ def test_killed_between_the_last_task_and_the_record_nothing_is_learnt_twice(
     assert_same_result(resumed(tmp_path, choice(method, images), caplog, "task 3 of 3"), expected)
 
 
+@pytest.mark.slow
 def test_interrupted_again_and_again_it_still_ends_the_same(whole, images, tmp_path, monkeypatch, caplog):
     overrides = (*choice("fedprotip", images), "checkpoint_rounds=1")
     for task, round_ in ((0, 1), (1, 3), (2, 4)):
@@ -161,6 +175,7 @@ def test_interrupted_again_and_again_it_still_ends_the_same(whole, images, tmp_p
     assert_same_result(resumed(tmp_path, overrides, caplog, "task 2 of 3, round 4"), whole("fedprotip"))
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_within_a_task_starts_over(whole, images, tmp_path, monkeypatch, caplog):
     overrides = (*choice("fedavg", images), "checkpoint_rounds=1")
     with interrupted(1, 2, monkeypatch):
@@ -183,6 +198,7 @@ def test_every_round_of_every_client_is_a_row(whole, method):
     assert sorted(whole(method).record["communication"]["by_stage"]) == sorted(uploads.stage.unique())
 
 
+@pytest.mark.slow_cases("fedprotip")
 @pytest.mark.parametrize("method", ["fedavg", "fedprotip", "centralised"])
 def test_a_run_depends_on_nobodys_generator_and_leaves_it_where_it_was(whole, images, tmp_path, method):
     torch.manual_seed(12345)
@@ -281,6 +297,7 @@ def test_drift_has_its_table_and_its_place_in_the_record(whole, method):
     assert outcome.record["drift"]["mean"] == pytest.approx(np.mean(means[:2]))
 
 
+@pytest.mark.slow
 def test_drift_and_theory_of_a_resumed_run_have_their_pictures(images, tmp_path, monkeypatch, pictures):
     overrides = (*choice("fedprotip", images), "checkpoint_rounds=1")
     with interrupted(2, 1, monkeypatch):
@@ -298,6 +315,7 @@ def test_without_drift_there_is_no_trace_of_it(images, tmp_path):
     assert not list(outcome.folder.glob("drift*"))
 
 
+@pytest.mark.slow
 def test_drift_of_a_single_task_is_measured_and_not_drawn(images, tmp_path, pictures):
     outcome = run_in(tmp_path, *choice("fedavg", images), "tasks=1", "drift=2")
     assert outcome.record["drift"] == {"last": [], "mean": None}

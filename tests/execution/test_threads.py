@@ -63,6 +63,7 @@ def test_another_number_is_refused(given):
         settings(f"threads={given}")
 
 
+@pytest.mark.slow_cases("overrides2-3")
 @pytest.mark.parametrize(("overrides", "threads"), [([], 1), (["threads=2"], 2), (["method.M=70000"], 3)])
 def test_a_run_computes_with_them_and_records_them(tmp_path, monkeypatch, three, overrides, threads):
     found, turn = set(), Node.turn
@@ -83,6 +84,7 @@ def test_a_run_computes_with_them_and_records_them(tmp_path, monkeypatch, three,
     assert environment._blas_libraries().info() == blas
 
 
+@pytest.mark.slow
 def test_a_first_stage_trains_with_the_threads_of_the_process(tmp_path, monkeypatch, three):
     found, turn = [], Node.turn
     monkeypatch.setattr(Node, "turn", lambda *given: (found.append(torch.get_num_threads()), turn(*given))[1])

@@ -19,6 +19,7 @@ def one_line(err: str) -> str:
     return line
 
 
+@pytest.mark.slow_cases("fedprotip-1000-30")
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("method", "batch_size", "rounds"),
@@ -75,6 +76,7 @@ def test_what_cannot_be_trained_is_one_line_and_nothing_is_written(command, tmp_
     assert not [file for file in tmp_path.rglob("*") if file.is_file() and file != features]
 
 
+@pytest.mark.slow_cases("fedprotip", "fot")
 @pytest.mark.parametrize("method", ["fedavg", "fedprotip", "fot", "centralised"])
 def test_tasks_without_a_label_are_passed_by(images, tmp_path, caplog, method):
     """As the analytic methods do; here a class a task, and nobody knows a label of the first one and of the last."""

@@ -12,6 +12,7 @@ from tests.small_runs import interrupted_in, run_in
 QUICK = "stsa"
 
 
+@pytest.mark.slow_cases("stsa")
 @pytest.mark.parametrize(
     "method", [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )

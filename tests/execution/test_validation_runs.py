@@ -105,6 +105,7 @@ class Unreadable:
         raise AssertionError("the test set was read")
 
 
+@pytest.mark.slow_cases("afl")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_test_set_that_counts_for_nothing_is_never_read(name, tmp_path, monkeypatch):
     typed = (*METHODS[name], "data.validation=0.2", "data.test=false")

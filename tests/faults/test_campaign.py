@@ -23,6 +23,7 @@ def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow_cases("concurrency", "configurations", "files", "kills", "uploads", "writes")
 @pytest.mark.parametrize("part", QUICK)
 def test_nothing_fails(part):
     done = in_a_process("benchmarks.faults", part, "--most", str(QUICK[part]))
@@ -49,6 +50,7 @@ def test_what_is_planted_is_found(planted):
         assert found["planted"] > 0, name
 
 
+@pytest.mark.slow
 def test_a_wrong_part_is_a_line_of_the_parser():
     done = in_a_process("benchmarks.faults", "nothing")
     assert done.returncode == 2

@@ -26,6 +26,7 @@ def hidden(folder) -> list[str]:
     return sorted(path.name for path in folder.glob(".*") if LEFT in path.name)
 
 
+@pytest.mark.slow
 def test_of_tables_and_their_note(runs, in_process):
     from fcl_bench.cli.tables import main
 
@@ -40,6 +41,7 @@ def test_of_tables_and_their_note(runs, in_process):
     assert hidden(tables) == []
 
 
+@pytest.mark.slow
 def test_of_a_preview(tmp_path, capsys):
     from fcl_bench.execution.preview import preview
 

@@ -53,6 +53,7 @@ def test_cached_features_are_what_was_written_or_none(tmp_path, mutation, seed):
     assert found is None or torch.equal(found[0], features)
 
 
+@pytest.mark.slow
 @shared_folder
 @given(file=st.sampled_from(["state.json", "tensors-1.safetensors", "rows-x-1.bin"]), data=st.data(), seed=SEEDS)
 def test_a_checkpoint_is_what_was_saved_or_none(tmp_path, file, data, seed):

@@ -63,7 +63,7 @@ def of(method):
     return f"method={method}", *short_run(method)
 
 
-@pytest.mark.slow_cases("stsa_e", "centred_sketch", "fedran", "fedicarl")
+@pytest.mark.slow_cases("afcl", "afl", "centred_sketch", "fedavg", "fedicarl", "fedprotip", "fedran", "stsa_e")
 @pytest.mark.parametrize("method", METHODS)
 def test_the_model_and_the_ledger_are_those_of_one_process(tmp_path, monkeypatch, here, link, method):
     link.add_node(0)
@@ -88,7 +88,7 @@ def features(path, seed=0):
     return f"data.path={path}"
 
 
-@pytest.mark.slow_cases("stsa_e", "centred_sketch", "fedran", "fedicarl", "afl")
+@pytest.mark.slow_cases("afl", "centred_sketch", "fedavg", "fedicarl", "fedprotip", "fedran", "stsa_e")
 @pytest.mark.parametrize(
     "method", ["afl", "stsa_e", "fedran", "centred_sketch", "afcl", "fedavg", "fedicarl", "fedprotip"]
 )
@@ -128,7 +128,7 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, link
     assert model(many) == model(one)
 
 
-@pytest.mark.slow_cases("fedicarl")
+@pytest.mark.slow_cases("fedicarl", "fedprotip")
 @pytest.mark.parametrize("method", ["fedprotip", "fedicarl"])
 def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_kept(
     tmp_path, monkeypatch, here, link, method
@@ -151,6 +151,7 @@ def test_a_node_that_is_killed_and_started_again_goes_on_with_what_its_client_ke
     assert plain(many) == plain(one)
 
 
+@pytest.mark.slow
 def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, here, link):
     """The answer is lost after the turn was done: it is asked for again, from the state before it."""
     link.add_node(0)
@@ -171,6 +172,7 @@ def test_a_turn_that_is_done_twice_is_one_turn(tmp_path, monkeypatch, here, link
     assert model(many) == model(one)
 
 
+@pytest.mark.slow
 def test_a_superlink_that_is_gone_for_a_while_is_waited_for(tmp_path, monkeypatch, here, link):
     link.add_node(0, 1, 2)
     gone = []
@@ -194,6 +196,7 @@ def silent_from(link, task, node):
     link.before = hush
 
 
+@pytest.mark.slow
 def test_a_client_that_is_lost_ends_the_run_and_the_same_command_goes_on(tmp_path, monkeypatch, here, link):
     link.add_node(0, 1)
     lost = link.add_node(2)
@@ -220,6 +223,7 @@ def test_a_partial_round_counts_who_is_lost(tmp_path, monkeypatch, link):
     assert [int(row["up_bytes"]) for row in rows(many) if row["task"] == "1"][2] == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkeypatch, here, link):
     link.add_node(0)
     link.add_node(1, 2)
@@ -236,6 +240,7 @@ def test_an_interrupted_server_goes_on_with_what_the_nodes_kept(tmp_path, monkey
     assert model(many) == model(one)
 
 
+@pytest.mark.slow
 def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monkeypatch, link, caplog):
     link.add_node(0, 1, 2)
     given = (*SMALL, *FLOWER, "method=fedicarl", *short_run("fedicarl"))
@@ -258,6 +263,7 @@ def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monk
             run_in(tmp_path / "there", *given)
 
 
+@pytest.mark.slow
 def test_nodes_that_would_give_other_results_are_refused_before_the_first_round(tmp_path, monkeypatch, link):
     given = (*SMALL, *FLOWER, "transport.deadline=1", "method=afl")
     with reached(link, monkeypatch):

@@ -49,6 +49,7 @@ def add_nodes(link, tmp_path, **changes):
         link.add_node(client, changes={"data.path": str(tmp_path / f"site-{client}.npz"), **changes})
 
 
+@pytest.mark.slow
 def test_sites_give_what_one_file_with_everything_gives(tmp_path, monkeypatch, link):
     whole = divided(tmp_path)
     add_nodes(link, tmp_path)
@@ -88,6 +89,7 @@ def _weights(outcome):
     return load_file(outcome.folder / "model.safetensors")["W"]
 
 
+@pytest.mark.slow
 def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, link):
     divided(tmp_path)
     add_nodes(link, tmp_path)
@@ -106,6 +108,7 @@ def test_other_data_at_a_site_is_another_run(tmp_path, monkeypatch, link):
     assert model(second) != model(first)
 
 
+@pytest.mark.slow
 def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, monkeypatch, link, capsys):
     divided(tmp_path)
     add_nodes(link, tmp_path)
@@ -120,6 +123,7 @@ def test_the_model_of_sites_predicts_the_server_s_test_samples_again(tmp_path, m
         predict.work([str(run.folder)])
 
 
+@pytest.mark.slow
 def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, link):
     divided(tmp_path)
     for client in range(3):

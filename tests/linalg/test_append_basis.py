@@ -37,7 +37,7 @@ def aggregate(bases: list[np.ndarray], Phi: torch.Tensor, tolerance: float) -> t
     return Phi
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 25), ranks, st.integers(0, 8), st.integers(0, 10), seeds)
 def test_the_servers_basis_spans_the_union_of_the_clients(d, ranks, shared, q, seed):
     """Proposition 1, beside what is already known."""
@@ -54,7 +54,7 @@ def test_the_servers_basis_spans_the_union_of_the_clients(d, ranks, shared, q, s
     assert_same_span(result, expected, atol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 25), ranks, st.integers(0, 8), st.sampled_from(DTYPES), seeds)
 def test_the_order_of_the_clients_does_not_matter(d, ranks, shared, dtype, seed):
     rng = np.random.default_rng(seed)

@@ -46,7 +46,7 @@ def agrees_with_the_oracle(A: np.ndarray, Phi: np.ndarray, threshold: float, dty
         assert_same_span(U, expected, atol=noise * scale / gap)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.integers(1, 30), st.integers(0, 40), st.integers(0, 30), st.integers(0, 30), thresholds, seeds)
 def test_a_core_basis_is_the_oracles(d, m, q, rank, threshold, seed):
     rng = np.random.default_rng(seed)

@@ -71,6 +71,7 @@ def test_relu_features_are_what_they_were():
     assert features.phases is None
 
 
+@pytest.mark.slow
 def test_maps_of_one_seed_share_a_projection_as_long_as_one_of_them_lives():
     def made(seed: int = 7, outputs: int = 6, dtype: torch.dtype = torch.float64) -> RandomFeatures:
         return RandomFeatures(seed, 5, outputs, dtype, CPU)

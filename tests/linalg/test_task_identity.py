@@ -100,7 +100,7 @@ def draw(rng, n: int, K: int, T: int, padded: bool):
     return omega, references, known
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 7), st.integers(1, 6), st.booleans(), st.sampled_from(DTYPES), seeds)
 def test_a_route_is_the_oracles(n, K, T, padded, dtype, seed):
     omega, references, known = draw(np.random.default_rng(seed), n, K, T, padded)

@@ -55,6 +55,7 @@ def after(tasks, P: np.ndarray):
     return [[(Z @ P, labels) for Z, labels in clients] for clients in tasks]
 
 
+@pytest.mark.slow_cases("centralised_softmax-matrix", "centralised_softmax-seed")
 @pytest.mark.parametrize("projection", ["seed", "matrix"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_without_it_a_method_is_itself_on_the_projected_features(method, projection):

@@ -125,6 +125,7 @@ def test_a_ridge_is_added_after_the_recursion():
         assert relative_error(found, exact) < 1e-7
 
 
+@pytest.mark.slow
 def test_the_sum_keeps_its_id_and_an_unknown_aggregation_is_refused(tmp_path):
     words = ("method=afl", "data=digits", "tasks=1", "clients=4")
     plain = run_in(tmp_path, *words)

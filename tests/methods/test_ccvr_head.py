@@ -29,7 +29,9 @@ def training(**knobs) -> Training:
 SMALL = [name for name in NAMES if trains_by_gradient(name) and name != "centralised" and architecture(name) == "conv"]
 
 
-@pytest.mark.slow_cases("glfc", "lga")
+@pytest.mark.slow_cases(
+    "feddyn", "fedewc", "fedicarl", "fedprotip", "fot", "glfc", "lander", "lga", "mfcl", "moon", "scaffold", "target"
+)
 @pytest.mark.parametrize("name", SMALL)
 def test_it_changes_predictions_of_every_method_and_nothing_of_its_training(name):
     tasks = image_tasks(np.random.default_rng(0), [2, 2], [[9, 6, 0], [8, 1, 7]])
@@ -116,6 +118,7 @@ def test_a_class_that_comes_back_is_pooled_with_what_was_known_of_it(name):
     assert server.predict(tasks[0][0][0]).shape[1] == 4
 
 
+@pytest.mark.slow
 def test_stale_features_are_told_once_and_fixed_ones_are_not(caplog):
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], SIZES)
     learnt(FedAvg(training(), ccvr="gaussian"), tiny_context(), tasks)
@@ -149,7 +152,7 @@ def test_covariances_that_no_memory_holds_are_refused_before_any_work():
     )
 
 
-@pytest.mark.slow_cases("1", "2")
+@pytest.mark.slow_cases("0", "1", "2")
 @pytest.mark.parametrize("seed", range(3))
 def test_on_a_skewed_stream_of_digits_it_is_clearly_better_than_the_trained_head(seed):
     """10 classes in 5 tasks, each class with two clients of four: the trained head knows the last task only."""

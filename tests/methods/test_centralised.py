@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fcl_bench.methods.averaging.centralised import Centralised
@@ -24,6 +25,7 @@ def joint(restart: bool = True, **knobs) -> Centralised:
     return Centralised(training=Training(**{**FAST, "momentum": 0.9, "augment": "crop_flip", **knobs}), restart=restart)
 
 
+@pytest.mark.slow
 def test_centralised_is_plain_sgd_over_all_samples_so_far_bit_for_bit():
     """In the order in which they came; from the initial network at every task."""
     context, tasks = tiny_context(), made_tasks([[20, 7], [0, 25], [9, 9]])
@@ -48,6 +50,7 @@ def test_centralised_does_not_care_who_held_a_sample():
     assert not differing(models[0], models[2])
 
 
+@pytest.mark.slow
 def test_a_restart_forgets_what_earlier_tasks_trained_and_without_one_it_counts():
     context, tasks = tiny_context(), made_tasks([[20, 7], [9, 16]])
 

@@ -17,6 +17,7 @@ from tests.methods.whole_runs import learnt
 both = pytest.mark.parametrize("kind", [FedDyn, Scaffold])
 
 
+@pytest.mark.slow_cases("FedDyn")
 @both
 def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back(kind):
     rng = np.random.default_rng(0)
@@ -32,6 +33,9 @@ def test_rows_of_frozen_heads_stay_where_only_some_of_their_classes_come_back(ki
         assert not torch.equal(before[0], after[0])
 
 
+@pytest.mark.slow_cases(
+    "bfloat16-FedDyn", "bfloat16-Scaffold", "float16-Scaffold", "float64-FedDyn", "float64-Scaffold"
+)
 @both
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
 def test_every_wire_and_loss_classes_the_task_run(kind, wire):

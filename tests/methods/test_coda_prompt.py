@@ -40,6 +40,7 @@ def coda(training: Training | None = None, **knobs) -> CodaPrompt:
 # Rounds ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("0.5")
 @pytest.mark.parametrize("orthogonality", [0.0, 0.5])
 def test_every_upload_is_that_of_the_oracle_and_the_server_averages_them(orthogonality):
     found = exchanges(coda(orthogonality=orthogonality), lively_context(), TASKS)
@@ -51,6 +52,7 @@ def test_every_upload_is_that_of_the_oracle_and_the_server_averages_them(orthogo
         torch.testing.assert_close(after[name], (6 * first[name] + 7 * second[name]) / 13, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_penalty_is_skipped_without_a_weight():
     runs = [model_of(learnt(coda(orthogonality=weight), lively_context(), TASKS)) for weight in (0.0, 0.0, 0.5)]
     assert same(runs[0], runs[1])
@@ -123,6 +125,7 @@ def test_the_papers_setting_sends_391690_floats_a_round():
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_class_that_comes_back_trains_its_own_row_beside_new_prompts():
     """Rows of other classes of its head stay, as do the groups of its task."""
     tasks = recurring()
@@ -164,6 +167,7 @@ def test_clients_without_a_label_change_nothing(unlabelled):
         assert all(torch.equal(kept[name], value) for name, value in model_of(alone).items())
 
 
+@pytest.mark.slow
 def test_seeds_and_wires():
     one, two, other = (model_of(learnt(coda(adam()), lively_context(seed), TASKS)) for seed in (0, 0, 1))
     assert same(one, two)
@@ -174,6 +178,7 @@ def test_seeds_and_wires():
     assert {up.nbytes for *_, up in found} == {2 * (floats(2) - 2) + 4 * (scales + 2) + 8}
 
 
+@pytest.mark.slow
 def test_it_learns_what_one_task_brings():
     tasks = made_tasks([[24, 24]], classes=3)
     method = coda(Training(optimizer="adam", lr=0.02, rounds=3, epochs=3, batch_size=8, augment="none"))

@@ -245,6 +245,7 @@ def test_methods_whose_uploads_are_not_combined_are_refused_in_one_line_before_a
 COMBINED = [name for name in NAMES if made(name).combination(CONTEXT) is not None]
 
 
+@pytest.mark.slow_cases("stsa")
 @pytest.mark.parametrize(
     "name",
     [name if name in ("stsa", "fedran") else pytest.param(name, marks=pytest.mark.slow) for name in COMBINED],

@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_cases("features", "prompts", "published")
 @pytest.mark.parametrize("name", CASES)
 def test_every_upload_is_that_of_the_oracle(name):
     knobs, term, softmax = CASES[name]
@@ -114,6 +115,7 @@ def halves(method: CPrompt, task: int = 1):
     return client, client.objective(client_data, down, {}), images.float() / 127.5 - 1, labels, found
 
 
+@pytest.mark.slow
 def test_the_last_tasks_model_is_that_with_which_it_ended():
     """phi_o is made of the groups before the last; the server's own model at the end of the first task agrees."""
     method = cprompt()
@@ -129,6 +131,7 @@ def test_the_last_tasks_model_is_that_with_which_it_ended():
     assert not earlier.requires_grad
 
 
+@pytest.mark.slow_cases("published", "working")
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_the_first_step_of_a_round_only_moves_away_from_the_last_task(variant):
     """phi = phi_g: the value is the hinge of 1 - 10 ||phi - phi_o||^2, and so is the gradient."""
@@ -152,6 +155,7 @@ def test_the_first_step_of_a_round_only_moves_away_from_the_last_task(variant):
     )
 
 
+@pytest.mark.slow
 def test_two_forward_passes_beside_the_clients_own_and_no_second_query():
     """The query once for all three models, and both earlier models' features in one pass of twice the images."""
     client, objective, inputs, labels, _ = halves(cprompt())
@@ -165,6 +169,7 @@ def test_two_forward_passes_beside_the_clients_own_and_no_second_query():
     assert sizes == [6, 12]
 
 
+@pytest.mark.slow
 def test_the_earlier_models_stay_where_the_round_began():
     client, objective, inputs, *_ = halves(cprompt(margin=100))
     network = client.network
@@ -180,6 +185,7 @@ def test_the_earlier_models_stay_where_the_round_began():
     assert objective.contrast(network, inputs, features).item() != before
 
 
+@pytest.mark.slow
 def test_a_strong_contrast_keeps_features_where_they_were():
     """The change of features in a client's round shrinks with the weight."""
     moved = []
@@ -199,6 +205,7 @@ def test_a_strong_contrast_keeps_features_where_they_were():
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_without_its_weight_it_is_coda_prompt_bit_for_bit():
     runs = [
         learnt(method, lively_context(), TASKS)
@@ -229,6 +236,7 @@ def test_which_objective_a_client_has():
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_runs_in_half_precision_over_recurring_classes():
     run = learnt(cprompt(adam(precision="bfloat16")), lively_context(wire="bfloat16"), recurring())
     assert all(bool(torch.isfinite(value).all()) for value in model_of(run).values())

@@ -89,6 +89,7 @@ def learnt(method, seen=None):
     return federation
 
 
+@pytest.mark.slow
 def test_a_method_that_makes_nothing_is_fedavg_bit_for_bit():
     ours, plain = learnt(Echoing(on_=False)), learnt(FedAvg(training=training(), loss_classes="task"))
     assert same(model_of(ours), model_of(plain))
@@ -96,6 +97,7 @@ def test_a_method_that_makes_nothing_is_fedavg_bit_for_bit():
     assert ours.server.pictures() == {}
 
 
+@pytest.mark.slow
 def test_images_are_made_before_every_task_but_the_first():
     federation = learnt(Echoing())
     assert federation.server.privacy() == {"synthetic_images": 2 * POOL}
@@ -106,6 +108,7 @@ def test_images_are_made_before_every_task_but_the_first():
     assert shown.labels[16:].max() == 3
 
 
+@pytest.mark.slow
 def test_images_and_the_teacher_go_down_once_to_each_client_of_a_task():
     federation, plain = learnt(Echoing()), learnt(FedAvg(training=training(), loss_classes="task"))
     body = sum(value.nbytes for name, value in model_of(plain).items() if name.startswith("body."))
@@ -122,6 +125,7 @@ def test_features_are_refused():
         Echoing(trains="features")
 
 
+@pytest.mark.slow
 def test_every_task_has_a_row_in_the_picture():
     images = torch.randint(0, 255, (20, 3, 8, 8), dtype=torch.uint8)
     figure = images_figure("made", Picture(images, torch.arange(20), torch.tensor([0] * 17 + [1] * 3)))

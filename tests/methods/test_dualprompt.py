@@ -139,6 +139,7 @@ def test_old_tasks_prompts_keys_and_heads_keep_their_bytes(recurring):
     }
 
 
+@pytest.mark.slow
 def test_without_pull_keys_stay_as_they_are_drawn_and_nothing_else_differs():
     """Queries do not depend on prompts, and no prompt's gradient on the keys."""
     pulled, free = (model_of(run_of(small(pull=pull))) for pull in (1.0, 0.0))
@@ -154,6 +155,7 @@ def test_without_pull_keys_stay_as_they_are_drawn_and_nothing_else_differs():
             assert torch.equal(pulled[name], free[name])
 
 
+@pytest.mark.slow
 def test_under_adam_the_pull_does_not_count_where_batches_have_one_size():
     """Its steps do not depend on the gradient's length, and nothing else pulls at the keys."""
     whole = training(batch_size=32)
@@ -165,6 +167,7 @@ def test_under_adam_the_pull_does_not_count_where_batches_have_one_size():
         torch.testing.assert_close(keys[0][name], keys[1][name], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_without_prompts_only_the_heads_train_bit_for_bit_and_byte_for_byte():
     knobs = {"fraction": 0.7, "rounds": 2}
     ours = run_of(small(training=training(**knobs), g_length=0, e_length=0))

@@ -157,6 +157,7 @@ def test_a_client_goes_on_from_its_own_and_keeps_them_apart_from_what_it_is_give
     assert not same(back, kept)
 
 
+@pytest.mark.slow
 def test_without_alpha_no_posterior_is_asked_for(monkeypatch):
     def never(*_):
         raise AssertionError
@@ -183,6 +184,7 @@ def test_the_range_is_everyones_in_the_first_task_and_later_features_are_clipped
     np.testing.assert_allclose(server.scaled(beyond, server.low, server.high)[:, 0], [0, 1, 0.5], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_feature_that_never_varies_is_finite():
     tasks = [[(Z.clone(), y) for Z, y in clients] for clients in feature_tasks()]
     for Z, _ in tasks[0]:
@@ -274,6 +276,7 @@ def test_a_class_without_a_labelled_sample_is_never_named():
     assert bool((scores[:, :3] < -1e30).all())
 
 
+@pytest.mark.slow
 def test_a_fraction_of_the_clients_takes_part_and_everyone_says_its_range():
     tasks = draw_tasks(np.random.default_rng(0), INPUTS, [3, 2], [[8] * 6] * 2)
     tasks = [[(torch.from_numpy(Z), torch.from_numpy(y)) for Z, y in clients] for clients in tasks]

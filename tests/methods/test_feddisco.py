@@ -143,6 +143,7 @@ def test_with_a_hundred_clients_the_default_b_makes_the_weights_nearly_uniform(s
 # Training ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_without_a_and_b_it_is_fedavg_bit_for_bit_and_nothing_is_counted(trains):
     context, tasks = setting(trains)

@@ -36,6 +36,7 @@ from tests.methods.whole_runs import feature_context
 # Fixed points ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("False-sizes1-3.0", "True-sizes2-3.6")
 @pytest.mark.parametrize(
     ("scaled", "sizes", "optimum"), [(False, (2, 2), 3.0), (False, (2, 6), 3.0), (True, (2, 6), 3.6)]
 )
@@ -53,7 +54,7 @@ def test_scalar_quadratics_come_to_the_optimum_of_all_clients_or_of_all_samples(
     assert float(server.mean("heads.0.weight")) == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.slow_cases("True")
+@pytest.mark.slow_cases("False", "True")
 @pytest.mark.parametrize("scaled", [True, False])
 def test_it_comes_to_the_optimum_that_lbfgs_finds_on_all_samples(scaled):
     """F(w) = sum_k p_k f_k(w) + (decay / 2) ||w||^2, p_k = n_k / n or 1 / N.
@@ -143,6 +144,7 @@ def test_clients_that_do_not_take_part_keep_what_they_have_bit_for_bit():
     assert away
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_the_clients_first_round_is_fedprox_with_mu_alpha_bit_for_bit(trains):
     """g_k = h = 0 there, and so is the model that predicts; the next broadcast moves on by the mean drift once more."""
@@ -232,6 +234,7 @@ def test_a_step_is_clipped_to_the_norm_asked_for():
     assert moved[10.0] == moved[None] > 0.05 * 0.02
 
 
+@pytest.mark.slow_cases("False", "True")
 @pytest.mark.parametrize("scaled", [True, False])
 def test_bytes_are_fedavgs_and_clients_keep_one_model(scaled):
     counts = COUNTS[:2]
@@ -270,6 +273,7 @@ def test_sizes_that_are_not_told_are_refused():
     assert "how many samples" in server.objection(upload)
 
 
+@pytest.mark.slow
 def test_a_reset_forgets_at_a_task_and_nowhere_else():
     found = {}
     for reset in (False, True):

@@ -114,6 +114,7 @@ def test_where_nothing_has_moved_the_gradient_is_as_it_was():
     assert all(torch.equal(value.grad, before[name]) for name, value in own.items())
 
 
+@pytest.mark.slow
 def test_a_first_step_does_not_depend_on_the_strength():
     """At theta* the penalty is flat, on any wire: the client's theta* is the very model that it starts from."""
     tasks = [[clients[0]] for clients in pictures()[:2]]
@@ -127,6 +128,7 @@ def test_a_first_step_does_not_depend_on_the_strength():
         assert same(*found)
 
 
+@pytest.mark.slow
 def test_the_stronger_the_penalty_the_less_moves_what_matters():
     """||theta - theta*||_F over the second task decreases, to nearly nothing; the new head trains all the same."""
     tasks, found, new = feature_tasks()[:2], [], []
@@ -177,6 +179,7 @@ def test_normalised_information_does_not_depend_on_the_scale_of_its_gradients():
 # Limits, and what is sent ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(trains):
     """No stage of its own either."""
@@ -199,6 +202,7 @@ def test_the_first_task_is_fedavg_bit_for_bit(trains):
     assert ours.server.fisher
 
 
+@pytest.mark.slow
 def test_bytes():
     """Up, once per task, S (|theta| floats) and a number; down, F once, and theta* where the last stage was missed."""
     ours, theirs = federation(FedEWC(training())), federation(FedAvg(training()))

@@ -102,6 +102,7 @@ def test_it_is_of_the_model_after_the_task_over_the_classes_that_compete(recurri
     assert bool(found[: -len(server.columns[-1])].any()) == recurring
 
 
+@pytest.mark.slow_cases("float16")
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
 def test_it_survives_any_wire(wire):
     found = federation(FedEWC(training()), context=tiny_context(wire=wire))

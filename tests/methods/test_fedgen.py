@@ -210,6 +210,7 @@ def test_both_weights_decay_by_round_and_end_at_a_least_one():
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("features", "images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(trains):
     method = fedgen(trains, alpha=0.0, beta=0.0)
@@ -222,6 +223,7 @@ def test_without_both_terms_it_is_fedavg_bit_for_bit_and_nothing_is_generated(tr
         assert not same(model_of(learnt(fedgen(trains, alpha=alpha, beta=beta), trains)), model_of(other))
 
 
+@pytest.mark.slow
 def test_messages_have_the_bytes_of_the_formulas():
     trains, d, h, N = "features", 6, 8, 3
     federation = learnt(fedgen(trains, {"hidden": h, "noise": N}), trains)
@@ -277,6 +279,7 @@ def test_a_generator_that_no_class_qualifies_for_is_neither_taught_nor_sent():
     assert same(model_of(federation), model_of(other))
 
 
+@pytest.mark.slow
 def test_classes_of_one_logit_in_an_old_head_are_generated_too():
     """Class 1 comes back in task 1: its logit is in the first head, its column in the second task."""
     rng = np.random.default_rng(1)

@@ -127,6 +127,7 @@ def test_binary_cross_entropy_is_icarls(heads, strength):
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images")
 @both
 def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(trains):
     ours = learnt(fedicarl(memory=0, strength=0.0, trains=trains), trains)
@@ -137,6 +138,7 @@ def test_without_memory_and_distillation_it_is_fedavg_bit_for_bit(trains):
     assert sent[0] == sent[1]
 
 
+@pytest.mark.slow_cases("apart0-images", "apart1-images")
 @both
 @pytest.mark.parametrize("apart", [{"memory": 8, "strength": 0.0}, {"memory": 0, "strength": 1.0}])
 def test_memory_and_distillation_each_change_the_model_but_not_the_first_tasks(trains, apart):
@@ -184,6 +186,7 @@ def pooled_means(federation) -> np.ndarray:
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
+@pytest.mark.slow_cases("float16-images", "float32-images", "float64-images")
 @both
 @pytest.mark.parametrize("wire", ["float64", "float32", "float16"])
 def test_the_sums_of_the_clients_make_the_mean_of_the_pooled_exemplars(trains, wire):

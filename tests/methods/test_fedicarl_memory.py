@@ -28,6 +28,7 @@ from tests.training.test_memory import plain_herding
 # What clients keep ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("3-herding-images", "3-random-images", "8-herding-images", "8-random-images")
 @both
 @pytest.mark.parametrize("memory", [8, 3])
 def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(trains, memory, caplog):
@@ -141,6 +142,7 @@ def test_a_client_without_a_label_keeps_nothing():
 # As published ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images")
 @both
 def test_published_keeps_all_that_was_and_draws_from_it_anew_in_every_round(trains, monkeypatch):
     seen, tasks = trained_on(monkeypatch), tasks_on(trains)

@@ -42,6 +42,7 @@ def logits(server, Z: np.ndarray, labels: np.ndarray, X: np.ndarray, ensemble: i
     return found
 
 
+@pytest.mark.slow_cases("1")
 @pytest.mark.parametrize("ensemble", [1, 3])
 @settings(max_examples=10, deadline=None)
 @given(

@@ -58,7 +58,7 @@ def blobs(seed: int, inputs: int = 6, samples: int = 90, spread: float = 2.0) ->
 
 
 @pytest.mark.parametrize("knobs", KNOBS)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 40),

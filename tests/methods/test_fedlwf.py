@@ -139,6 +139,7 @@ def test_training_leaves_the_teacher_as_it_was():
     assert digest({name.removeprefix("teacher.0."): value for name, value in server._teacher.items()}) == digest(known)
 
 
+@pytest.mark.slow
 def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up():
     taught, plain = (federation(m) for m in (FedLwF(training()), FedAvg(training(), loss_classes="task")))
     body = sum(v.nbytes for name, v in model_of(plain).items() if name.startswith("body."))
@@ -152,6 +153,7 @@ def test_the_teacher_goes_down_once_per_client_and_task_and_nothing_more_goes_up
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("images-task")
 @pytest.mark.parametrize(("trains", "over"), [("images", "task"), ("features", "task"), ("features", "seen")])
 def test_without_strength_it_is_fedavg_bit_for_bit_and_byte_for_byte(trains, over):
     knobs = training(fraction=0.5, rounds=3)

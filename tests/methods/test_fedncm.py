@@ -31,6 +31,7 @@ def scores_of(server, X: np.ndarray) -> np.ndarray:
     return server.predict(torch.from_numpy(X)).numpy()
 
 
+@pytest.mark.slow_cases("cosine")
 @pytest.mark.parametrize("similarity", SIMILARITIES)
 @settings(max_examples=20, deadline=None)
 @given(

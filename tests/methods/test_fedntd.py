@@ -138,6 +138,7 @@ def test_training_on_features_is_the_oracles(loss_classes, beta, tau):
     assert np.abs(without - expected).max() > 1e-3
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_without_weight_it_is_fedavg_bit_for_bit(trains):
     context, tasks = setting(trains)

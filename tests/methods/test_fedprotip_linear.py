@@ -184,6 +184,14 @@ PUBLISHED = {
 SIZES = [[20, 16, 0], [17, 0, 18], [12, 15, 9]]
 
 
+@pytest.mark.slow_cases(
+    "default",
+    "one client after the other",
+    "only the task's classes compete",
+    "share of the inputs",
+    "weight decay is free",
+    "wide sketches",
+)
 @pytest.mark.parametrize("knobs", LINEAR.values(), ids=LINEAR.keys())
 def test_a_whole_federation_on_a_linear_network_is_the_oracles(knobs):
     """Three tasks and clients that miss some of them: weights, subspaces, references, routes and predictions."""

@@ -68,6 +68,7 @@ MISSED = {
 }
 
 
+@pytest.mark.slow_cases("all of a task", "one in the middle", "the first client, in the first task", "two of a task")
 @pytest.mark.parametrize("missed", MISSED.values(), ids=MISSED.keys())
 def test_a_run_with_silent_clients_resumes_and_is_one_in_which_they_have_no_turn(missed):
     method = sequential()
@@ -85,6 +86,7 @@ def test_a_run_with_silent_clients_resumes_and_is_one_in_which_they_have_no_turn
     assert whole.state.absences["silent"] == len(missed)
 
 
+@pytest.mark.slow
 def test_the_first_client_that_answers_adds_the_first_clients_directions():
     server = without_turns(sequential(), (0, 0)).server
     silent = failing(sequential(), (0, 0))()
@@ -92,6 +94,7 @@ def test_the_first_client_that_answers_adds_the_first_clients_directions():
     assert silent.server.bases["basis.0.heads"].shape[1] == server.bases["basis.0.heads"].shape[1] == 5 + 2 * (6 // 3)
 
 
+@pytest.mark.slow
 def test_a_client_whose_bases_come_late_makes_no_references_of_that_task_in_it():
     """Nor are they appended; but it has kept its inputs, of which it makes references in later tasks."""
     late, silent = (failing(sequential(), (1, 0), late=late)() for late in (True, False))
@@ -106,6 +109,7 @@ def test_a_client_whose_bases_come_late_makes_no_references_of_that_task_in_it()
     assert {client for task, client in asked if task == 1} == {0, 1, 2, 3}
 
 
+@pytest.mark.slow_cases("learnt-sequential", "updated-sequential")
 @pytest.mark.parametrize("extension", ["union", "sequential"])
 @pytest.mark.parametrize("references", ["learnt", "updated"])
 def test_a_client_without_bases_of_a_task_is_not_asked_for_its_references(extension, references):
@@ -123,6 +127,7 @@ def test_a_client_without_bases_of_a_task_is_not_asked_for_its_references(extens
     assert all(torch.isfinite(value).all() for value in federation.server.state_dict().values())
 
 
+@pytest.mark.slow
 def test_clients_that_fail_by_chance_are_silent_in_their_turns_too():
     """The default of `faults.min_clients` does not ask again until the only client of a round answers."""
     faults = RandomFaults(silent=0.5)

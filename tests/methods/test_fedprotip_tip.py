@@ -63,6 +63,7 @@ SAMPLE = Tip(route="sample", batch=64)
 BATCH = Tip(route="batch", batch=64)
 
 
+@pytest.mark.slow_cases("everyone")
 @pytest.mark.parametrize(
     "sizes",
     [[[20, 20, 20]] * 4, [[20, 20, 0], [0, 20, 20], [20, 0, 20]], [[30, 0], [30, 0], [15, 15]], [[40], [1], [40]]],
@@ -84,6 +85,7 @@ def test_tasks_in_subspaces_of_their_own_are_told_apart_sample_by_sample(sizes):
     assert (masked.argmax(dim=1) == labels).double().mean() > 0.6
 
 
+@pytest.mark.slow
 def test_equal_tasks_are_routed_by_chance():
     """No method could do better; a better one would have looked at the labels."""
     right = []
@@ -141,6 +143,7 @@ UPDATED = Tip(route="batch", batch=64, references="updated")
 UNEVEN = [[12, 9, 0], [9, 9, 11], [12, 0, 9]]
 
 
+@pytest.mark.slow
 def test_updated_references_are_those_of_the_recorded_inputs_in_every_tasks_subspace():
     """FedProTIP 4.4, from the definition: the mean over a client's sampled inputs of ||U_t U_t' a||."""
     tasks = image_tasks(np.random.default_rng(0), [2, 2, 2], UNEVEN)
@@ -180,6 +183,7 @@ def test_updated_references_cost_a_row_for_every_task_that_a_client_knows():
     assert sent[1, 2] == 0
 
 
+@pytest.mark.slow
 def test_references_change_routes_and_nothing_else():
     """Training, bases and scores are the same bit for bit."""
     tasks = image_tasks(np.random.default_rng(1), [2, 2, 2], [[16, 16]] * 3)
@@ -194,6 +198,7 @@ def test_references_change_routes_and_nothing_else():
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
+@pytest.mark.slow
 def test_references_of_a_subset_of_clients():
     """4.4: as many clients as asked for, the same in every task if they have samples of it; the model is the same."""
     sizes = [[12, 9, 9, 8], [9, 9, 11, 0], [12, 10, 9, 8]]

@@ -58,6 +58,7 @@ def variant(name: str) -> Observed:
     return observed(fedprotip_of(**VARIANTS[name]), tiny_context(), three_tasks())
 
 
+@pytest.mark.slow_cases("all heads train", "default", "energy", "every stage trains", "sketches")
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_update_is_orthogonal_to_the_protected_inputs(name):
     """After whole local trainings with momentum and weight decay, and after the server's average."""
@@ -104,6 +105,7 @@ def gradients_only(self: ProjectedObjective, network: Network) -> None:
             weight.grad += decay
 
 
+@pytest.mark.slow
 def test_projecting_the_raw_gradient_only_is_found_out(monkeypatch):
     """Erratum 3: the same set-up as above must tell a wrong implementation."""
     monkeypatch.setattr(ProjectedObjective, "modify_gradients", gradients_only)
@@ -159,6 +161,7 @@ def test_everything_else_is_frozen_after_the_first_task(name):
                 assert f"heads.{task}.weight" in message
 
 
+@pytest.mark.slow_cases("{'sketch': 9}", "{}")
 @pytest.mark.parametrize("knobs", [{}, {"loss_classes": "task", "tip": None}, {"sketch": 9}], ids=str)
 def test_the_first_task_is_plain_fedavg(knobs):
     """As fedavg leaves it, bit for bit: nothing is frozen or projected yet."""
@@ -211,6 +214,7 @@ def second_task(method: FedProTIP, context: Context, tasks: ImageTasks, change=l
     return (lambda client: turn(client, client_data, broadcast)), broadcast
 
 
+@pytest.mark.slow
 def test_without_a_basis_training_is_plain():
     context, method, tasks = tiny_context(), fedprotip_of(), three_tasks()
 
@@ -274,6 +278,7 @@ def test_a_full_layer_is_told_once(caplog):
     assert caplog.text.count("all 36 directions of body.stage2.0 are protected") == 1
 
 
+@pytest.mark.slow_cases("float16")
 @pytest.mark.parametrize("wire", ["float16", "bfloat16"])
 def test_in_a_16_bit_type_the_average_is_still_orthogonal_to_the_protected_inputs(wire):
     result = observed(fedprotip_of(), tiny_context(wire=wire), three_tasks())

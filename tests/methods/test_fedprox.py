@@ -28,6 +28,7 @@ SIZES = [[12, 7, 0], [9, 0, 8]]
 FULL = Training(rounds=2, epochs=2, batch_size=5, lr=0.05, momentum=0.9, fraction=0.7, schedule="cosine")
 
 
+@pytest.mark.slow_cases("images")
 @pytest.mark.parametrize("trains", ["images", "features"])
 def test_without_the_term_it_is_fedavg_bit_for_bit(trains):
     if trains == "images":
@@ -63,6 +64,7 @@ def test_the_first_step_of_a_round_is_fedavgs(epochs, same):
     assert (not differing(state_of(prox), state_of(plain))) == same
 
 
+@pytest.mark.slow_cases("0.5-2.25")
 @pytest.mark.parametrize(("mu", "fixed_point"), [(0.0, 2.0), (0.5, 2.25)])
 def test_scalar_quadratics_with_exact_local_solves(mu, fixed_point):
     """f = 1/2 w^2 and 3/2 (w - 4)^2, equal weights; the optimum of both together is 3."""
@@ -70,6 +72,7 @@ def test_scalar_quadratics_with_exact_local_solves(mu, fixed_point):
     assert weight_of(server) == pytest.approx(fixed_point, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_drift_less_the_heavier_the_term():
     def drift(mu):
         moved = []

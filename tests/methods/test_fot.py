@@ -91,6 +91,7 @@ def leaks(method: FOT, context: Context, tasks: ImageTasks):
     return local, averaged, states
 
 
+@pytest.mark.slow_cases("{'frozen_heads': False}", "{'loss_classes': 'task', 'mass': 'sum', 'threshold': 0.5}", "{}")
 @pytest.mark.parametrize(
     "knobs", [{}, {"frozen_heads": False}, {"loss_classes": "task", "mass": "sum", "threshold": 0.5}], ids=str
 )
@@ -140,6 +141,7 @@ def second_round(
     return server.network.state_dict()
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("clients", [1, 3])
 def test_with_one_local_step_fot_and_fedprotip_are_one(clients):
     """No momentum, no weight decay, a single batch: P of the mean is the mean of P. With more steps they differ."""
@@ -257,6 +259,7 @@ def test_the_server_uses_the_sum_of_the_sketches_alone():
             np.testing.assert_allclose(projector(bases_of(other)[layer]), projector(bases_of(server)[layer]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(monkeypatch):
     """timm's Xception calls a block's layers in another order than it has them."""
     method = fot_of(columns=None, share_of="inputs")
@@ -266,6 +269,7 @@ def test_shares_are_in_the_order_of_the_layers_however_the_network_calls_them(mo
     assert learn_images(method, tiny_context(), three_tasks()).report() == expected
 
 
+@pytest.mark.slow
 def test_bases_of_all_tasks_are_orthonormal_together():
     server = learn_images(fot_of(), tiny_context(), three_tasks())
     for layer, bases in bases_of(server).items():
@@ -287,6 +291,7 @@ def test_the_threshold_grows_by_a_step_a_task_up_to_one():
 SMALL = (*(choice for choice in SMALL if choice != "method=fedprotip"), "method=fot", "tasks=2")
 
 
+@pytest.mark.slow
 def test_a_run_counts_models_and_sketches(tmp_path):
     outcome = run_in(tmp_path, *SMALL)
     uploads = pd.read_csv(outcome.folder / "uploads.csv")

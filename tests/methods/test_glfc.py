@@ -156,6 +156,7 @@ def test_by_entropy_the_last_tasks_classes_are_learnt_when_the_signal_comes_and_
     assert federation.state.client_samples_kept == 8 + 12 + 12
 
 
+@pytest.mark.slow
 def test_by_entropy_a_second_signal_in_a_task_changes_nothing(monkeypatch):
     scripted(monkeypatch, [2.0, 1.0, 1.0, 2.4, 1.0, 2.4])
     lengths = []
@@ -207,6 +208,7 @@ def test_the_budget_is_never_exceeded_and_lists_are_cut_from_the_end():
     assert federation.state.client_samples_kept == max(most)
 
 
+@pytest.mark.slow
 def test_exemplars_are_chosen_at_the_end_of_a_task_and_only_the_model_goes_down():
     federation = learnt(glfc(**NONE))
     body = sum(v.nbytes for name, v in model_of(federation).items() if name.startswith("body."))
@@ -221,6 +223,7 @@ def test_exemplars_are_chosen_at_the_end_of_a_task_and_only_the_model_goes_down(
     assert not [r for r in learnt(glfc(signal="entropy", **NONE)).state.ledger.uploads if r.stage == EXEMPLARS]
 
 
+@pytest.mark.slow
 def test_a_model_speaks_for_samples_and_exemplars(monkeypatch):
     told, update = [], GLFCClient.update
 
@@ -240,6 +243,7 @@ def test_a_model_speaks_for_samples_and_exemplars(monkeypatch):
 # Limits ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_old_model_is_the_last_of_the_last_task_and_goes_down_once(monkeypatch):
     seen, ends = turns(monkeypatch), []
     federation = learnt(glfc(**NONE), after=lambda done: ends.append(model_of(done)))
@@ -258,6 +262,7 @@ def test_the_old_model_is_the_last_of_the_last_task_and_goes_down_once(monkeypat
         assert row.down_bytes == model + once + 16 + 4 * (row.task + 1)
 
 
+@pytest.mark.slow_cases("boundary")
 @pytest.mark.parametrize("signal", ["boundary", "entropy"])
 def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monkeypatch):
     """Whatever the memory, the signal and the proxy server."""
@@ -281,6 +286,7 @@ def test_the_first_task_is_plain_training_with_binary_cross_entropy(signal, monk
 # Resume, scarce labels, classes that come back ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [glfc(), glfc(signal="entropy", rise=0.01)], ids=["b", "e"])
 def test_classes_that_come_back_are_learnt_and_kept_once(method):
     first, second = image_tasks(np.random.default_rng(0), [4, 4], [[16, 12], [14, 10]])
@@ -295,6 +301,7 @@ def test_classes_that_come_back_are_learnt_and_kept_once(method):
         assert sum(len(state[name]) for name in kept) == 6
 
 
+@pytest.mark.slow
 def test_a_client_without_a_label_takes_no_part():
     federation = federation_of(glfc(), tiny_context(), tasks_of(), unlabelled=[(0, 1), (2, 1)])
     federation.run(lambda _: None)

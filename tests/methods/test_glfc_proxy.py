@@ -48,6 +48,7 @@ def model_rows(federation):
 # What travels ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("float16-2", "float32-4", "float64-8")
 @pytest.mark.parametrize(("wire", "number"), [("float32", 4), ("float64", 8), ("float16", 2)])
 @quickly
 def test_gradients_go_up_with_the_signal_and_the_best_model_down_once(wire, number):
@@ -96,6 +97,7 @@ def test_gradients_of_another_encoder_are_refused():
 # What it reconstructs -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @quickly
 def test_classes_are_read_off_exactly_and_privacy_counts_every_gradient():
     federation = learnt(glfc())
@@ -170,6 +172,7 @@ def models_by_round(federation) -> dict[tuple[int, int], dict[str, torch.Tensor]
     return found
 
 
+@pytest.mark.slow
 @quickly
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch):
     """The later of equals, and from nothing in each task."""
@@ -240,6 +243,7 @@ def test_the_seed_decides():
     assert not torch.equal(first["images"], other["images"])
 
 
+@pytest.mark.slow_cases("bfloat16", "float16")
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float64"])
 @quickly
 def test_any_wire_carries_the_labels(wire):

@@ -290,6 +290,7 @@ def test_the_methods_own_knobs_are_checked_with_their_key(name, value):
 # The loss -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("L2P-prompts.K-did you mean body\\\\.prompts\\\\? choices: body\\\\.prompts, heads\\\\)")
 @pytest.mark.parametrize(
     ("method", "prefix", "told"),
     [

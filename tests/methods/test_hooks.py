@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 
 from fcl_bench.data.images.batches import Replayed, Samples
@@ -74,6 +75,7 @@ class Remembering(GradientMethod):
         return RememberingClient(self, context)
 
 
+@pytest.mark.slow
 def test_a_client_keeps_its_own_memory_and_nobody_elses():
     federation = learnt(Remembering())
     kept = federation.transport.state_dict()
@@ -87,11 +89,13 @@ def test_a_client_keeps_its_own_memory_and_nobody_elses():
     assert federation.state.client_storage_bytes == {"images": 3 * 2 * 192, "labels": 3 * 2 * 8}
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_replayed_changes_nothing():
     assert same(model_of(learnt(Remembering(replayed=0))), model_of(learnt(FedAvg(training(), loss_classes="seen"))))
     assert not same(model_of(learnt(Remembering())), model_of(learnt(FedAvg(training(), loss_classes="seen"))))
 
 
+@pytest.mark.slow
 def test_memory_survives_a_checkpoint():
     whole, _ = assert_resumes(lambda: federation_of(Remembering(), tiny_context(), tasks()))
     assert whole.state.client_storage_bytes["images"] > 0
@@ -157,6 +161,7 @@ class Taughtful(GradientMethod):
         return TaughtClient(self, context)
 
 
+@pytest.mark.slow
 def test_the_teacher_is_the_model_with_which_the_last_task_ended():
     federation = federation_of(Taughtful(), tiny_context(), tasks())
     ends = []
@@ -172,6 +177,7 @@ def test_the_teacher_is_the_model_with_which_the_last_task_ended():
     assert client.seen[-1].shape[1] == 4
 
 
+@pytest.mark.slow
 def test_the_teacher_goes_down_once_for_each_client_and_task_and_never_up():
     taught, plain = learnt(Taughtful()), learnt(FedAvg(training(), loss_classes="seen"))
     by = {"taught": taught, "plain": plain}
@@ -186,6 +192,7 @@ def test_the_teacher_goes_down_once_for_each_client_and_task_and_never_up():
         assert down["taught"][key] == size + once
 
 
+@pytest.mark.slow
 def test_a_teacher_survives_an_interruption_within_its_task():
     assert_resumes(lambda: federation_of(Taughtful(), tiny_context(), tasks()))
 
@@ -231,6 +238,7 @@ class Stepping(GradientMethod):
         return SteppingServer(self, context)
 
 
+@pytest.mark.slow
 def test_the_server_steps_after_each_average_with_draws_that_follow_from_the_seed():
     torch.manual_seed(5)
     before = torch.random.get_rng_state()
@@ -260,6 +268,7 @@ class Weighing(GradientMethod):
         return WeighingServer(self, context)
 
 
+@pytest.mark.slow
 def test_a_client_counts_in_the_average_what_the_method_says():
     uniform = model_of(learnt(FedAvg(training(weighting="uniform"))))
     assert same(model_of(learnt(Weighing())), uniform)
@@ -304,6 +313,7 @@ class Counting(GradientMethod):
         return CountingServer(self, context)
 
 
+@pytest.mark.slow
 def test_a_stage_before_the_models_rounds_shifts_no_schedule():
     """Cosine rates, a random half of the clients in each round: the model is fedavg's, bit for bit."""
     knobs = training(rounds=3, schedule="cosine", fraction=0.5)
@@ -352,6 +362,7 @@ def test_a_method_builds_its_own_network_and_only_what_trains_travels():
     assert first.up_bytes == 4 * (features + 2 * features + 2) + 8
 
 
+@pytest.mark.slow
 def test_parameters_of_the_methods_own_survive_a_checkpoint_and_are_part_of_the_model():
     whole, _ = assert_resumes(lambda: federation_of(Prompting(), tiny_context(), tasks()))
     assert whole.server.network_tensors["prompt"].any()

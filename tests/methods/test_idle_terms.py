@@ -58,6 +58,7 @@ def test_synthetic_images_of_one_class_are_told():
     assert server.gates() == {"idle_term": "the 16 synthetic images that were looked at are of one class"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_descent")
 def test_clients_that_never_notice_new_classes_are_told():
     told = []

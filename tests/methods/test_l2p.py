@@ -24,6 +24,7 @@ def small(**knobs) -> L2P:
     return L2P(chosen.pop("training", training()), **chosen)
 
 
+@pytest.mark.slow_cases("published")
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_a_step_is_that_of_the_equations(variant):
     """One step of SGD on one batch of the second task, deep; published: every image draws everyone's keys."""
@@ -63,6 +64,7 @@ def test_a_step_is_that_of_the_equations(variant):
         assert float(values[kind].grad.abs().max()) > 1e-4
 
 
+@pytest.mark.slow
 def test_the_published_pull_is_another_one():
     pulls = {
         variant: model_of(run_of(small(variant=variant, training=training(optimizer="sgd", lr=0.01))))
@@ -99,12 +101,14 @@ def test_bytes_are_those_of_the_formula(layers):
         assert row.down_bytes == part + 4 * sum(classes[t] * (D + 1) for t in missing) + 16 + 4 * (row.task + 1)
 
 
+@pytest.mark.slow
 def test_without_rows_only_the_heads_train_bit_for_bit_and_byte_for_byte():
     ours, theirs = run_of(small(length=0)), run_of(heads_alone())
     assert same(model_of(ours), model_of(theirs))
     assert exchanges(ours) == exchanges(theirs)
 
 
+@pytest.mark.slow
 def test_without_pull_keys_stay_as_they_are_drawn():
     start = small().server(context())
     start.start_task(images_stream(pictures())[0])

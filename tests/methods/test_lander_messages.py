@@ -26,6 +26,7 @@ from tests.methods.whole_runs import model_of
 IMAGE, MAPPING = 3 * 8 * 8, 4 * 6 * (32 + 1)
 
 
+@pytest.mark.slow_cases("{'final': 'last'}-20", "{'ltc': 0.0}-20", "{'variant': 'published'}-36", "{}-20")
 @pytest.mark.parametrize(
     ("knobs", "images"),
     [
@@ -62,6 +63,7 @@ def test_bytes_by_formula(knobs, images):
         )
 
 
+@pytest.mark.slow
 def test_labels_of_images_stay_with_the_server():
     server = federation(lander()).server
     names = server.extra_broadcast().keys()
@@ -86,6 +88,7 @@ def floats(message) -> int:
     return sum(value.nbytes for name, value in message.items() if name.startswith(("body.", "heads.", "mapping.")))
 
 
+@pytest.mark.slow
 def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     """STSA prints 79047.9 MB for LANDER on CIFAR-100 with 10 tasks, "after the first stage", for one client.
 
@@ -127,6 +130,7 @@ def test_stsas_table_5_counts_what_landers_published_code_exchanges():
     assert f"{used / MIB:.1f}" == "79034.8"
 
 
+@pytest.mark.slow
 def test_what_the_count_of_table_5_leaves_out():
     """Per task and client: the teacher (44 MiB or so), anchors; per round a loss, a step size and a few integers."""
     federation_ = federation(lander())

@@ -59,6 +59,7 @@ def test_anchors_are_by_column_in_whatever_order_a_checkpoint_has_them():
     assert torch.equal(again.all_anchors(), expected)
 
 
+@pytest.mark.slow
 def test_classes_may_come_back_and_clients_come_late():
     """The third task has a class of the first again; client 2 comes with the second task."""
     tasks = pictures()

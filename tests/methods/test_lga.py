@@ -168,6 +168,7 @@ def model_after(method, tasks: int):
     return model_of(learnt(method, "images", SIZES[:tasks]))
 
 
+@pytest.mark.slow
 def test_the_first_task_is_glfcs_bit_for_bit_and_the_second_is_not():
     """lam and the groups say nothing where there is no old model."""
     theirs = GLFC(training=training(), memory=8, proxy="none")

@@ -103,6 +103,7 @@ def test_the_server_needs_nothing_but_the_sum_over_clients_and_the_classes_that_
 SCRIPT = [[0.9, 0.5, 0.7], [0.6, 0.8, 0.2], [0.3, 0.1, 0.2]]
 
 
+@pytest.mark.slow_cases("1", "3")
 @pytest.mark.parametrize("proxy_init", [0, 1, 3])
 def test_the_old_model_is_the_best_of_the_last_task(monkeypatch, proxy_init):
     """By performances that are made up: which of the models after each round each task's clients are held to."""
@@ -156,6 +157,7 @@ def test_without_noise_the_accuracy_is_that_of_the_monitor_images():
     assert server.accuracy_around() == float((predicted == server.labels).double().mean())
 
 
+@pytest.mark.slow
 def test_noise_around_the_features_is_the_monitors(monkeypatch):
     """Radius and labels reach it, five features per image are counted, and seeds differ by round."""
     asked = []
@@ -177,6 +179,7 @@ def test_without_a_proxy_server_nobody_sends_sums_or_gradients():
     assert federation.server.privacy() == {}
 
 
+@pytest.mark.slow
 def test_what_the_server_came_to_know_is_told():
     """One gradient per client and class of every task."""
     server = learnt(proxied(), "images").server

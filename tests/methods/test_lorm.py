@@ -93,6 +93,7 @@ def test_grams_are_taken_under_the_mean_and_training_runs_on_the_tasks_own_updat
     assert seen[0] == {(True, (1.0,), False), (False, (1.0,), False)}
 
 
+@pytest.mark.slow_cases("1.0")
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_the_tasks_are_merged_by_least_squares_on_their_inputs(alpha):
     context, tasks = setting([[9, 6], [5, 8]])

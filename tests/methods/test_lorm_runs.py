@@ -47,6 +47,7 @@ def test_the_gram_matrices_of_a_vit_b16_as_published(alpha, numbers):
     assert numbers == 12 * (3 * 768 + 3072 if alpha == 0 else 3 * 768**2 + 3072**2)
 
 
+@pytest.mark.slow_cases("0.5-float64-packed")
 @pytest.mark.parametrize(("alpha", "wire", "gram"), [(0.0, "float32", "full"), (0.5, "float64", "packed")])
 def test_bytes_by_formula(alpha, wire, gram):
     """Up: the factor that trained, the head, and Grams; down: both factors and the head, and what is old once."""
@@ -112,6 +113,7 @@ def recurring() -> tuple[Context, ImageTasks]:
     return context, tasks
 
 
+@pytest.mark.slow_cases("grams")
 @pytest.mark.parametrize("merge", ["grams", "average"])
 def test_a_server_that_loads_the_model_on_file_predicts_as_the_one_that_saved_it(merge):
     context, tasks = recurring()
@@ -164,6 +166,7 @@ def test_rounded_grams_merge_nearly_as_exact_ones(wire, gram, close):
     assert 0 < np.linalg.norm(X @ off.T) < close * spread
 
 
+@pytest.mark.slow
 def test_seeds_draw_other_updates_and_both_halves_the_same():
     context, tasks = setting([[9], [9]])
     server, again = (learn_images(lorm(), context, tasks) for _ in range(2))

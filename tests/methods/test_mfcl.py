@@ -168,6 +168,7 @@ def test_the_first_task_is_fedavg_bit_for_bit():
     assert not ours.server.made
 
 
+@pytest.mark.slow_cases("float32")
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_the_old_model_and_the_generator_go_down_once_per_client_and_task(wire):
     context = tiny_context(wire=wire)

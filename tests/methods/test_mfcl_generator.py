@@ -115,6 +115,7 @@ def learnt_generator(temperature: float, steps: int):
         return float(divergence(statistics.layers())), float(q.softmax(dim=1).max(dim=1).values.mean())
 
 
+@pytest.mark.slow
 def test_images_come_closer_to_the_batch_norms_and_a_low_temperature_makes_them_certain():
     """At T = 1000 the cross-entropy is log |O| whatever the images are: certainty is left to the other terms."""
     (R_before, sure_before), (R_after, sure_after) = learnt_generator(1.0, 1), learnt_generator(1.0, 160)
@@ -135,6 +136,7 @@ def test_one_generator_is_kept_over_the_tasks():
         assert torch.allclose(value, first[name], atol=1e-20, rtol=0) == ("running" not in name)
 
 
+@pytest.mark.slow
 def test_images_follow_from_the_seed():
     federations = [learnt(mfcl(), tiny_context(seed=seed), tasks()) for seed in (0, 0, 1)]
     made, again, other = (federation.server for federation in federations)

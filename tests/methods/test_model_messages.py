@@ -113,6 +113,7 @@ def adapters_context() -> Context:
     return dataclasses.replace(tiny_context(), network=network, inputs=network.dimension)
 
 
+@pytest.mark.slow
 def test_of_a_network_with_adapters_only_adapters_and_heads_travel_and_are_counted():
     context = adapters_context()
     federation = federation_of(fedavg(rounds=1), context, made_tasks([[4, 3]], size=16))
@@ -137,6 +138,7 @@ def test_a_half_precision_wire_rounds_the_models_and_still_learns():
     assert (server.predict(images).argmax(dim=1) == labels).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_three_clients_together_learn_the_newest_task():
     tasks = made_tasks([[20, 12, 9]] * 2)
     server = learn_images(fedavg(rounds=6, epochs=2), tiny_context(), tasks)

@@ -156,6 +156,7 @@ def test_without_weight_it_is_fedavg_bit_for_bit(trains, representation, caplog)
     )
 
 
+@pytest.mark.slow_cases("images-feature", "images-logits", "images-projection")
 @pytest.mark.parametrize(
     ("trains", "representation"),
     [("images", "feature"), ("images", "logits"), ("images", "projection"), ("features", "projection")],
@@ -176,6 +177,7 @@ def test_a_clients_first_round_is_fedavgs(representation):
     assert same(model_of(with_term), model_of(without))
 
 
+@pytest.mark.slow
 def test_a_body_that_freezes_after_the_first_task_is_told_and_left_alone(caplog):
     context, tasks = setting("images")
     with caplog.at_level(logging.WARNING):
@@ -226,6 +228,7 @@ def test_the_term_holds_a_client_nearer_to_the_broadcast_model_than_to_its_last(
 # What a client keeps -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("feature", "projection")
 @pytest.mark.parametrize("representation", ["feature", "logits", "projection"])
 def test_a_client_keeps_the_model_that_it_last_sent(representation):
     """Its bytes are the model's; a client that misses the second task keeps that of the first, with one head."""
@@ -244,6 +247,7 @@ def test_a_client_keeps_the_model_that_it_last_sent(representation):
     assert federation.state.client_storage_bytes == {"model": sum(v.nbytes for v in model_of(federation).values())}
 
 
+@pytest.mark.slow
 def test_the_messages_are_fedavgs():
     context, tasks = setting("images")
     runs = [learnt(method, context, tasks) for method in (MOON(small_batches()), FedAvg(small_batches()))]
@@ -312,6 +316,7 @@ def test_its_bytes_go_both_ways():
     assert row.down_bytes - plain.down_bytes == layers + head - 4 * 3 * (512 + 1)
 
 
+@pytest.mark.slow
 def test_stages_freeze_behind_the_projection():
     context, tasks = setting("images")
     method = MOON(small_batches(), representation="projection", width=5, frozen_stages=2)

@@ -133,6 +133,7 @@ def test_it_names_the_class_of_the_nearest_prototype_and_so_does_the_saved_model
     assert torch.equal((features @ model["W"] + model["bias"]).argmax(dim=1), scores.argmax(dim=1))
 
 
+@pytest.mark.slow_cases("published")
 @pytest.mark.parametrize("variant", ["working", "published"])
 def test_which_updates_a_test_applies(variant):
     """All of them, or the first alone."""
@@ -148,6 +149,7 @@ def test_which_updates_a_test_applies(variant):
     assert not torch.allclose(found["working"], found["published"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_variant_leaves_training_as_it_is():
     models = [model_of(learnt(pilora(variant=variant), context(), pictures())) for variant in ("working", "published")]
     assert same(*models)
@@ -165,6 +167,7 @@ def test_it_learns():
 # Whole runs -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_report_counts_the_means_that_left():
     tasks, present = pictures(), []
     server = learn_images(pilora(), context(), tasks, seen=lambda *seen: present.append(int(seen[2][PRESENT].sum())))

@@ -43,6 +43,7 @@ def fot_of(knobs: dict | None = None, **own) -> FOT:
 # Heads ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("with tip", "without")
 @pytest.mark.parametrize("tip", [Tip(), None], ids=["with tip", "without"])
 def test_heads_that_train_freely_are_not_projected_and_their_biases_train(tip):
     result = observed(fedprotip_of(projected_heads=False, tip=tip), tiny_context(), three_tasks())
@@ -84,6 +85,9 @@ def test_a_head_is_frozen_once_it_is_old_enough(age, rests):
 # Batch norms ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases(
+    "decay-fedprotip", "decay-fot", "frozen-fedprotip", "frozen-fot", "train-fedprotip", "train-fot"
+)
 @pytest.mark.parametrize("method_of", [fedprotip_of, fot_of], ids=["fedprotip", "fot"])
 @pytest.mark.parametrize("norms", ["frozen", "decay", "train"])
 def test_batch_norms_after_the_first_task(norms, method_of):
@@ -295,6 +299,7 @@ def test_the_variant_sets_what_is_not_typed():
 FEATURES = ("method.trains=features", "method.frozen_stages=0", "backbone=pixels")
 
 
+@pytest.mark.slow_cases("fot on features", "without task prediction")
 @pytest.mark.parametrize(
     "choice",
     [

@@ -39,6 +39,7 @@ def asked(monkeypatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow_cases("dualprompt", "l2p")
 @pytest.mark.parametrize("name", MADE)
 def test_known_queries_change_nothing_but_rounding(name, monkeypatch):
     knobs = {"rounds": 3, "epochs": 2, "batch_size": 4}
@@ -52,11 +53,13 @@ def test_known_queries_change_nothing_but_rounding(name, monkeypatch):
         torch.testing.assert_close(value, computed[key], atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_each_client_computes_its_queries_once_in_a_task(asked):
     learn_images(MADE["dualprompt"](rounds=4, epochs=3), context(), pictures())
     assert sorted(asked) == sorted(size for sizes in SIZES for size in sizes if size)
 
 
+@pytest.mark.slow
 def test_augmented_images_are_asked_about_at_every_step(asked):
     learn_images(MADE["dualprompt"](rounds=2, epochs=3, augment="crop"), context(), pictures())
     assert sum(asked) == 2 * 3 * sum(map(sum, SIZES))

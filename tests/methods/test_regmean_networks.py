@@ -109,6 +109,7 @@ class HalfFrozen(RegMean):
         return super().frozen(network, task, reused) | (set(blocks) if task else set())
 
 
+@pytest.mark.slow
 def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
     """Layers of the body, old heads, and rows of classes that are not in the task in an old head that trains."""
     method = HalfFrozen(training(), frozen_heads=True)
@@ -139,6 +140,7 @@ def test_what_is_frozen_has_no_gram_and_stays_to_the_bit():
 # Bytes ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("0.0-False", "1.0-False", "1.0-True")
 @pytest.mark.parametrize(("damping", "packed"), [(1.0, False), (1.0, True), (0.0, False)])
 def test_bytes_are_fedavgs_and_a_gram_matrix_for_each_layer(damping, packed):
     """(i + 1)^2 numbers, packed (i + 1)(i + 2)/2, of diagonals i + 1."""

@@ -195,6 +195,7 @@ def small(name: str) -> Method:
     return made(name, **knobs, **({"rank": 4} if hasattr(class_of(name), "rank") else {}))
 
 
+@pytest.mark.slow_cases("centralised_softmax", "cprompt", "fedcbc", "glfc", "lander", "lga", "lorm", "pilora")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_method_reveals_what_a_plain_count_says(name, monkeypatch):
     said = declared(monkeypatch)
@@ -208,6 +209,7 @@ def test_every_method_reveals_what_a_plain_count_says(name, monkeypatch):
     assert (told["revealed_samples"] > 0) is bool(TOLD[name])
 
 
+@pytest.mark.slow_cases("centralised_softmax")
 @pytest.mark.parametrize("name", [name for name in NAMES if not small(name).trains_network])
 def test_the_wire_changes_no_count(name):
     tasks = tasks_of()
@@ -234,6 +236,7 @@ def test_knobs_change_what_is_sent(name):
     assert told["revealed_samples"]
 
 
+@pytest.mark.slow
 def test_moments_for_a_head_are_of_classes_of_which_enough_is_known():
     for covariance in ("full", "diagonal"):
         for least in (1, 2):

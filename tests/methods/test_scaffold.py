@@ -148,6 +148,7 @@ def test_running_statistics_have_no_variate_and_are_averaged():
     torch.testing.assert_close(server.network.state()[name], (sent[-2][name] + sent[-1][name]) / 2)
 
 
+@pytest.mark.slow
 def test_twice_the_bytes_go_up_and_from_the_second_round_down():
     counts = COUNTS[:2]
     ours, plain = (

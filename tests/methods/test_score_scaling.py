@@ -206,6 +206,7 @@ def test_length_leaves_a_class_without_weights():
     assert torch.equal(unit_lengths(torch.tensor([[3.0, 0.0], [4.0, 0.0]])), torch.tensor([0.2, 1.0]))
 
 
+@pytest.mark.slow
 def test_length_on_the_shared_features():
     """The figures of docs/errata/stsa.md: A_T of all of CIFAR-100's classes, M 1250."""
     with np.load(shared("data/cifar100-mobilenetv2.npz")) as file:

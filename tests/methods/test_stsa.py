@@ -42,7 +42,7 @@ def test_stsa_agrees_with_the_oracle(seed, M):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 200),

@@ -50,6 +50,7 @@ def worst(found: np.ndarray, true: np.ndarray) -> float:
     return float(distances.min(1).max())
 
 
+@pytest.mark.slow_cases("10-apples", "3-apples")
 @pytest.mark.parametrize("draw", [made, apples])
 @pytest.mark.parametrize("samples", [3, 10])
 def test_a_gram_matrix_of_few_samples_is_their_features(draw, samples):
@@ -60,6 +61,7 @@ def test_a_gram_matrix_of_few_samples_is_their_features(draw, samples):
     assert worst(found, Z) < 1e-6
 
 
+@pytest.mark.slow
 def test_of_twenty_samples_some_stay_hidden_from_this_attack():
     """Few entries are left in which one sample is active alone."""
     Z = apples(20, seed=0)

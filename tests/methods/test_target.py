@@ -100,6 +100,7 @@ def test_a_clients_round_is_that_of_the_equations(monkeypatch):
         torch.testing.assert_close(upload[name].float(), value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.slow
 def test_a_clients_own_batches_are_those_of_fedavg(monkeypatch):
     """Bit for bit, with augmentation, through all epochs."""
     seen = []
@@ -192,6 +193,7 @@ def test_the_stronger_the_distillation_the_closer_stay_predictions_of_synthetic_
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("float32", "float16")
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formula(wire):
     """|theta| in float32 and n images of 3 s^2 bytes, whatever the wire of uploads."""
@@ -214,6 +216,7 @@ def test_what_goes_down_once_to_each_client_of_a_task_has_the_bytes_of_the_formu
     assert ours.server.privacy()["synthetic_images"] == 2 * POOL
 
 
+@pytest.mark.slow
 def test_clients_keep_nothing_but_what_they_received():
     """The teacher and its images, through the task."""
     found = federation(target())
@@ -239,6 +242,7 @@ def test_the_run_has_pictures_with_the_classes_that_the_teacher_sees():
 # The public code's variant --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("paper-4")
 @pytest.mark.parametrize(("variant", "steps"), [("paper", 4), ("published", 3)])
 def test_a_pass_ends_with_the_synthetic_images_as_published(variant, steps, monkeypatch):
     """12 own samples in batches of 3; 20 synthetic ones in batches of 7."""
@@ -280,6 +284,7 @@ def test_the_same_seed_makes_the_same_images_and_another_others():
     assert not torch.equal(found[0].made["images"], found[2].made["images"])
 
 
+@pytest.mark.slow
 def test_recurring_classes_and_a_task_without_a_new_one():
     """Class 1 comes back in task 1; task 2 has no class of its own."""
     rng = np.random.default_rng(0)

@@ -300,5 +300,6 @@ def test_the_settings_are_those_of_the_text(frame, text):
         assert (keys.get("method.training.rounds"), keys.get("method.training.epochs")) == training
 
 
+@pytest.mark.slow
 def test_a_command_line_takes_every_setting(frame):
     assert compose_all(frame) >= 5 * 3

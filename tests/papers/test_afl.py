@@ -142,6 +142,7 @@ def test_baselines_train_class_weights_as_we_chose_since_the_supplement_is_lost(
         assert left_to_us(row.setting) == [f"pixels as in its code{precision}"]
 
 
+@pytest.mark.slow
 def test_a_command_line_takes_every_setting(frame):
     assert compose_all(frame) > 30
 

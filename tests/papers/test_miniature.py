@@ -15,6 +15,7 @@ from fcl_bench.results.summarise import used_runs
 from tests.small_runs import run_in
 
 
+@pytest.mark.slow
 def test_every_cell_of_a_grid_stands_for_the_printed_numbers_of_its_setting():
     """FedRAN's Figure 6 prints M 2,048 and 8,192 at r 1,024: the third and seventh of eight cells."""
     grid = grid_cells("fedran_figure6", "quick")
@@ -24,6 +25,7 @@ def test_every_cell_of_a_grid_stands_for_the_printed_numbers_of_its_setting():
     assert [[typed for typed, _ in stands] for stands in found] == [[grid[2]], [grid[6]]]
 
 
+@pytest.mark.slow
 def test_a_run_in_miniature_fills_its_cell_and_no_other(tmp_path):
     typed = grid_cells("fedran_figure6", "quick")[2]
     run = run_in(tmp_path, *typed)

@@ -88,6 +88,7 @@ def test_fcl_tables_shows_them(finished, in_process):
     assert "--metrics=S_x is not known" in err
 
 
+@pytest.mark.slow_cases("task_aware.S_2-task_aware")
 @pytest.mark.parametrize(("metric", "part"), [("S_2", "metrics"), ("task_aware.S_2", "task_aware")])
 def test_a_printed_number_of_one_task_is_compared_with_it(finished, metric, part):
     cell = {"paper": "made up", "table": "Table F.4", "row": "FedRAN", "column": "task 2", "method": "fedran"}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 
@@ -38,6 +38,7 @@ def names(axes):
     return [note.get_text() for note in axes.texts if note.get_text()]
 
 
+@pytest.mark.slow
 def test_a_row_of_panels_per_setting_and_a_line_in_order_of_bytes(tmp_path):
     grid = [(rank, beta, seed) for rank in (32, 8, 128) for beta in (0.1, 1.0) for seed in (0, 1)]
     figure = figure_of(
@@ -77,6 +78,7 @@ def test_a_family_with_more_lines_than_have_room_names_them_in_the_legend():
     assert legend(figure)[0] == "fedran [points: rank; lines: M]"
 
 
+@pytest.mark.slow
 def test_families_differ_in_colour_marker_or_filling():
     knobs = [{"method": f"method{k}", "up_max_mib": k + 1.0} for k in range(9)]
     figure = figure_of(*knobs, {"method": "fedran", "method_complement": "floor"}, {"method_complement": "null"})
@@ -85,6 +87,7 @@ def test_families_differ_in_colour_marker_or_filling():
     assert legend(figure)[:2] == ["fedran (complement floor)", "fedran (complement null)"]
 
 
+@pytest.mark.slow
 def test_the_ceiling_is_a_dotted_line_and_what_sent_nothing_is_no_point(tmp_path):
     figure = figure_of(
         {"method": "centralised_ridge", "A_avg": 90.0, "up_max_mib": 0.0}, {}, {"method": "none", "up_max_mib": 0.0}
@@ -97,6 +100,7 @@ def test_the_ceiling_is_a_dotted_line_and_what_sent_nothing_is_no_point(tmp_path
     assert legend(figure)[-2:] == ["centralised_ridge (ceiling)", "Pareto front"]
 
 
+@pytest.mark.slow
 def test_a_bar_that_reaches_below_zero_leaves_the_layout_alone(tmp_path):
     """One standard deviation of 0.1 and 4 MiB is more than their mean; a log axis has no place for its end."""
     runs = [{"seed": seed, "up_max_mib": size} for seed, size in enumerate((0.1, 4.0))]
@@ -111,6 +115,7 @@ def test_a_ceiling_alone_is_a_picture_too(tmp_path):
     figure_of({"method": "centralised_ridge", "up_max_mib": 0.0}).savefig(tmp_path / "figure.png")
 
 
+@pytest.mark.slow
 def test_dollar_signs_in_a_name_are_no_formula(tmp_path):
     figure_of({"data": r"$\a$"}, {"data": "b"}).savefig(tmp_path / "figure.png")
 
@@ -145,6 +150,7 @@ def test_a_legend_is_within_its_figure(longest):
 points = st.lists(st.tuples(st.floats(0, 9), st.floats(0, 100) | st.just(float("nan"))), max_size=12)
 
 
+@settings(max_examples=40)
 @given(points=points)
 def test_nothing_beats_the_front_and_the_front_beats_all_else(points):
     rows = pd.DataFrame(points, columns=["cost", "gain"], dtype=float).assign(method="fedran", gates="")

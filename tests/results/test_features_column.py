@@ -53,6 +53,7 @@ def as_before(record) -> str:
     return content_hash(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
 
+@pytest.mark.slow
 def test_checkpoints_are_told_apart_where_the_seed_draws_other_weights(started, tmp_path):
     """The hash of all weights cannot: the drawn ones differ between seeds, over which runs are averaged."""
     assert {kind: record["checkpoint"] for kind, record in started.items()} == {
@@ -66,6 +67,7 @@ def test_checkpoints_are_told_apart_where_the_seed_draws_other_weights(started, 
     assert runs.loc[started["scratch"]["run_id"], "features"] == as_before(started["scratch"])
 
 
+@pytest.mark.slow
 def test_features_of_an_adapted_network_in_two_precisions_are_told_apart(tmp_path):
     adapted = (*SMALL, "backbone=tiny", "adapt=fedavg", "adapt.training.rounds=1", "adapt.training.epochs=1")
     single, half = (run_in(tmp_path, *adapted, f"backbone.precision={p}").record for p in ("float32", "bfloat16"))

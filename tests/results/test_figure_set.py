@@ -59,6 +59,7 @@ def caption(figure):
     return figure.caption
 
 
+@pytest.mark.slow
 def test_one_run_has_its_curve_and_matrix_and_no_panel_of_a_single_dot(tmp_path):
     assert list(all_drawn(figures_of(tmp_path, {}))) == ["accuracy_over_tasks", "accuracy_matrix"]
 
@@ -110,6 +111,7 @@ def test_no_run_has_no_figure(tmp_path):
     assert figure_set(made_up({}).iloc[:0], tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_a_ceiling_has_no_costs_and_a_single_task_no_stream(tmp_path):
     assert list(all_drawn(figures_of(tmp_path, {"method": "centralised_ridge"}))) == [
         "accuracy_over_tasks",
@@ -134,6 +136,7 @@ def test_curves_are_means_over_seeds_with_a_band_of_one_deviation(tmp_path):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["centralised_ridge (ceiling)", "fedran"]
 
 
+@pytest.mark.slow
 def test_devices_protocols_and_settings_have_panels_of_their_own(tmp_path):
     runs = [{"device": "cpu"}, {"device": "cuda"}, {"device": "cpu", "wire.dtype": "float16"}]
     runs += [{**run, "method": "afl"} for run in runs]
@@ -146,7 +149,7 @@ def test_devices_protocols_and_settings_have_panels_of_their_own(tmp_path):
     assert "2 more settings have no panel" in caption(figures["accuracy_matrix"])
 
 
-@pytest.mark.slow_cases("clients-values2")
+@pytest.mark.slow_cases("beta-values1", "clients-values2", "label_rate-values0")
 @pytest.mark.parametrize(
     ("quantity", "values"), [("label_rate", (0.1, 0.5, 1.0)), ("beta", (0.1, 0.5, 5)), ("clients", (5, 20))]
 )
@@ -172,6 +175,7 @@ def test_runs_that_differ_in_more_than_the_quantity_are_not_joined(tmp_path):
     assert not {"accuracy_against_beta", "accuracy_against_clients"} & set(figures)
 
 
+@pytest.mark.slow
 def test_rank_by_M_needs_two_of_each_and_leaves_lone_runs_out(tmp_path):
     pairs = [(8, 64), (8, 128), (16, 64), (512, 2048)]
     assert "rank_by_M" not in figures_of(tmp_path, *({"method_rank": r, "method_M": M} for r, M in pairs[1:]))
@@ -200,6 +204,7 @@ def test_a_hole_in_the_grid_says_not_run(tmp_path):
     assert [text.get_text() for text in figure.axes[1].texts].count("not run") == 1
 
 
+@pytest.mark.slow
 def test_a_method_looks_the_same_in_every_figure(tmp_path):
     runs = [{"method": m, "beta": b, "label_rate": 1.0} for m in ("afl", "stsa", "fedran") for b in (0.1, 1.0)]
     figures = figures_of(tmp_path, *runs)
@@ -285,6 +290,7 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
         assert all(left.x1 < right.x0 for left, right in itertools.pairwise(sorted(ends, key=lambda end: end.x0)))
 
 
+@pytest.mark.slow
 def test_seeds_tested_at_different_rounds_are_averaged_where_all_were(tmp_path):
     trained = {"method": "fedavg", "tasks": 1, "A_T_best": 60.0}
     frame = made_up({**trained, "evaluate_rounds": 1}, {**trained, "evaluate_rounds": 2, "seed": 1})
@@ -315,6 +321,7 @@ def test_without_rounds_that_were_tested_there_is_no_such_figure(tmp_path):
     assert "accuracy_over_rounds" not in figures_of(tmp_path, {})
 
 
+@pytest.mark.slow
 def test_panels_of_accuracy_share_an_axis_that_never_leaves_0_to_100(tmp_path):
     runs = [
         {"method": m, "beta": b, "A_avg": a, "seed": s}

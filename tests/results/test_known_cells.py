@@ -231,6 +231,9 @@ def other_answers(folder):
     resealed(folder)
 
 
+@pytest.mark.slow_cases(
+    "a seed with its id", "another device with its id", "another network with its id", "known data with their id"
+)
 @pytest.mark.parametrize(
     "edit",
     {

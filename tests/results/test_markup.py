@@ -85,6 +85,7 @@ def latex_cells(source: str) -> tuple[str, list[list[str]]]:
     return environment.environmentname, [row for row in read if row != [""]]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(sheets())
 def test_latex_parses_to_the_cells_that_were_written(sheet):

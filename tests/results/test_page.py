@@ -115,6 +115,7 @@ def test_a_column_of_nothing_but_absent_values_is_none_of_numbers():
     assert [row[1].attributes for row in rows] == [{"class": "absent"}] * 2
 
 
+@pytest.mark.slow
 def test_what_is_the_same_in_every_row_stands_below_the_table():
     [same] = same_in(page_of())
     assert same.text == "The same in every rowdata digits"
@@ -154,6 +155,7 @@ anything = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, m
 nasty = anything | st.sampled_from(["</script><script>alert(1)</script>", "<!--", "]]>", '"><img src=x>', "&lt;", "'"])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(title=nasty, name=nasty, header=nasty, values=st.lists(nasty, min_size=2, max_size=3, unique=True), note=nasty)
 def test_whatever_a_user_names_is_shown_as_it_is(title, name, header, values, note):
@@ -169,6 +171,7 @@ def test_whatever_a_user_names_is_shown_as_it_is(title, name, header, values, no
     )
 
 
+@pytest.mark.slow
 @given(values=st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=2, unique=True, max_size=8))
 def test_numbers_keep_their_order(values):
     rows = table(parsed(html_page("", {"t": sheet({"x": values, "k": list(range(len(values)))})}, {})))[1]

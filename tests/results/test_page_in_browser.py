@@ -73,12 +73,14 @@ document.body.append(box);
     return json.loads(unescape(re.search(r'<pre id="answers">(.*?)</pre>', dom, re.DOTALL)[1]))
 
 
+@pytest.mark.slow
 def test_the_script_runs_under_the_policy_of_the_page(chromium, page, tmp_path):
     dom = browse(chromium, tmp_path, page, "--dump-dom")
     assert dom.count("4 of 4 rows") == dom.count("2 of 2 rows") == 1
     assert dom.count('aria-sort="none"') == 8
 
 
+@pytest.mark.slow
 def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(chromium, page, tmp_path):
     click = "{{ buttons()[{}].click(); return [first(), buttons()[{}].closest('th').getAttribute('aria-sort')]; }}"
     given = list(COLUMNS["method"])
@@ -91,6 +93,7 @@ def test_a_click_sorts_numbers_by_size_texts_by_letters_and_what_is_absent_last(
     assert names[0] == ["stsa", "fedran r=64", "fedran r=512", "afl"]
 
 
+@pytest.mark.slow
 def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_path):
     column = "{{ type(filters()[{}], '{}'); return first(); }}"
     everywhere = "{{ type(document.querySelector('#everywhere'), '{}'); return [first(0), first(1)]; }}"
@@ -116,6 +119,7 @@ def test_fields_filter_by_words_comparisons_and_everywhere(chromium, page, tmp_p
     ]
 
 
+@pytest.mark.slow
 def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_path):
     reachable = "[...document.querySelectorAll('a, button, input, [tabindex]')].every((e) => e.tabIndex === 0)"
     named = "filters().every((input) => input.getAttribute('aria-label').startsWith('Filter '))"
@@ -123,6 +127,7 @@ def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_pat
     assert asked(chromium, tmp_path, page, [reachable, named, focus]) == [True, True, True]
 
 
+@pytest.mark.slow_cases("1600", "360", "800")
 @pytest.mark.parametrize("width", [360, 800, 1600])
 def test_only_tables_and_figures_scroll_sideways(chromium, page, tmp_path, width):
     wide = sheet({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)}, "word " * 50)
@@ -182,6 +187,7 @@ def texts(where):
 LINES, POINTS = texts("#chart-tasks text.strong"), texts("#chart-bytes .names text:not(.soft)")
 
 
+@pytest.mark.slow
 def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
     page = charted()
     assert len(page) < 60_000
@@ -236,6 +242,7 @@ def test_a_ceiling_is_a_line_without_bytes(chromium, tmp_path):
     assert found == [1, ["fedran", "stsa"], ["stsa"], [None, "2 3"]]
 
 
+@pytest.mark.slow_cases("390")
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
     wide = sheet({"method": ["fedran", "stsa"]} | {f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)})
@@ -248,6 +255,7 @@ def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
     assert asked(chromium, tmp_path, page, [scrolled], f"--window-size={width},900") == [[500, True]]
 
 
+@pytest.mark.slow
 def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
     page = html_page("Runs", {}, {"a_figure": SVG})
     shot = tmp_path / "page.png"
@@ -256,6 +264,7 @@ def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
     assert (np.abs(pixels.astype(int) - (0xD5, 0x5E, 0x00)).max(axis=1) < 3).mean() > 0.2
 
 
+@pytest.mark.slow
 def test_it_prints(chromium, page, tmp_path):
     paper = tmp_path / "page.pdf"
     browse(chromium, tmp_path, page, "--no-pdf-header-footer", f"--print-to-pdf={paper}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from fcl_bench.engine.checkpoint import read_json, write_json
 from fcl_bench.papers.matching import Matcher, settings_of
 from fcl_bench.results.collect import collect
@@ -17,11 +19,13 @@ def runs_in(out):
     return used_runs(collect(out / "runs"))
 
 
+@pytest.mark.slow
 def test_writing_predictions_down_is_no_other_setting(tmp_path):
     run_in(tmp_path, *SMALL, "predictions=true")
     assert table_of(runs_in(tmp_path), tmp_path / "runs", cell()).values[f"{OURS} n"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     """The best of every second round is another choice on test data; the last round's accuracy is the same."""
     for seed, every in ((0, 1), (1, 2), (2, 0)):
@@ -41,6 +45,7 @@ def test_the_best_of_other_rounds_than_the_papers_is_not_compared(tmp_path):
     assert found == {"A_T_best": [0], "A_T": [0, 1, 2]}
 
 
+@pytest.mark.slow
 def test_the_note_below_says_how_skewed_the_partitions_behind_the_numbers_are(tmp_path):
     """Of those that stand beside printed numbers alone, one setting after the other."""
     records = {
@@ -63,6 +68,7 @@ def test_the_note_below_says_how_skewed_the_partitions_behind_the_numbers_are(tm
     assert notes() == []
 
 
+@pytest.mark.slow
 def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
     for bounds, seed in (("false", 0), ("true", 0), ("false", 1)):
         run_in(tmp_path, *SMALL, f"method.bounds={bounds}", f"seed={seed}")
@@ -77,6 +83,7 @@ def test_a_seed_that_was_run_with_and_without_bounds_counts_once(tmp_path):
     assert told.loc[~told["used"], "differs"].tolist() == ["nothing; a newer run of its seed counts"]
 
 
+@pytest.mark.slow
 def test_lines_of_different_settings_do_not_compete(tmp_path):
     """The paper leaves beta open: ours at two values is no contest."""
     for rank, beta in ((8, 0.1), (8, 1), (16, 0.1)):
@@ -96,6 +103,7 @@ def test_lines_of_different_settings_do_not_compete(tmp_path):
     assert note == "Without an interval (one seed, no predictions=true) the best number alone is bold."
 
 
+@pytest.mark.slow
 def test_a_run_that_meets_a_gate_is_never_the_best_beside_a_printed_number(tmp_path):
     for rank in (8, 16):
         run_in(tmp_path, *SMALL, f"method.rank={rank}")

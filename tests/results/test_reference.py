@@ -42,6 +42,7 @@ def test_there_are_tables():
     assert {"comparison", "closed-form", "on-features"} <= set(names())
 
 
+@pytest.mark.slow
 def test_what_is_saved_is_read_back(tmp_path, monkeypatch):
     out = real_runs(tmp_path, "beta=0.1,1")
     runs = collect(out / "runs")
@@ -67,6 +68,7 @@ def test_an_unknown_table_is_told():
         load("comparisn")
 
 
+@pytest.mark.slow
 def test_a_sample_comes_out_again(tmp_path, monkeypatch):
     """One run of closed-form-digits, from its row alone."""
     wanted = load("closed-form-digits")
@@ -117,6 +119,7 @@ def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_proc
     assert "--figures comparison: too few runs for it (reference results have no curves and no seconds)" in err
 
 
+@pytest.mark.slow
 def test_settings_that_no_reference_has_are_told(in_process, tmp_path):
     out = real_runs(tmp_path)
     code, _, err = in_process(tables, "fcl-tables", "--out", out, "--reference", "comparison")

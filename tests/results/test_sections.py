@@ -163,6 +163,7 @@ GRIDS = st.lists(
 GROUPINGS = st.sampled_from([(), ("method",), ("beta", "method"), ("method.rank", "clients"), ("clients",)])
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(GRIDS, GROUPINGS)
 def test_every_run_is_in_exactly_one_cell_and_csv_reads_back_with_its_types(runs, by):

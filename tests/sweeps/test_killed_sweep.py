@@ -219,6 +219,7 @@ def changed(path: Path) -> None:
     write_json(path, {**content, "schema": content["schema"] + 1})
 
 
+@pytest.mark.slow
 def test_a_complete_run_of_another_schema_is_done_again(tmp_path, caplog):
     outcome = run_in(tmp_path, *SMALL)
     changed(outcome.folder / "run.json")

@@ -48,6 +48,7 @@ def left(out):
     return found
 
 
+@pytest.mark.slow_cases("features", "images")
 @pytest.mark.parametrize("kind", SWEEPS)
 def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
     overrides = (*SWEEPS[kind], *SMALL)
@@ -63,6 +64,7 @@ def test_a_job_in_a_sweep_is_the_job_alone(kind, command, tmp_path):
     assert together == alone
 
 
+@pytest.mark.slow
 def test_jobs_take_over_what_others_made_and_say_so(command, tmp_path):
     assert command("-m", "method=afl", "seed=0,1", *SMALL, f"out={tmp_path}")[0] == 0
     records = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/run.json")]
@@ -86,6 +88,7 @@ def test_tasks_follow_the_names_of_the_domains(tmp_path, monkeypatch):
     assert firsts == [[0, 1], [2], [0, 1]]
 
 
+@pytest.mark.slow
 def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 

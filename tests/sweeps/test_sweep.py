@@ -31,6 +31,7 @@ def cores() -> int:
     return cpu_count()
 
 
+@pytest.mark.slow
 def test_jobs_side_by_side_share_the_cores_and_report_back(command, tmp_path, plain_environment):
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     data = ("data=features", f"data.path={write_features(tmp_path / 'f.npz')}", f"out={tmp_path / 'with space'}")
@@ -196,6 +197,7 @@ def test_an_interrupted_sweep_says_what_is_left(command, tmp_path, monkeypatch):
     assert "sweep: 0 done, 1 failed, 2 left (the same command goes on with them)" in out
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_not_installed_is_told():
     choices = ["parallel", "joblib", "processes", "slurm", "submitit_local"]
     program = (
@@ -241,7 +243,7 @@ reports = st.builds(
 )
 
 
-@settings(deadline=None)  # the machine may be busy
+@settings(max_examples=50, deadline=None)  # the machine may be busy
 @given(st.lists(reports, max_size=8, unique_by=lambda report: report.number), st.integers(0, 5), st.integers(1, 9))
 def test_the_progress_line_counts_every_job(given, more, side_by_side):
     line = progress_line(given, len(given) + more, side_by_side)
@@ -319,6 +321,7 @@ def test_reports_read_back(tmp_path):
     assert list(read_reports(tmp_path)) == [10]
 
 
+@pytest.mark.slow_cases("the last one of each job")
 @pytest.mark.parametrize("last", [False, True], ids=["every report", "the last one of each job"])
 def test_a_sweep_whose_folder_cannot_hold_reports_fails_with_a_line(command, tmp_path, monkeypatch, last):
     import errno
@@ -362,6 +365,7 @@ def test_where_no_job_composes_there_is_one_line(command, tmp_path):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_preview_of_a_sweep_is_printed(command, tmp_path):
     code, out, _ = command("-m", f"out={tmp_path}", "preview=true", "seed=0,1")
     assert code == 0

@@ -60,6 +60,7 @@ def take(sweep: Path, device: str, pipe) -> None:
     pipe.recv()
 
 
+@pytest.mark.slow
 def test_workers_take_turns_over_the_gpus_and_keep_theirs(tmp_path, monkeypatch, plain_environment):
     monkeypatch.setenv("FCL_BENCH_GPUS", "4,6")
     context = multiprocessing.get_context("fork")

@@ -71,6 +71,7 @@ def test_nothing_is_tracked_unless_asked(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["f.npz", "runs"]
 
 
+@pytest.mark.slow
 def test_a_tracker_has_no_bearing_on_the_run(tmp_path):
     pytest.importorskip("tensorboard")
     plain, told = tracked("none", tmp_path / "a"), tracked("tensorboard", tmp_path / "b")
@@ -144,6 +145,7 @@ def test_a_run_that_is_killed_between_telling_and_keeping_tells_again(tmp_path, 
     assert told(notes)[4:] == [("start", 1), ("task", 1), ("task", 2), ("finish",), ("close",)]
 
 
+@pytest.mark.slow
 def test_rounds_within_a_task_are_not_told(tmp_path):
     notes = Notes()
     training = (

@@ -301,6 +301,7 @@ def test_a_loss_that_is_never_finite_is_told(monkeypatch):
         ours.batch(torch.arange(12) % CLASSES, False)
 
 
+@pytest.mark.slow
 def test_the_student_learns_what_the_teacher_says_and_the_teacher_stays():
     torch.manual_seed(0)
     network = teacher()

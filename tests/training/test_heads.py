@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ def heads_of(tasks: list[tuple[int, ...]], full: bool) -> Heads:
     return Heads(tuple(new), tasks[-1])
 
 
+@pytest.mark.slow
 @given(streams(), st.booleans(), st.sampled_from(["seen", "task"]))
 def test_the_logits_that_compete(tasks, full, over):
     heads = heads_of(tasks, full)

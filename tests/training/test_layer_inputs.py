@@ -34,6 +34,7 @@ STARTS = {
 # The columns are the layers' inputs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow_cases("resnet with cifar stem")
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS.keys())
 def test_columns_are_the_layers_true_inputs_each_at_most_once(start):
     network, trainer = network_and_trainer(start())
@@ -105,6 +106,7 @@ def test_batches_do_not_matter(monkeypatch, n, count):
         torch.testing.assert_close(columns, whole[name], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow_cases("n = m_s", "n > m_s")
 @pytest.mark.parametrize(("n", "count"), [(3, 8), (8, 8), (20, 8)], ids=["n < m_s", "n = m_s", "n > m_s"])
 def test_every_image_and_place_is_equally_likely(n, count):
     """First layer: 4 x 4 patches of the network's own stride and padding. Chi-squared over every single column."""

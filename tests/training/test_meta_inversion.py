@@ -160,7 +160,7 @@ def test_without_the_adversarial_term_there_is_no_student(trained, monkeypatch):
     assert all(torch.equal(value, before[name]) for name, value in made.student.state_dict().items())
 
 
-@pytest.mark.slow_cases("bn")
+@pytest.mark.slow_cases("bn", "oh")
 @pytest.mark.parametrize("weight", ["bn", "oh", "adv"])
 def test_every_term_counts(weight, trained):
     whole, without = (run(inversion(trained, **own), 24)[0] for own in ({}, {weight: 0.0}))
@@ -205,6 +205,7 @@ def test_images_follow_from_the_seed_alone(meta, trained):
     assert not torch.equal(first[0], other[0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_is_not_finite_is_the_users_to_mend(trained):
     with pytest.raises(UserError, match=r"lr_student=1e\+08: the student diverged \(a smaller method.synthesis.lr_stu"):
@@ -243,6 +244,7 @@ def test_batches_start_better_as_the_generator_learns(trained):
         assert np.mean(starts[-3:]) < 0.8 * np.mean(starts[:2])
 
 
+@pytest.mark.slow
 def test_a_student_comes_to_agree(trained):
     torch.manual_seed(0)
     made = inversion(trained, kd_steps=40)

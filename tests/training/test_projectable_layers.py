@@ -101,6 +101,7 @@ def test_tensorflows_padding_and_depthwise_layers_of_a_mobile_network_are_left_o
         assert not as_counter(columns) - as_counter(truth[name].transpose(0, 1).flatten(1)), name
 
 
+@pytest.mark.slow_cases("vit", "vit with adapters")
 @pytest.mark.parametrize("knobs", VITS.values(), ids=VITS.keys())
 def test_a_vit_learns_two_tasks_and_moves_only_what_it_protects(knobs):
     start = timm_start("test_vit", **knobs)

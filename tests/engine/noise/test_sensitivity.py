@@ -75,6 +75,7 @@ def test_what_is_bounded_is_declared_and_nothing_else():
     assert uploads_of(class_of("fedicarl")(classify="softmax")).only_models
 
 
+@pytest.mark.slow_cases("fedlda-12", "fedlda-None", "fedncm-None", "stsa-12")
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")
 def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method):
     """Any data, any replaced sample, any class: with a multiplier of 1 no two uploads are more than 1 apart."""
@@ -95,6 +96,7 @@ def test_replacing_a_sample_never_moves_an_upload_further_than_the_bound(method)
     assert 0.3 < furthest <= 1 + 1e-9
 
 
+@pytest.mark.slow_cases("afl", "fedlda", "fedncm", "ranpac", "stsa")
 @pytest.mark.parametrize("method", [method for method in METHODS if method.M is None], ids=lambda method: method.name)
 def test_the_worst_case_attains_the_bound(method):
     """Found by search, so that the bound is not merely safe: the noise is no larger than it has to be."""

@@ -61,6 +61,7 @@ def rows(run) -> list[tuple]:
     return [dataclasses.astuple(dataclasses.replace(row, client_seconds=0.0)) for row in run.state.ledger.uploads]
 
 
+@pytest.mark.slow_cases("fedprotip")
 @pytest.mark.parametrize("case", CASES)
 def test_processes_that_know_their_own_clients_alone_give_the_same_bits(case, tmp_path):
     """The samples of all other clients are NaN, or white, before a process takes its own; then it has no others."""
@@ -94,6 +95,7 @@ def test_the_test_above_can_fail(tmp_path):
     assert not same(bits(alone), bits(apart))
 
 
+@pytest.mark.slow_cases("three processes-fedprotip", "two processes-fedprotip")
 @pytest.mark.parametrize("case", ["fedprotip", "scaffold"])
 @pytest.mark.parametrize("after", ["two processes", "three processes", "one process"])
 def test_what_clients_keep_is_saved_where_they_are_and_any_number_of_processes_goes_on(case, after, tmp_path):

@@ -153,6 +153,18 @@ def test_a_closed_form_method_ends_as_in_the_plain_run(method):
     assert_as_plain(method, 1e-6)
 
 
+@pytest.mark.slow_cases(
+    "feddyn",
+    "fedewc",
+    "fedicarl",
+    "fot",
+    "fot of all inputs",
+    "gaussian heads",
+    "gaussian heads, variances",
+    "glfc",
+    "scaffold",
+    "scaffold by samples",
+)
 @pytest.mark.parametrize("method", ON_FEATURES.values(), ids=ON_FEATURES.keys())
 def test_a_method_that_trains_ends_as_in_the_plain_run(method):
     """Models are averaged in float64 and kept in float32, of which a step changes the last bit now and then."""

@@ -73,6 +73,7 @@ def test_masks_cancel(clients):
     assert (total.clients, total.task, total.round) == (len(clients), 2, 1)
 
 
+@pytest.mark.slow_cases("4", "None")
 @pytest.mark.parametrize("neighbours", [None, 4])
 def test_those_who_drop_out_after_they_shared_are_recovered(neighbours):
     """Every set of three of seven."""

@@ -111,6 +111,7 @@ def test_bytes_are_those_of_the_formula(bits, neighbours, gram):
             assert (row.up_bytes, row.down_bytes) == (up, down), (task, client)
 
 
+@pytest.mark.slow
 def test_samples_of_a_gradient_method_are_one_number_more():
     run = learnt(FedAvg(trains="features", training=SHORT), SecureSums())
     weights = 6 * 2 + 2  # of the first task's head
@@ -129,6 +130,7 @@ def test_numbers_that_could_wrap_around_end_the_run():
         learnt(STSA(M=8), SecureSums(bits=32, fraction_bits=26))
 
 
+@pytest.mark.slow_cases("fedavg")
 @pytest.mark.parametrize(
     "method", [STSA(M=8, gamma=1.0), FedAvg(trains="features", training=SHORT)], ids=["stsa", "fedavg"]
 )
@@ -137,6 +139,7 @@ def test_a_resumed_run_is_the_same(method):
     assert_resumes(lambda: federation(method, SecureSums(threshold=0.3), faults, TEN))
 
 
+@pytest.mark.slow
 def test_the_sums_do_not_depend_on_the_masks():
     """Nor on who shares masks with whom: they are exact."""
     ends = [learnt(STSA(M=8, gamma=1.0), SecureSums(neighbours=k)).server.W for k in (None, 4, 8)]

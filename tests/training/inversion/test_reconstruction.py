@@ -17,6 +17,7 @@ def errors(found: torch.Tensor, images: torch.Tensor) -> list[float]:
     return (found - images).square().mean(dim=(1, 2, 3)).tolist()
 
 
+@pytest.mark.slow
 def test_an_image_is_reconstructed_from_its_gradient():
     encoder = small()
     images, labels = samples(3, 4)

@@ -68,6 +68,7 @@ def test_several_threads_always_find_the_same_gradient():
     assert all(torch.equal(found[0], other) for other in found)
 
 
+@pytest.mark.slow_cases("[1]")
 @pytest.mark.parametrize("layers", [[1], [1, 3]], ids=str)
 def test_the_features_are_those_of_a_naive_vit(layers):
     torch.manual_seed(0)
