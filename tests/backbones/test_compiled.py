@@ -98,6 +98,7 @@ def test_a_frozen_network_runs_compiled_whatever_the_size_of_its_batches(archite
     assert torch.equal(found, plain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 def test_steps_run_compiled_with_the_same_bits_of_the_same_graph(method, ran):
     """Two tasks, whose first stages freeze in the second, and a batch of a single image."""
@@ -110,6 +111,7 @@ def test_steps_run_compiled_with_the_same_bits_of_the_same_graph(method, ran):
     assert computed(found) == computed(plain) != ({}, {})
 
 
+@pytest.mark.slow
 def test_neither_clients_nor_rounds_nor_tasks_compile_again(ran):
     """In training and in evaluation mode, with many images or one, a graph each; they serve the next network, too."""
     torch.compiler.reset()

@@ -39,7 +39,7 @@ def assert_close(method: Method, *ways: tuple[ImageTasks, list[int] | None]) -> 
         torch.testing.assert_close(other[key], value, rtol=1e-5, atol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.slow_cases("lorm")
+@pytest.mark.slow_cases("coda_prompt", "cprompt", "lga", "lorm", "target")
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in IN_ORDER])
 @quickly
 def test_the_order_of_turns_changes_nothing_but_rounding(name):

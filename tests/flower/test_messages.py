@@ -36,6 +36,7 @@ def require_same(came: Message, sent: Message) -> None:
             assert columns[0] == columns[1], name
 
 
+@pytest.mark.slow_cases("lorm-float32")
 @pytest.mark.parametrize(
     ("name", "wire"),
     [*((name, "float32") for name in EVERY), *((name, "bfloat16") for name in ("stsa", "fedran", "fedavg", "fedcbc"))],
