@@ -107,7 +107,6 @@ def made(name: str, variant: str) -> Method:
     "pilora-",
     "pilora-pilora published",
     "target-",
-    "target-target, generator sent",
 )
 @pytest.mark.parametrize(
     ("name", "variant"),

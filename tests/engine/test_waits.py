@@ -155,7 +155,7 @@ def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
 #: Most waits for one more client in one task: its checks are of the upload's own kind. Most are numbers whose extremes,
 #: traces and smallest eigenvalues the server looks at before it takes an upload in:
 #: docs/explanation/hostile_uploads.md.
-MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
+MOST_WAITS = {"fedklda of three maps": 60}
 
 
 @pytest.mark.slow_cases(
@@ -175,7 +175,6 @@ MOST_WAITS = {"ranpac, every fold of a task": 80, "fedklda of three maps": 60}
     "stsa_e",
 )
 @pytest.mark.slow_cases(
-    "ranpac, every fold of a task",
     "ranpac, a fold held out",
     "centred_sketch gaussian",
     "centred_sketch gaussian, diagonal",
@@ -199,7 +198,6 @@ def test_the_host_waits_for_a_closed_form_client_a_fixed_number_of_times(method)
 # All of it ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("ranpac, every fold of a task")
 @every_method
 def test_closed_forms_mix_no_devices(method):
     with simulated_cuda():

@@ -82,9 +82,7 @@ def test_every_methods_model_reaches_the_runs_own_accuracy(name, tmp_path):
     agrees(tmp_path, *short_run(name), *SMALL)
 
 
-@pytest.mark.slow_cases(
-    "a tree", "an untrained network", "clipped samples", "noisy statistics", "ridge regressions merged", "secure sums"
-)
+@pytest.mark.slow_cases("a tree", "an untrained network", "clipped samples", "noisy statistics", "secure sums")
 @pytest.mark.slow_cases(
     "a network adapted by low-rank updates",
     "an adapted network",

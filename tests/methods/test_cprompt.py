@@ -90,7 +90,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow_cases("features", "prompts", "published")
+@pytest.mark.slow_cases("features", "published")
 @pytest.mark.parametrize("name", CASES)
 def test_every_upload_is_that_of_the_oracle(name):
     knobs, term, softmax = CASES[name]

@@ -28,7 +28,7 @@ from tests.training.test_memory import plain_herding
 # What clients keep ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow_cases("3-herding-images", "3-random-images", "8-herding-images", "8-random-images")
+@pytest.mark.slow_cases("3-images", "8-images")
 @both
 @pytest.mark.parametrize("memory", [8, 3])
 def test_the_budget_is_never_exceeded_and_shared_by_the_classes_a_client_has_had(trains, memory, caplog):
