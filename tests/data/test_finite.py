@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fcl_bench.data.images import finite
+from fcl_bench.linalg import tensors
 from fcl_bench.linalg.tensors import rows_not_finite
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -36,7 +36,7 @@ def test_the_greatest_numbers_of_a_type_are_finite(dtype):
 
 
 def test_pieces_count_rows_of_the_whole_matrix(monkeypatch):
-    monkeypatch.setattr(finite, "_ROWS", 3)
+    monkeypatch.setattr(tensors, "_ROWS", 3)
     matrix = torch.zeros(10, 2)
     matrix[[2, 3, 9], [0, 1, 1]] = torch.nan
     assert rows_not_finite(matrix).tolist() == [2, 3, 9]
