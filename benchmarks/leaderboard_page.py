@@ -1,4 +1,4 @@
-"""Write the tables of README and of docs/results/leaderboard.md from the rows in results/leaderboard.
+"""Write the tables of docs/results/leaderboard.md from the rows in results/leaderboard.
 
 python -m benchmarks.leaderboard_page
 
@@ -17,13 +17,12 @@ from fcl_bench.leaderboard.board import board_of, label_of, repeats
 from fcl_bench.leaderboard.store import published, stored
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "results" / "leaderboard.md")
+PAGE = REPOSITORY / "docs" / "results" / "leaderboard.md"
 _MARKED = re.compile(r"(<!-- ([\w-]+): (front|all) -->\n)(?:\|.*\n)*")
 
 
 def main() -> None:
-    for page in PAGES:
-        page.write_text(written(page.read_text()))
+    PAGE.write_text(written(PAGE.read_text()))
 
 
 def written(text: str) -> str:
