@@ -2,14 +2,13 @@
 
 python -m benchmarks.leaderboard_page
 
-A table stands below a line `<!-- TRACK: front -->` (what no row beats with fewer bytes, in the first setting) or
-`<!-- TRACK: all -->` (every method, in all settings). A test compares them with what this writes.
+A table of every method in all settings stands below a line `<!-- TRACK: all -->`; a test compares it with what this
+writes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fcl_bench.leaderboard.store import published, stored
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGE = REPOSITORY / "docs" / "results" / "leaderboard.md"
-_MARKED = re.compile(r"(<!-- ([\w-]+): (front|all) -->\n)(?:\|.*\n)*")
+_MARKED = re.compile(r"(<!-- ([\w-]+): all -->\n)(?:\|.*\n)*")
 
 
 def main() -> None:
@@ -27,38 +26,14 @@ def main() -> None:
 
 def written(text: str) -> str:
     """A page's text with its marked tables as the rows have them."""
-    return _MARKED.sub(lambda found: found[1] + _table(found[2], found[3]), text)
+    return _MARKED.sub(lambda found: found[1] + _table(found[2]), text)
 
 
-def _table(track: str, kind: str) -> str:
+def _table(track: str) -> str:
     board = board_of(stored(track, published()))
-    lines = _front(board) if kind == "front" else _all(board)
-    head, *rows = lines
+    head, *rows = _all(board)
     rule = ["---", *("---:" for _ in head[1:])]
     return "".join(f"| {' | '.join(line)} |\n" for line in (head, rule, *rows))
-
-
-def front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows that no other beats with as few bytes, the fewest bytes first; ceilings have no place."""
-    found: list[dict[str, Any]] = []
-    able = [row for row in rows if not (row["ceiling"] or row["why"] or row["gates"] or repeats(row))]
-    for row in sorted(able, key=lambda row: (row["up_mib"], -row["A_T"])):
-        if not found or row["A_T"] > found[-1]["A_T"]:
-            found.append(row)
-    return found
-
-
-def _front(board: dict[str, Any]) -> list[list[str]]:
-    rows = [row for row in board["rows"] if row["setting"] == 0]
-    ceilings = sorted((row for row in rows if row["ceiling"] and not row["why"]), key=lambda row: -row["A_T"])[:1]
-    head = ["method", "upload of the busiest client, MiB in all", "A_avg, mean over tasks (%)", "A_T, last task (%)"]
-    return [
-        head,
-        *(
-            [label_of(row), f"{row['up_mib']:.3g}", _mean(row, "A_avg"), _mean(row, "A_T")]
-            for row in [*front(rows), *ceilings]
-        ),
-    ]
 
 
 def _all(board: dict[str, Any]) -> list[list[str]]:
@@ -80,10 +55,6 @@ def _cell(row: dict[str, Any]) -> str:
         return "not run"
     text = f"{row['A_T']:.2f}" + "*" * bool(row["gates"]) + (f" ({row['n']})" if row["why"] else "")
     return f"**{text}**" if row["mark"] else text
-
-
-def _mean(row: dict[str, Any], measure: str) -> str:
-    return f"{row[measure]:.2f} ± {row[f'{measure}_std']:.2f}"
 
 
 if __name__ == "__main__":

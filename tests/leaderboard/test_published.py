@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.leaderboard_page import PAGE, front, written
-from fcl_bench.leaderboard.board import board_of
+from benchmarks.leaderboard_page import PAGE, written
 from fcl_bench.leaderboard.store import published, stored
 
 TRACKS = sorted(file.stem for file in published().glob("*.csv"))
@@ -32,11 +31,3 @@ def test_each_run_is_there_once_and_its_last_accuracy_is_a_t(track):
         assert row["accuracy"][-1] == pytest.approx(row["A_T"])
         assert row["A_avg"] == pytest.approx(sum(row["accuracy"]) / len(row["accuracy"]))
         assert not row["git_commit"].endswith("dirty")
-
-
-@pytest.mark.parametrize("track", TRACKS)
-def test_no_row_beats_one_of_the_front_with_as_few_bytes(track):
-    rows = [row for row in board_of(stored(track, published()))["rows"] if row["setting"] == 0]
-    able = [row for row in rows if not row["ceiling"] and not row["why"] and not row["gates"]]
-    for best in front(rows):
-        assert not any(row["A_T"] > best["A_T"] and row["up_mib"] <= best["up_mib"] for row in able)
