@@ -9,6 +9,7 @@ from importlib import import_module
 
 import pytest
 
+from fcl_bench.cli import overrides
 from fcl_bench.config import GROUPS
 from fcl_bench.flower.node import parsed
 from tests.conftest import REPOSITORY
@@ -53,8 +54,8 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     for argument in arguments:
         if found := re.fullmatch(r"backbone\.checkpoint=([A-Z0-9_]+\.safetensors)", argument):
             (tmp_path / found[1]).touch()
-    if arguments[0] in ("predict", "runs"):
-        assert import_module(f"fcl_bench.cli.{arguments[0]}").parsed(arguments[1:])
+    if arguments[0] in ("predict", "runs", "leaderboard", "rank"):
+        assert import_module(overrides.COMMANDS[arguments[0]]).parsed(arguments[1:])
         return
     if "--help" in arguments or arguments[0] == "show":
         assert command(*arguments)[0] == 0

@@ -27,6 +27,12 @@ def work(arguments: list[str]) -> int:
     Raises:
         UserError: wrong options, or a track that refuses every method.
     """
+    options = parsed(arguments)
+    return int(options.work(options))
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Parse what follows `fcl-bench leaderboard`."""
     parser = Parser(prog="fcl-bench leaderboard", description="Every method of a track under one protocol.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
@@ -55,7 +61,7 @@ def work(arguments: list[str]) -> int:
     if keys and options.work is not _run:
         raise UserError(f"{keys[0]} is of no use where nothing runs", "fcl-bench leaderboard run TRACK key=value ...")
     options.overrides = ordered(keys)
-    return int(options.work(options))
+    return options
 
 
 def _run(options: argparse.Namespace) -> int:

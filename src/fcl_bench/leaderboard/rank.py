@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import statistics
@@ -141,6 +142,16 @@ def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any]) -> S
 
 def work(arguments: list[str]) -> int:
     """Print where runs stand. Raises a `UserError` as `rank` does, and for wrong options."""
+    options = parsed(arguments)
+    from fcl_bench.results.finding import run_folder
+
+    folders = [run_folder(given, options.out) for given in options.runs]
+    _print(rank(*folders, track=options.track, out=user_path("--board", options.board)))
+    return DONE
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """Parse what follows `fcl-bench rank`."""
     parser = Parser(
         prog="fcl-bench rank",
         description="Where runs of one method, one or more seeds, stand among the rows of a leaderboard's track.",
@@ -154,11 +165,7 @@ def work(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.track:
         require_choice("--track", options.track, choices_of("track"))
-    from fcl_bench.results.finding import run_folder
-
-    folders = [run_folder(given, options.out) for given in options.runs]
-    _print(rank(*folders, track=options.track, out=user_path("--board", options.board)))
-    return DONE
+    return options
 
 
 def _print(found: Ranking) -> None:
