@@ -46,6 +46,14 @@ def test_rows_of_another_version_of_the_track_go(tmp_path):
     assert (store.rows, store.about["tuned"], store.about["version"]) == ([], {}, "mine-2")
 
 
+def test_a_command_that_names_no_data_leaves_the_key_that_a_row_needs(tmp_path):
+    store = filled(tmp_path, *ROWS)
+    without = track()
+    without.typed.clear()
+    store.describe(without, ["afl"])
+    assert store.about["typed"] == ["data.path=FILE"]
+
+
 def test_rows_of_other_data_are_refused(tmp_path):
     store = filled(tmp_path)
     store.require_data("one")

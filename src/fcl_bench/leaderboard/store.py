@@ -66,7 +66,9 @@ class Store:
         if self.about.get("version", track.version) != track.version:
             self.rows, self.about = [], {"tuned": {}, "not_run": {}}
         self.about |= {"track": track.name, "version": track.version, "about": track.about}
-        self.about |= {"settings": track.settings, "seeds": track.seeds, "typed": without_paths(track.typed)}
+        self.about |= {"settings": track.settings, "seeds": track.seeds}
+        if track.typed or "typed" not in self.about:  # where nothing is left to run, nobody need name the data
+            self.about["typed"] = without_paths(track.typed)
         named = self.about.setdefault("methods", {})
         named |= {method: {"title": title_of(method), "family": family_of(method)} for method in methods}
 
