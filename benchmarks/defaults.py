@@ -11,18 +11,14 @@ share the work with --part 0/2 and --part 1/2. The images are the digits that sc
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 import fcl_bench
-from fcl_bench.cli import tune
 from fcl_bench.errors import UserError
+from fcl_bench.leaderboard.workers import Job, search
 
 SEEDS = (0, 1)
 #: How many classes, and images of each, the stream on features is of.
@@ -132,7 +128,7 @@ def _row(method: str, stream: str, fixed: list[str], trials: int) -> str:
     present = typed(method, stream, *fixed)
     new, gates = _accuracy(present)
     old = _accuracy([*present, *OLD[method]])[0] if method in OLD else new
-    tuned = _accuracy([*present, *_tuned(method, stream, present, trials)])[0] if trials else ""
+    tuned = _accuracy([*present, *_tuned(method, present, trials)])[0] if trials else ""
     return f"| `{method}` | {old} | {new} | {tuned} | {', '.join(sorted(gates))} |"
 
 
@@ -149,27 +145,11 @@ def _accuracy(overrides: list[str]) -> tuple[str, set[str]]:
     return f"{statistics.fmean(found):.1f}", gates
 
 
-def _tuned(method: str, stream: str, present: list[str], trials: int) -> list[str]:
+def _tuned(method: str, present: list[str], trials: int) -> list[str]:
     """The knobs that `fcl-bench tune` chooses."""
-    name = f"{stream}-{method}"
     out = next(text.removeprefix("out=") for text in present if text.startswith("out="))
-    try:
-        tune.work([*present, "--trials", str(trials), "--study", name])
-    except UserError as error:
-        if "nothing to search" in str(error):
-            return []
-        raise
-    choice = yaml.safe_load((Path(out) / "studies" / f"{name}.yaml").read_text())
-    return list(_flat("", choice))
-
-
-def _flat(prefix: str, values: dict[str, Any]) -> Iterator[str]:
-    """Overrides of nested keys."""
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(f"{prefix}{key}.", value)
-        else:
-            yield f"{prefix}{key}={json.dumps(value) if value is None or isinstance(value, bool) else value}"
+    job = Job(method, "tuned", "small", {}, 0, [text for text in present if not text.startswith("out=")])
+    return [f"{key}={value}" for key, value in search(job, Path(out), trials).items()]
 
 
 def _small(path: Path, out: Path) -> Path:

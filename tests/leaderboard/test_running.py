@@ -48,6 +48,18 @@ class InProcess:
         pass
 
 
+def settings_with(ridge=None):
+    """A `settings_of` that knows a method, a ridge whose default is given, and `rate`, which no track has."""
+
+    def settings_of(overrides):
+        kept = {key: value for key, _, value in (text.partition("=") for text in overrides)}
+        method = {"name": kept["method"].removesuffix("_again"), "ridge": kept.get("method.ridge", ridge)}
+        rate = {"rate": kept["rate"]} if "rate" in kept else {}
+        return SimpleNamespace(identity=lambda: {"method": method, "beta": kept["beta"], **rate})
+
+    return settings_of
+
+
 @pytest.fixture
 def done(monkeypatch):
     """The runs and searches that are done, which say at once what a row says: method, kind, beta, seed."""
@@ -66,14 +78,9 @@ def done(monkeypatch):
         found.append((job.method, "search", trials))
         return {} if job.method == "knobless" else {"method.ridge": "0.5"}
 
-    def settings_of(overrides):
-        kept = {key: value for key, _, value in (text.partition("=") for text in overrides)}
-        alike = kept["method"].removesuffix("_again")
-        identity = {"method": {"name": alike, "ridge": kept.get("method.ridge")}, "beta": kept["beta"]}
-        return SimpleNamespace(identity=lambda: identity | ({"rate": kept["rate"]} if "rate" in kept else {}))
-
-    for name, fake in (("do", do), ("search", search), ("settings_of", settings_of)):
+    for name, fake in (("do", do), ("search", search), ("settings_of", settings_with())):
         monkeypatch.setattr(running, name, fake)
+    monkeypatch.setattr(running, "fingerprint_of", lambda _: "of-the-track")
     monkeypatch.setattr(running, "ProcessPoolExecutor", InProcess)
     monkeypatch.setattr(running, "share_cores", lambda *_: None)
     monkeypatch.setattr("fcl_bench.leaderboard.store.title_of", str)
@@ -161,9 +168,35 @@ def test_a_key_that_changes_the_track_is_refused_once_rows_are_there(done, tmp_p
 def test_what_takes_too_long_is_left_for_the_next_time(done, tmp_path):
     _, store = carried_out(tmp_path, "afl", hours=0)
     assert len(done) == 1  # the run that tells how long the others take
-    assert store.about["not_run"]["afl"].startswith("not yet: its defaults take about")
+    assert store.about["not_run"]["afl"].startswith("not yet: its rows (defaults) take about")
     _, store = carried_out(tmp_path, "afl")
     assert (len(done), store.about["not_run"]) == (6, {})
+
+
+def test_rows_of_an_older_default_are_never_averaged_with_new_ones(done, tmp_path, monkeypatch):
+    carried_out(tmp_path, "afl")
+    monkeypatch.setattr(running, "settings_of", settings_with(ridge="7"))
+    _, store = carried_out(tmp_path, "afl", hours=0)
+    assert len(store.rows) == 1  # all others are of the older one
+    _, store = carried_out(tmp_path, "afl")
+    assert len(store.rows) == 6
+    assert len({one["request"] for one in store.rows}) == 1
+
+
+def test_data_that_cannot_be_read_or_are_others_are_no_methods_fault(done, tmp_path, monkeypatch):
+    carried_out(tmp_path, "afl")
+    before = files(tmp_path)
+
+    def missing(_):
+        raise UserError("data.path=typo.npz does not exist", "a file")
+
+    for fake, told in ((missing, "typo.npz does not exist"), (lambda _: "others", "are not those of the rows")):
+        monkeypatch.setattr(running, "fingerprint_of", fake)
+        with pytest.raises(UserError, match=told):
+            carried_out(tmp_path, "afl", "stsa")
+        about = Store(tmp_path, "mine").about
+        assert about["not_run"] == {}
+    assert files(tmp_path)["mine.csv"] == before["mine.csv"]
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ def test_what_is_written_is_read_again(tmp_path):
     written = filled(tmp_path, *ROWS)
     written.save()
     read = Store(tmp_path, "mine")
-    assert read.is_own
     assert read.rows == written.rows
     assert read.about == written.about
     assert read.row("afl", "defaults", "of-afl", {"clients": "5", "beta": "0.1"}, 10)["A_T"] == 50.123456789
@@ -60,6 +59,33 @@ def test_rows_of_other_data_are_refused(tmp_path):
     store.require_data("one")
     with pytest.raises(UserError, match=r"these data \(two\) are not those of the rows that are there \(one\)"):
         store.require_data("two")
+
+
+@pytest.mark.parametrize("damage", ["cut", "no YAML", "not a number", "YAML cut", "YAML of something else"])
+def test_damaged_files_are_one_line(tmp_path, damage):
+    filled(tmp_path, *ROWS).save()
+    rows, about = tmp_path / "mine.csv", tmp_path / "mine.yaml"
+    match damage:
+        case "cut":
+            rows.write_text(rows.read_text()[:-120])
+        case "no YAML":
+            about.unlink()
+        case "not a number":
+            rows.write_text(rows.read_text().replace("50.123456789", "nan", 1))
+        case "YAML cut":
+            about.write_text("x: [")
+        case "YAML of something else":
+            about.write_text("x: 1")
+    with pytest.raises(
+        UserError, match=r"mine\.csv and mine\.yaml are damaged: .+ \(a copy of both, or another --out\)"
+    ):
+        Store(tmp_path, "mine")
+
+
+def test_uncommitted_changes_show(tmp_path):
+    outcome = run_in(tmp_path, "method=afl", "tasks=2", "clients=2")
+    outcome.record["environment"]["git_commit"] = "0123456789abcdef-dirty"
+    assert row_of(outcome.record, outcome.folder / "uploads.csv")["git_commit"] == "0123456789ab-dirty"
 
 
 def test_no_path_of_this_machine_is_stored(tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 from fcl_bench.leaderboard.store import Store
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED, overrides
 from fcl_bench.results.best import Verdict, judged
-from fcl_bench.results.summarise import CEILINGS, first_task_gate
+from fcl_bench.results.summarise import CEILINGS, YARDSTICK, first_task_gate
 
 #: Measures of the board by their names in the rows.
 _NAMES = {
@@ -20,7 +20,6 @@ _NAMES = {
     **{"samples_kept": "client_samples_kept", "revealed": "revealed_percent", "steps": "client_gradient_steps"},
     **{name: name for name in ("client_seconds", "server_seconds", "rounds")},
 }
-_YARDSTICK = "fedavg"
 
 
 def board_of(store: Store) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
     """Add the gate of a first task that is far below FedAvg's, run by run."""
     rows = list(rows)
     best: dict[int, float] = {}
-    for run in (run for row in rows if row["method"] == _YARDSTICK for run in row["runs"]):
+    for run in (run for row in rows if row["method"] == YARDSTICK for run in row["runs"]):
         best[run["seed"]] = max(run["accuracy"][0], best.get(run["seed"], 0.0))
     for row in rows:
         told = [

@@ -16,12 +16,12 @@ from fcl_bench.composition import NAMED_BY
 from fcl_bench.environment import available_cores
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.leaderboard.store import Store
-from fcl_bench.leaderboard.track import DEFAULTS, TUNED, Track, request_of, settings_of, shared_of
+from fcl_bench.leaderboard.track import DEFAULTS, TUNED, Track, fingerprint_of, request_of, settings_of, shared_of
 from fcl_bench.leaderboard.workers import Job, begin, do, search
 from fcl_bench.sweeps.workers import share_cores
 from fcl_bench.tracking.console import duration, say
 
-#: How many methods a list of the dearest names.
+#: How many of the methods that take longest are named.
 _LISTED = 5
 #: How a reason begins that is only one of time, so that the method is tried again.
 _FOR_TIME = "not yet: "
@@ -47,6 +47,7 @@ class Running:
         self._trials, self._workers = trials, workers
         self._end = time.monotonic() + 3600 * hours
         self._requests: dict[str, str] = {}
+        self._has_data = False
         self.refused: dict[str, str] = {}
         self.failed: dict[str, str] = {}
 
@@ -99,6 +100,7 @@ class Running:
             about["not_run"][method] = f"its run is that of {twin}"
             return False
         self._requests[method] = request
+        self._store.keep(method, DEFAULTS, request)
         known = about["not_run"].get(method, _FOR_TIME)
         if known.startswith(_FOR_TIME):
             about["not_run"].pop(method, None)
@@ -119,6 +121,12 @@ class Running:
                 what = f"{key}={ours.get(key)}, and the rows that are there have {key}={theirs.get(key)}"
                 raise UserError(what, "a track of your own with this key, under another name")
 
+    def _require_data(self, jobs: Sequence[Job]) -> None:
+        """Look at the data once, before anything runs: no method is to blame for a file that is missing or another."""
+        if jobs and not self._has_data:
+            self._store.require_data(fingerprint_of(jobs[0].overrides))
+            self._has_data = True
+
     def _runs(self, method: str, kind: str) -> list[Job]:
         """The runs of a method that have no row yet."""
         knobs = self._store.tuned(method) if kind == TUNED else {}
@@ -126,6 +134,7 @@ class Running:
         if knobs:
             typed = self._track.overrides(method, knobs, self._track.settings[0])
             request = request_of(settings_of([*typed, "seed=0"]))
+            self._store.keep(method, kind, request)
         return [
             Job(method, kind, request, setting, seed, self._track.overrides(method, knobs, setting))
             for setting in self._track.settings
@@ -159,11 +168,11 @@ class Running:
         """Say how long all of it takes, before most of it begins."""
         kinds = [DEFAULTS, TUNED][: 2 if self._trials else 1]
         left = {method: sum(self._left(method, kind) for kind in kinds) for method in methods}
-        dearest = sorted((method for method in left if left[method]), key=lambda method: -left[method])[:_LISTED]
-        if dearest:
-            each = ", ".join(f"{method} {duration(left[method])}" for method in dearest)
+        longest = sorted((method for method in left if left[method]), key=lambda method: -left[method])[:_LISTED]
+        if longest:
+            each = ", ".join(f"{method} {duration(left[method])}" for method in longest)
             total = duration(sum(left.values()) / self._workers)
-            say(f"what is left takes about {total} on {self._workers} processes; processor time of the dearest: {each}")
+            say(f"what is left takes about {total} (--workers {self._workers}); the longest alone: {each}")
 
     def _in_time(self, methods: Sequence[str], kind: str) -> list[str]:
         """The methods, cheapest first, that the time allows; notes the others."""
@@ -175,11 +184,13 @@ class Running:
                 chosen.append(method)
             else:
                 need = duration(self._left(method, kind))
-                self._store.about["not_run"][method] = f"{_FOR_TIME}its {kind} take about {need} more of a processor"
+                self._store.about["not_run"][method] = f"{_FOR_TIME}its rows ({kind}) take about {need} of a processor"
         return chosen
 
     def _carry_out(self, pool: Any, groups: Iterable[list[Job]]) -> None:
         """Do the runs of every group, and put them among the rows."""
+        groups = list(groups)
+        self._require_data([job for jobs in groups for job in jobs])
         work = {pool.submit(do, job, self._out): job for jobs in groups for job in jobs}
 
         def ended(job: Job, row: dict[str, Any]) -> None:
@@ -198,6 +209,8 @@ class Running:
             if not self._is_tuned(method):
                 overrides = self._track.overrides(method, {}, first)
                 jobs.append(Job(method, TUNED, self._requests[method], first, 0, overrides))
+
+        self._require_data(jobs)
 
         def ended(job: Job, knobs: dict[str, str]) -> None:
             found = {"request": job.request, "trials": self._trials, "setting": dict(first), "knobs": knobs}

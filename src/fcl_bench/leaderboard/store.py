@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import yaml
 
 from fcl_bench.config import YAML_LOADER
-from fcl_bench.errors import UserError, choices
+from fcl_bench.errors import UserError, choices, first_line
 from fcl_bench.files import replacing
 from fcl_bench.leaderboard.track import Track, family_of, title_of, without_paths
 from fcl_bench.results.collect import measured
@@ -43,23 +44,18 @@ class Store:
         about: the YAML file: the track as it was run, and `methods` with their titles and families; `data`, their
             fingerprint; `shared`, what all methods share in each setting; `tuned`, method -> its search; `not_run`,
             method -> why; `date` of the latest row.
-        is_own: whether they were read from `folder`; if not, they came with the package.
+
+    Raises:
+        UserError: a file is damaged, or not as `save` writes it.
     """
 
     def __init__(self, folder: Path, track: str) -> None:
         self._path = folder / track
-        self.is_own = self._csv.is_file()
-        path = self._path if self.is_own else published() / track
+        path = self._path if self._path.with_suffix(".csv").is_file() else published() / track
         self.rows: list[dict[str, Any]] = []
         self.about: dict[str, Any] = {"tuned": {}, "not_run": {}}
         if path.with_suffix(".csv").is_file():
-            with path.with_suffix(".csv").open(newline="") as file:
-                self.rows = [_read(row) for row in csv.DictReader(file)]
-            self.about = yaml.load(path.with_suffix(".yaml").read_text(), Loader=YAML_LOADER)
-
-    @property
-    def _csv(self) -> Path:
-        return self._path.with_suffix(".csv")
+            self.rows, self.about = _read(path)
 
     def describe(self, track: Track, methods: Iterable[str]) -> None:
         """Note what the rows are of, and the names of methods; rows of another version of the track go."""
@@ -78,14 +74,15 @@ class Store:
         names = [*_WHO, *settings, "seed", *MEASURED, *_WHAT]
         self.rows.sort(key=lambda row: [_rank(row[name]) for name in (*_WHO[:2], *settings, "seed")])
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(self._csv) as new, new.open("w", newline="") as file:
+        for part in ("methods", "tuned", "not_run"):
+            self.about[part] = dict(sorted(self.about[part].items()))
+        # The rows come last, so that whoever finds them finds the other file, too.
+        with replacing(self._path.with_suffix(".yaml")) as new:
+            new.write_text(yaml.safe_dump(self.about, sort_keys=False, width=120))
+        with replacing(self._path.with_suffix(".csv")) as new, new.open("w", newline="") as file:
             writer = csv.DictWriter(file, names, lineterminator="\n")
             writer.writeheader()
             writer.writerows({name: _written(row[name]) for name in names} for row in self.rows)
-        for part in ("methods", "tuned", "not_run"):
-            self.about[part] = dict(sorted(self.about[part].items()))
-        with replacing(self._path.with_suffix(".yaml")) as new:
-            new.write_text(yaml.safe_dump(self.about, sort_keys=False, width=120))
 
     def row(self, method: str, kind: str, request: str, setting: Mapping[str, str], seed: int) -> dict[str, Any] | None:
         """The row of a run; None if there is none, or its method had other knobs."""
@@ -97,6 +94,12 @@ class Store:
         self.about["date"] = str(datetime.date.today())
         same = ("method", "kind", *self.about["settings"][0], "seed")
         self.rows = [other for other in self.rows if any(str(other[key]) != str(row[key]) for key in same)] + [row]
+
+    def keep(self, method: str, kind: str, request: str) -> None:
+        """Drop the rows of a method that were made with other knobs: no mean may mix them with the new ones."""
+        self.rows = [
+            row for row in self.rows if (row["method"], row["kind"]) != (method, kind) or row["request"] == request
+        ]
 
     def tuned(self, method: str) -> dict[str, str]:
         """The knobs that a method's search chose, as typed; none where there was no search, or nothing to choose."""
@@ -148,7 +151,7 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
         "gate_texts": "; ".join(told[gate] for gate in sorted(told)),
         "total_seconds": record["runtime"]["total_seconds"],
         "run_id": record["run_id"],
-        "git_commit": (record["environment"]["git_commit"] or "unknown")[:12],
+        "git_commit": _short(record["environment"]["git_commit"] or "unknown"),
     }
 
 
@@ -158,13 +161,37 @@ def _written(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _read(row: dict[str, str]) -> dict[str, Any]:
+def _short(commit: str) -> str:
+    """Twelve digits of a commit, and whether the code had changes that were not committed."""
+    return commit[:12] + "-dirty" * commit.endswith("-dirty")
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The rows of a CSV file, and the YAML file beside it."""
+    try:
+        with path.with_suffix(".csv").open(newline="") as file:
+            rows = [_row(row) for row in csv.DictReader(file)]
+        about = yaml.load(path.with_suffix(".yaml").read_text(), Loader=YAML_LOADER)
+        if missing := [
+            key for key in ("version", "settings", "seeds", "methods", "tuned", "not_run") if key not in about
+        ]:
+            raise ValueError(f"no {missing[0]}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error, yaml.YAMLError) as error:
+        what = f"{path}.csv and {path.name}.yaml are damaged: {first_line(error)}"
+        raise UserError(what, "a copy of both, or another --out") from error
+    return rows, about
+
+
+def _row(row: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = dict(row)
     for name in (*MEASURED, "total_seconds"):
         found[name] = float(row[name]) if row[name] else None
     for name in ("seed", "rounds", "first_samples"):
         found[name] = int(row[name])
-    return found | {"accuracy": [float(part) for part in row["accuracy"].split()], "gates": row["gates"].split()}
+    found |= {"accuracy": [float(part) for part in row["accuracy"].split()], "gates": row["gates"].split()}
+    if not all(map(math.isfinite, [found["A_T"], found["A_avg"], found["total_seconds"], *found["accuracy"]])):
+        raise ValueError(f"a number of {found['run_id']} is not finite")
+    return found
 
 
 def _rank(value: Any) -> tuple[float, str]:

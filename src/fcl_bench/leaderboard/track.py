@@ -11,8 +11,10 @@ from typing import Any
 from fcl_bench.cli.overrides import composed_as_typed
 from fcl_bench.composition import choices_of, composed, file_of
 from fcl_bench.config import Settings, load_settings
+from fcl_bench.data.sources.base import loaded
 from fcl_bench.errors import require_choice
 from fcl_bench.files import json_hash
+from fcl_bench.tracking import flat
 
 #: A row's method as it is, or with the values that a search chose on validation samples.
 DEFAULTS, TUNED = "defaults", "tuned"
@@ -89,6 +91,11 @@ def settings_of(overrides: list[str]) -> Settings:
     return load_settings(composed_as_typed(overrides))
 
 
+def fingerprint_of(overrides: list[str]) -> str:
+    """The fingerprint of a command line's data. Raises a `UserError` if they cannot be read."""
+    return loaded(settings_of(overrides).data).fingerprint
+
+
 def request_of(settings: Settings) -> str:
     """A hash of everything that determines a result but the data: the same for a row that is there already."""
     return json_hash(settings.identity())[:12]
@@ -97,15 +104,7 @@ def request_of(settings: Settings) -> str:
 def shared_of(settings: Settings) -> dict[str, Any]:
     """What all methods of a track share in one setting: nested keys with dots -> value; no method, no seed."""
     identity = {key: value for key, value in settings.identity().items() if key not in ("method", "seed")}
-    return flat(identity)
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, with dots in its keys."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+    return flat(identity, separator=".")
 
 
 def _first_line(group: str, name: str) -> str:

@@ -17,7 +17,8 @@ from fcl_bench.data.shared import start_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import run
 from fcl_bench.leaderboard.store import row_of
-from fcl_bench.leaderboard.track import flat, settings_of
+from fcl_bench.leaderboard.track import settings_of
+from fcl_bench.tracking import flat
 from fcl_bench.tracking.console import printed_to
 
 
@@ -71,4 +72,4 @@ def search(job: Job, out: Path, trials: int) -> dict[str, str]:
                 return {}
             raise
     choice = yaml.safe_load((out / "studies" / f"{name}.yaml").read_text())
-    return {key: text(value) or "null" for key, value in flat(choice).items()}
+    return {key: text(value) or "null" for key, value in flat(choice, separator=".").items()}

@@ -27,7 +27,7 @@ NO_PART = (
 )
 
 #: The method by which the first tasks of others are judged, and what must be alike for that, beside setting and seed.
-_YARDSTICK = "fedavg"
+YARDSTICK = "fedavg"
 _BUDGET = ("method.trains", "method.training.rounds", "method.training.epochs")
 #: Which part of its accuracy is too little, and by how many standard deviations it must be less.
 _TOO_LITTLE, _SURE = 0.5, 2.0
@@ -132,7 +132,7 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
     budget, and less by more than two standard deviations of their difference, as independent test samples have it.
     What has no budget, such as a closed form, is held against every budget; each run is judged for itself.
     """
-    rivals = runs["method"] == _YARDSTICK
+    rivals = runs["method"] == YARDSTICK
     if "first_task" not in runs or not rivals.any():
         return runs
     runs = runs.assign(gates=runs["gates"].map(text), gate_texts=runs["gate_texts"].map(text))
