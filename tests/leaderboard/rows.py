@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from fcl_bench.leaderboard.store import MEASURED, Store
 from fcl_bench.leaderboard.track import Track
 
@@ -19,6 +21,13 @@ def row(method: str, final: float, seed: int, kind: str = "defaults", beta: str 
     who = {"method": method, "kind": kind, "request": f"of-{method}", "clients": "5", "beta": beta, "seed": seed}
     what = {"rounds": 2, "first_samples": 100, "accuracy": [90.0, final], "gates": [], "gate_texts": ""}
     return {**who, **numbers, **what, "total_seconds": 2.5, "run_id": f"{method}{seed}", "git_commit": "abc", **others}
+
+
+def right(final: float, samples: int = 200, first: int = 0) -> np.ndarray:
+    """The answers of a run with this A_T: those from `first` on are right, as many as it needs."""
+    answers = np.zeros(samples, bool)
+    answers[first : first + round(final * samples / 100)] = True
+    return answers
 
 
 def filled(folder: Path, *rows: dict, methods: tuple[str, ...] = ("afl", "fedavg", "stsa")) -> Store:

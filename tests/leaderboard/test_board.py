@@ -8,7 +8,7 @@ import pytest
 
 from fcl_bench.leaderboard.board import board_of
 from fcl_bench.leaderboard.screen import print_board
-from tests.leaderboard.rows import filled, row
+from tests.leaderboard.rows import filled, right, row
 
 #: AFL is 10 points ahead of STSA in every seed, and within its own spread of FedNCM.
 AHEAD = [row(name, accuracy + seed / 10, seed) for name, accuracy in (("afl", 60), ("stsa", 50)) for seed in range(3)]
@@ -27,6 +27,19 @@ def test_the_best_and_what_is_not_distinguishable_from_it_is_marked(tmp_path):
     assert fedncm["low"] < 0 < fedncm["high"]
     assert afl["A_T"] == pytest.approx(60.1)
     assert afl["curve"] == pytest.approx([90, 60.1])
+
+
+@pytest.mark.parametrize(("first", "mark"), [(0, ""), (10, "bold")], ids=["a part of the same", "others"])
+def test_answers_tell_whether_the_same_difference_in_every_seed_is_one_of_a_few_samples(tmp_path, first, mark):
+    exact = [row(name, final, seed) for name, final in (("afl", 50.0), ("stsa", 47.0)) for seed in range(3)]
+    store = filled(tmp_path, *exact)
+    assert rows_of(store)["stsa", "defaults", 0]["mark"] == ""
+    for seed in range(3):
+        store.answers.put(f"afl{seed}", right(50.0))
+        store.answers.put(f"stsa{seed}", right(47.0, first=first))
+    stsa = rows_of(store)["stsa", "defaults", 0]
+    assert stsa["mark"] == mark
+    assert stsa["low"] < 3 < stsa["high"]
 
 
 @pytest.mark.parametrize("why", ["ceiling", "gate"])

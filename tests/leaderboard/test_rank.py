@@ -6,12 +6,13 @@ import pytest
 
 import fcl_bench
 from fcl_bench.errors import UserError
+from fcl_bench.leaderboard.answers import right_of
 from fcl_bench.leaderboard.store import Store, row_of
 from fcl_bench.leaderboard.track import Track, shared_of
 from tests.conftest import write_features
 from tests.small_runs import run_in, settings_for
 
-TYPED = ("tasks=2", "clients=2", "beta=0.5")
+TYPED = ("tasks=2", "clients=2", "beta=0.5", "predictions=true")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +31,9 @@ def made(tmp_path_factory):
     for (method, seed), outcome in runs.items():
         store.require_data(outcome.record["data_fingerprint"])
         who = {"method": method, "kind": "defaults", "request": "r", **settings[0], "seed": seed}
-        store.put({**who, **row_of(outcome.record, outcome.folder / "uploads.csv")})
+        found = row_of(outcome.record, outcome.folder / "uploads.csv")
+        store.put({**who, **found})
+        store.answers.put(found["run_id"], right_of(outcome.folder, found["A_T"]))
     store.save()
     return out, {key: outcome.folder for key, outcome in runs.items()}
 
@@ -50,13 +53,21 @@ def test_runs_have_a_place_and_distances_with_intervals(made):
     assert worse.place == 2
 
 
+def test_one_seed_has_an_interval_over_test_samples(made):
+    out, folders = made
+    found = fcl_bench.rank(folders["afl", 0], track="features", out=out / "board")
+    fedncm = next(row for row in found.rows if row.label == "FedNCM")
+    assert fedncm.low < fedncm.ahead < fedncm.high
+
+
 def test_the_command_prints_the_place_and_what_differs(made, command, tmp_path):
     out, _ = made
-    other = run_in(tmp_path, "method=afl", "label_rate=0.5", *TYPED).folder
+    other = run_in(tmp_path, "method=afl", "label_rate=0.5", *TYPED[:3]).folder
     code, printed, told = command("rank", other, "--track", "features", "--board", out / "board")
     assert (code, told) == (0, "")
     assert printed.startswith("features-9, clients 2, beta 0.5: A_T ")
     assert "not the track's setting: label_rate: 0.5, the track has 1.0" in printed
+    assert "predictions" not in printed
     assert "one seed" in printed
     assert "your runs" in printed
 

@@ -72,7 +72,7 @@ def done(monkeypatch):
         if job.method == "broken" and job.seed == 1:
             raise ZeroDivisionError("a bug")
         made = row(job.method, 50.0, job.seed, job.kind, job.setting["beta"], request=job.request)
-        return {**made, "data": "of-the-track"}
+        return {**made, "right": None, "data": "of-the-track"}
 
     def search(job, out, trials):
         found.append((job.method, "search", trials))

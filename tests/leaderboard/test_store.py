@@ -8,7 +8,7 @@ import pytest
 
 from fcl_bench.errors import UserError
 from fcl_bench.leaderboard.store import Store, row_of, stored
-from tests.leaderboard.rows import filled, row, track
+from tests.leaderboard.rows import filled, right, row, track
 from tests.small_runs import run_in
 
 ROWS = [row("afl", 50.123456789, seed) for seed in (0, 1, 10)] + [row("stsa", 60.0, 0, gates=["rising", "chance"])]
@@ -23,6 +23,43 @@ def test_what_is_written_is_read_again(tmp_path):
     assert read.row("afl", "defaults", "of-afl", {"clients": "5", "beta": "0.1"}, 10)["A_T"] == 50.123456789
     assert read.row("afl", "defaults", "other knobs", {"clients": "5", "beta": "0.1"}, 10) is None
     assert read.row("afl", "tuned", "of-afl", {"clients": "5", "beta": "0.1"}, 10) is None
+
+
+def test_answers_are_read_again_and_go_with_their_rows(tmp_path):
+    written = filled(tmp_path, row("afl", 50.0, 0), row("stsa", 60.0, 0))
+    for run, answers in (("afl0", right(50.0)), ("stsa0", right(60.0, samples=13)), ("gone", right(10.0))):
+        written.answers.put(run, answers)
+    written.save()
+    before = (tmp_path / "mine.npy").read_bytes()
+    read = Store(tmp_path, "mine")
+    assert [run in read.answers for run in ("afl0", "stsa0", "gone")] == [True, True, False]
+    shares = read.answers.shares("A_T", 50.0, "afl0")
+    assert shares.tolist() == [0.5] * 100 + [0.0] * 100
+    assert read.answers.shares("A_T", 51.0, "afl0") is None, "answers to something else"
+    assert read.answers.shares("A_avg", 50.0, "afl0") is None
+    assert len(read.answers.shares("A_T", 100 * 8 / 13, "stsa0")) == 13
+    read.save()
+    assert (tmp_path / "mine.npy").read_bytes() == before
+
+
+def test_a_row_without_answers_is_made_again_where_the_track_keeps_them(tmp_path):
+    store, where = filled(tmp_path, row("afl", 50.0, 0)), {"clients": "5", "beta": "0.1"}
+    assert store.row("afl", "defaults", "of-afl", where, 0)
+    store.about["shared"] = [{"predictions": True}]
+    assert store.row("afl", "defaults", "of-afl", where, 0) is None
+    store.answers.put("afl0", right(50.0))
+    assert store.row("afl", "defaults", "of-afl", where, 0)
+
+
+def test_damaged_answers_are_one_line(tmp_path):
+    store = filled(tmp_path, row("afl", 50.0, 0))
+    store.answers.put("afl0", right(50.0))
+    store.save()
+    file = tmp_path / "mine.npy"
+    for content in (file.read_bytes()[:-7], b"", b"text", file.read_bytes()[:20]):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match=r"mine\.npy is damaged: .+ \(a copy of it, or another --out\)"):
+            Store(tmp_path, "mine")
 
 
 def test_the_order_in_which_runs_end_does_not_show(tmp_path):

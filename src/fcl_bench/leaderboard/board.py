@@ -32,7 +32,8 @@ def board_of(store: Store) -> dict[str, Any]:
         for kind in (DEFAULTS, TUNED):
             found = [row for row in rows_in(store, number) if row["kind"] == kind]
             competing = [results(row) if _competes(row) else None for row in found]
-            for row, verdict in zip(found, judged(competing, "A_T", higher=True), strict=True):
+            verdicts = judged(competing, "A_T", higher=True, shares=store.answers.shares)
+            for row, verdict in zip(found, verdicts, strict=True):
                 rows.append({**{key: value for key, value in row.items() if key != "runs"}, **_distance(verdict)})
     return {
         **{key: about.get(key, "") for key in ("track", "version", "about", "data", "date", "settings", "seeds")},
@@ -71,8 +72,8 @@ def repeats(row: Mapping[str, Any]) -> bool:
 
 
 def results(row: Mapping[str, Any]) -> dict[int, tuple[float, str]]:
-    """The final accuracy of each seed, as `results.best` compares them."""
-    return {run["seed"]: (run["A_T"], "") for run in row["runs"]}
+    """The final accuracy of each seed and the id of its run, as `results.best` compares them."""
+    return {run["seed"]: (run["A_T"], run["run_id"]) for run in row["runs"]}
 
 
 def _row(store: Store, method: str, kind: str, number: int) -> dict[str, Any]:

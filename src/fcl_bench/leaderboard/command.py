@@ -47,7 +47,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     show.set_defaults(work=_show)
     for command in (run, show):
         command.add_argument("track", metavar="TRACK", help=f"one of {', '.join(choices_of('track'))}, or your own")
-        folder = "gets TRACK.csv, TRACK.yaml, TRACK.html, and the runs in TRACK/ (outputs/leaderboard)"
+        folder = "gets TRACK.csv, TRACK.npy, TRACK.yaml, TRACK.html, and the runs in TRACK/ (outputs/leaderboard)"
         command.add_argument("--out", default="outputs/leaderboard", metavar="FOLDER", help=folder)
     run.add_argument("--methods", type=lambda typed: typed.split(","), metavar="LIST", help="only these: afl,my_method")
     trials = "of each method's search (20); 0: no searches, so no tuned rows"

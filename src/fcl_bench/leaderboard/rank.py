@@ -102,36 +102,45 @@ def _track_of(record: Mapping[str, Any], out: Path) -> str:
 
 def _ranking(records: Sequence[tuple[Path, Mapping[str, Any]]], store: Any) -> Ranking:
     from fcl_bench.execution.folder import RunFolder
+    from fcl_bench.leaderboard.answers import right_of
     from fcl_bench.leaderboard.board import repeats, results, rows_in
     from fcl_bench.leaderboard.track import shared_of
     from fcl_bench.results.verifying import settings_in
 
     store.require_data(records[0][1]["data_fingerprint"])
     settings = [settings_in(RunFolder(path).config()) for path, _ in records]
-    own = {one.scalars.seed: (record["metrics"]["A_T"], "") for one, (_, record) in zip(settings, records, strict=True)}
+    own: dict[int, tuple[float, str]] = {}
+    for one, (path, record) in zip(settings, records, strict=True):
+        final, run_id = record["metrics"]["A_T"], record["run_id"]
+        own[one.scalars.seed] = final, run_id
+        store.answers.put(run_id, right_of(path, final))
     kinds = {json.dumps({**one.identity(), "seed": 0}, default=str) for one in settings}
     if len(kinds) > 1 or len(own) < len(records):
         raise UserError("these runs differ in more than their seed", "runs of one method and setting, each seed once")
     shared = shared_of(settings[0])
-    unlike = [[key for key in {**one, **shared} if one.get(key) != shared.get(key)] for one in store.about["shared"]]
+    unlike = [
+        # Whether answers are kept changes no number.
+        [key for key in {**one, **shared} if one.get(key) != shared.get(key) and key != "predictions"]
+        for one in store.about["shared"]
+    ]
     number = min(range(len(unlike)), key=lambda place: len(unlike[place]))
     theirs = store.about["shared"][number]
     differs = [f"{key}: {shared.get(key)}, the track has {theirs.get(key)}" for key in unlike[number]]
     common = [row for row in rows_in(store, number) if own.keys() & results(row).keys() and not repeats(row)]
-    standings = [_standing(own, row) for row in common]
+    standings = [_standing(own, row, store.answers.shares) for row in common]
     standings.sort(key=lambda standing: -standing.accuracy)
     place = 1 + sum(standing.ahead < 0 for standing in standings if standing.competes)
     accuracy = statistics.fmean(value for value, _ in own.values())
     return Ranking(store.about["version"], store.about["settings"][number], accuracy, place, standings, differs)
 
 
-def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any]) -> Standing:
+def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any], shares: Any) -> Standing:
     """A row beside the user's runs, in the seeds that both have."""
     from fcl_bench.leaderboard.board import label_of, results
     from fcl_bench.results.best import judged
 
     theirs = {seed: value for seed, value in results(row).items() if seed in own}
-    mine, verdict = judged([{seed: own[seed] for seed in theirs}, theirs], "A_T", higher=True)
+    mine, verdict = judged([{seed: own[seed] for seed in theirs}, theirs], "A_T", True, shares)
     ahead, low, high = verdict.behind, verdict.low, verdict.high
     if mine.behind:  # of the two, the row is the better one
         ahead, low, high = -mine.behind, -mine.high, -mine.low

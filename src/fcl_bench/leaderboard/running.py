@@ -195,6 +195,7 @@ class Running:
 
         def ended(job: Job, row: dict[str, Any]) -> None:
             self._store.require_data(row.pop("data"))
+            self._store.answers.put(row["run_id"], row.pop("right"))
             self._store.put(row)
             setting = " ".join(f"{key}={value}" for key, value in job.setting.items())
             result = f"A_T {row['A_T']:.2f}, {row['total_seconds']:.0f} s"

@@ -1,4 +1,4 @@
-"""The rows of a track in two files: NAME.csv with one row per run, NAME.yaml with what they share and where from.
+"""The rows of a track: one per run in NAME.csv, what they share in NAME.yaml, the runs' answers in NAME.npy.
 
 A command that begins in an empty folder takes over the rows that the package brings, so that a method of one's own is
 put beside them without running them again.
@@ -18,6 +18,7 @@ import yaml
 from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError, choices, first_line
 from fcl_bench.files import replacing
+from fcl_bench.leaderboard.answers import Answers
 from fcl_bench.leaderboard.track import Track, family_of, title_of, without_paths
 from fcl_bench.results.collect import measured
 from fcl_bench.results.reference import folder as results_folder
@@ -36,7 +37,7 @@ class Store:
     """The rows of one track, and what else its page says.
 
     Args:
-        folder: of the two files.
+        folder: of the files.
         track: the track's name.
 
     Attributes:
@@ -44,6 +45,7 @@ class Store:
         about: the YAML file: the track as it was run, and `methods` with their titles and families; `data`, their
             fingerprint; `shared`, what all methods share in each setting; `tuned`, method -> its search; `not_run`,
             method -> why; `date` of the latest row.
+        answers: which test samples each run classifies rightly.
 
     Raises:
         UserError: a file is damaged, or not as `save` writes it.
@@ -56,6 +58,10 @@ class Store:
         self.about: dict[str, Any] = {"tuned": {}, "not_run": {}}
         if path.with_suffix(".csv").is_file():
             self.rows, self.about = _read(path)
+        try:
+            self.answers = Answers(path.with_suffix(".npy"))
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            raise UserError(f"{path}.npy is damaged: {first_line(error)}", "a copy of it, or another --out") from error
 
     def describe(self, track: Track, methods: Iterable[str]) -> None:
         """Note what the rows are of, and the names of methods; rows of another version of the track go."""
@@ -69,14 +75,15 @@ class Store:
         named |= {method: {"title": title_of(method), "family": family_of(method)} for method in methods}
 
     def save(self) -> None:
-        """Write both files, each whole or not at all; the order of the rows does not depend on that of the runs."""
+        """Write the files, each whole or not at all; the order of the rows does not depend on that of the runs."""
         settings = list(self.about["settings"][0])
         names = [*_WHO, *settings, "seed", *MEASURED, *_WHAT]
         self.rows.sort(key=lambda row: [_rank(row[name]) for name in (*_WHO[:2], *settings, "seed")])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         for part in ("methods", "tuned", "not_run"):
             self.about[part] = dict(sorted(self.about[part].items()))
-        # The rows come last, so that whoever finds them finds the other file, too.
+        # The rows come last, so that whoever finds them finds the other files, too.
+        self.answers.save(self._path.with_suffix(".npy"), [row["run_id"] for row in self.rows])
         with replacing(self._path.with_suffix(".yaml")) as new:
             new.write_text(yaml.safe_dump(self.about, sort_keys=False, width=120))
         with replacing(self._path.with_suffix(".csv")) as new, new.open("w", newline="") as file:
@@ -85,9 +92,11 @@ class Store:
             writer.writerows({name: _written(row[name]) for name in names} for row in self.rows)
 
     def row(self, method: str, kind: str, request: str, setting: Mapping[str, str], seed: int) -> dict[str, Any] | None:
-        """The row of a run; None if there is none, or its method had other knobs."""
+        """The row of a run; None if there is none, its method had other knobs, or it lacks answers that others have."""
         wanted = {"method": method, "kind": kind, "request": request, **setting, "seed": str(seed)}
-        return next((row for row in self.rows if all(str(row[key]) == value for key, value in wanted.items())), None)
+        found = (row for row in self.rows if all(str(row[key]) == value for key, value in wanted.items()))
+        keeps = any(shared.get("predictions") for shared in self.about.get("shared", []))
+        return next((row for row in found if not keeps or row["run_id"] in self.answers), None)
 
     def put(self, row: dict[str, Any]) -> None:
         """Add the row of a run, in the place of an older one of the same run."""

@@ -16,6 +16,7 @@ from fcl_bench.config import text
 from fcl_bench.data.shared import start_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import run
+from fcl_bench.leaderboard.answers import right_of
 from fcl_bench.leaderboard.store import row_of
 from fcl_bench.leaderboard.track import settings_of
 from fcl_bench.tracking import flat
@@ -47,12 +48,16 @@ def begin(folders: list[str]) -> None:
 
 
 def do(job: Job, out: Path) -> dict[str, Any]:
-    """Carry out a run, or read it if it is there; return its row, with the data's fingerprint as `data`."""
+    """Carry out a run, or read it if it is there; return its row, with its answers and the data's fingerprint.
+
+    These are `right`, see `answers.right_of`, and `data`.
+    """
     with printed_to(out / "logs" / f"{job.method}.log"):
         outcome = run(settings_of([*job.overrides, f"seed={job.seed}", f"out={out}"]))
     who = {"method": job.method, "kind": job.kind, "request": job.request, **job.setting, "seed": job.seed}
     found = row_of(outcome.record, outcome.folder / "uploads.csv")
-    return {**who, **found, "data": outcome.record["data_fingerprint"]}
+    right = right_of(outcome.folder, found["A_T"])
+    return {**who, **found, "right": right, "data": outcome.record["data_fingerprint"]}
 
 
 def search(job: Job, out: Path, trials: int) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ BEST = "the best"
 ONE_SEED, UNPAIRED = "one seed, no interval", "no seed in common with the best, not compared"
 #: The runs of one row, see `judged`.
 Runs = Mapping[Any, tuple[float, str]]
+#: From a measure, a run's number and its folder to what each test sample adds to it, see `stored_shares`.
+Shares = Callable[[str, float, str], "pd.Series | None"]
 _TAIL = 0.025
 _DRAWS = 1000
 
@@ -54,7 +56,7 @@ class Verdict:
     samples: int = 0
 
 
-def judged(rows: Sequence[Runs | None], measure: str, higher: bool) -> list[Verdict]:
+def judged(rows: Sequence[Runs | None], measure: str, higher: bool, shares: Shares | None = None) -> list[Verdict]:
     """Return a verdict for each row of one group.
 
     Rows without runs (None) or with a number that is not finite do not compete, and nothing is marked if fewer than two
@@ -65,7 +67,9 @@ def judged(rows: Sequence[Runs | None], measure: str, higher: bool) -> list[Verd
         rows: the runs of each row: seed -> the number, and the run's folder ("" where there is none).
         measure: what the numbers are; the accuracies `A_T`, `A_avg` and `A_3` are compared by sample too.
         higher: whether higher is better.
+        shares: where the answers of runs are, if not in their folders; `stored_shares` if None.
     """
+    shares = shares or stored_shares
     sign = 1.0 if higher else -1.0
     rivals = {p: row for p, row in enumerate(rows) if row and all(math.isfinite(value) for value, _ in row.values())}
     if len(rivals) < 2:
@@ -77,7 +81,7 @@ def judged(rows: Sequence[Runs | None], measure: str, higher: bool) -> list[Verd
         return len(values) > 1, float(np.mean(values)), len(values), values, [folder for _, folder in own]
 
     first = max(rivals, key=rank)
-    verdicts = {place: _beside(rivals[first], row, measure, sign) for place, row in rivals.items()}
+    verdicts = {place: _beside(rivals[first], row, measure, sign, shares) for place, row in rivals.items()}
     verdicts[first] = Verdict("bold", BEST, 0.0)
     return [verdicts.get(place, Verdict()) for place in range(len(rows))]
 
@@ -91,14 +95,14 @@ def remarks(verdicts: Iterable[tuple[str, Verdict]]) -> str:
     return " ".join(filter(None, [said, f"Not compared, no seed in common: {', '.join(apart)}." if apart else ""]))
 
 
-def _beside(best: Runs, row: Runs, measure: str, sign: float) -> Verdict:
+def _beside(best: Runs, row: Runs, measure: str, sign: float, shares: Shares) -> Verdict:
     """Compare one row with the best: E = d + (sampled - d) + t s / sqrt(n), of which the tails are cut off."""
     seeds = sorted(best.keys() & row.keys(), key=str)
     if not seeds:
         return Verdict(why=UNPAIRED)
     differences = np.array([sign * (best[seed][0] - row[seed][0]) for seed in seeds])
     behind, n = float(differences.mean()), len(seeds)
-    parts, others = _parts(best, row, seeds, measure)
+    parts, others = _parts(best, row, seeds, measure, shares)
     draws = np.full(_DRAWS, behind)
     if n > 1:
         draws += differences.std(ddof=1) / math.sqrt(n) * _student(n - 1)
@@ -115,11 +119,11 @@ def _beside(best: Runs, row: Runs, measure: str, sign: float) -> Verdict:
     return Verdict("" if is_told else "bold", told, behind, low, high, samples)
 
 
-def _parts(best: Runs, row: Runs, seeds: Sequence[Any], measure: str) -> tuple[np.ndarray | None, str]:
+def _parts(best: Runs, row: Runs, seeds: Sequence[Any], measure: str, shares: Shares) -> tuple[np.ndarray | None, str]:
     """Return (N,) what each test sample adds to the mean difference over the seeds; None and why without answers."""
     total = pd.Series(dtype=float)
     for seed in seeds:
-        ours, theirs = (_shares(measure, *runs[seed]) for runs in (best, row))
+        ours, theirs = (shares(measure, *runs[seed]) for runs in (best, row))
         if ours is None or theirs is None:
             return None, ""
         if not ours.index.equals(theirs.index):
@@ -129,7 +133,7 @@ def _parts(best: Runs, row: Runs, seeds: Sequence[Any], measure: str) -> tuple[n
 
 
 @functools.lru_cache(maxsize=128)
-def _shares(measure: str, value: float, folder: str) -> pd.Series | None:
+def stored_shares(measure: str, value: float, folder: str) -> pd.Series | None:
     """Return sample -> what its answers add to a run's accuracy, which they sum up to; None if that is not stored."""
     single = by_task(measure)
     file = Path(folder) / "predictions.parquet"
