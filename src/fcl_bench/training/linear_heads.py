@@ -47,7 +47,11 @@ class LinearHeads:
         self._network, self._objective = network, objective
         self.heads = [head for head in network.heads if isinstance(head, torch.nn.Linear)]
         # A class that changes the loss without a word about its gradient leaves the gradient to autograd.
-        self.closed = "score_gradient" in vars(defined_last(objective, "score_loss", "score_gradient"))
+        defined = defined_last(objective, "score_loss", "score_gradient")
+        self.closed = "score_gradient" in vars(defined)
+        sizes = [head.out_features for head in self.heads]
+        #: The heads whose logits compete in the loss; the others' scores and gradients are 0, and not worth a product.
+        self._competes = [not (by and defined is Objective) for by in objective.bystanders(sizes)]
 
     @staticmethod
     def fits(network: Network, objective: Objective) -> bool:
@@ -81,17 +85,27 @@ class LinearHeads:
     def backward(self, inputs: torch.Tensor, labels: torch.Tensor) -> None:
         """Add the gradient of the mean loss on features (b, d) with labels (b,) to the parameters that train."""
         compute.count(trained=len(inputs))
-        scores = self.scores(inputs)
+        scores = self._competing_scores(inputs)
         if self.closed:
             gradient = self._objective.score_gradient(scores, labels, inputs)
             self.loss = partial(self._objective.score_loss, scores, labels, inputs)
         else:
             gradient = self._differentiated(scores, labels, inputs)
-        for head, own in self.parts(gradient):
+        for (head, own), competes in zip(self.parts(gradient), self._competes, strict=True):
             if head.weight.requires_grad:
-                _add_gradient(head.weight, own.T @ inputs)
+                _add_gradient(head.weight, own.T @ inputs if competes else torch.zeros_like(head.weight))
             if head.bias.requires_grad:
                 _add_gradient(head.bias, own.sum(dim=0))
+
+    def _competing_scores(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The logits (b, L) with 0 for heads of which none competes."""
+        if all(self._competes):
+            return self.scores(inputs)
+        heads = zip(self.heads, self._competes, strict=True)
+        found = [
+            head(inputs) if competes else inputs.new_zeros(len(inputs), head.out_features) for head, competes in heads
+        ]
+        return torch.cat(found, dim=1)
 
     def scores(self, inputs: torch.Tensor) -> torch.Tensor:
         """The logits (b, L) of features (b, d)."""

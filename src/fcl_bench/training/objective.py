@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -47,6 +47,13 @@ class Objective:
             return scores, labels
         logits, position = self._on(scores.device)
         return scores[:, logits], position[labels]
+
+    def bystanders(self, sizes: Sequence[int]) -> list[bool]:
+        """Whether no logit of a head competes in `Objective.score_loss`, for heads with `sizes` logits each."""
+        if self._logits is None:
+            return [False] * len(sizes)
+        competes = torch.zeros(sum(sizes), dtype=torch.bool).index_fill_(0, self._logits.cpu(), True)
+        return [not own.any() for own in competes.split(list(sizes))]
 
     def score_gradient(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The gradient of `score_loss` in the logits (b, L), in closed form: (softmax - one-hot) / b; 0 for bystanders.
