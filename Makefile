@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form training heads small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -150,27 +150,6 @@ training: $(VENV)/.run
 	$(TRAIN) beta=0.1 $(MFCL_KNOBS)
 	$(TRAIN) beta=0.1 method=glfc,lga method.training.lr=0.5 method.memory=200 method.proxy=none
 	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
-
-# Does the runs of docs/results/heads.md and writes their tables and figures: about an hour on two cores.
-HEADS := $(BIN)/fcl-bench -m data=features data.path=$(FEATURES) tasks=1 clients=100 out=outputs/heads
-HEAD_TRAINING := method.trains=features evaluate_rounds=5 method.training.rounds=100 method.training.epochs=1 \
-	method.training.lr=0.1 method.training.momentum=0 method.training.weight_decay=0
-FEDAVG := method=fedavg,fedprox,moon,scaffold,fedntd,feddisco,fedgen $(HEAD_TRAINING)
-FEDDYN := method=feddyn method.alpha=0.1 method.reset=false $(HEAD_TRAINING)
-SKEWED := beta=0.1,0.01 partition.min_size=0
-SHARDS := partition=shards partition.shards=10
-heads: $(VENV)/.run
-	$(HEADS) $(SKEWED) $(FEDAVG)
-	$(HEADS) $(SHARDS) $(FEDAVG)
-	$(HEADS) $(SKEWED) $(FEDDYN)
-	$(HEADS) $(SHARDS) $(FEDDYN)
-	$(HEADS) $(SKEWED) method=afl,stsa,fedran,centralised_ridge
-	$(HEADS) $(SHARDS) method=afl,stsa,fedran,centralised_ridge
-	$(HEADS) $(SKEWED) method=stsa_e method.gamma=1e6
-	$(HEADS) $(SHARDS) method=stsa_e method.gamma=1e6
-	$(HEADS) $(SKEWED) method=centred_sketch method.rank=32
-	$(HEADS) $(SHARDS) method=centred_sketch method.rank=32
-	$(BIN)/fcl-tables --out outputs/heads --figures --name heads
 
 # Does the runs behind the figure of docs/explanation/noise.md, accuracy against epsilon, and draws it: a quarter of an hour on two
 # cores.

@@ -114,9 +114,9 @@ def test_a_program_runs_in_the_repository_and_its_failure_is_told(tmp_path):
 
 
 def test_rows_that_are_too_dear_or_of_old_code_are_not_drawn():
-    on_features = sources.Source({"stored": "on-features"})
-    assert set(on_features.affordable(20)["method"]) == {"afl", "stsa_e"}
-    assert "feddyn" in set(on_features.fixed()["method"]) - set(on_features.affordable(1e9)["method"])
+    closed_form, training = (sources.Source({"stored": name}) for name in ("closed-form", "training"))
+    assert set(closed_form.affordable(20)["method"]) == {"afl", "fedlda", "fedncm", "stsa_e"}
+    assert "feddyn" in set(training.fixed()["method"]) - set(training.affordable(1e9)["method"])
 
 
 def test_what_is_too_dear_or_lacks_its_data_is_not_run(bench):
