@@ -34,7 +34,7 @@ from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.batched_heads import Steps, Turn, train_heads
-from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.client import head_seed
 from fcl_bench.protocol.context import Context, Task, WireFormat
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training

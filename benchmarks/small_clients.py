@@ -30,7 +30,7 @@ from fcl_bench import environment
 from fcl_bench.data.images.batches import Standardise, epoch_batches
 from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.averaging.fedavg import FedAvg
-from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.client import head_seed
 from fcl_bench.randomness import derived_seed
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Network

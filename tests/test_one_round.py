@@ -1,8 +1,9 @@
-"""One round of FedAvg enters the files that docs/explanation/architecture.md lists, and no others."""
+"""One round of FedAvg enters the files that docs/explanation/architecture.md lists; few modules are imported before."""
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -33,6 +34,19 @@ SMALL = (
 #: The most files that a round may enter, and the most functions (`def`; frames of comprehensions, generator expressions
 #: and lambdas are none).
 MOST_FILES, MOST_FUNCTIONS = 20, 140
+#: The command up to the first line of `Federation.run`, where it prints the package's modules and leaves.
+PROGRAM = """
+import sys
+from fcl_bench.cli.app import main
+from fcl_bench.engine.loop import Federation
+
+def begun(*_):
+    print(*(name for name in sys.modules if name.partition(".")[0] == "fcl_bench"))
+    raise SystemExit
+
+Federation.run = begun
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +90,14 @@ def test_the_page_lists_the_files_that_a_round_of_fedavg_enters(entered: dict[st
 def test_a_round_enters_few_files_and_functions(entered: dict[str, set[str]]) -> None:
     assert len(entered) <= MOST_FILES
     assert sum(map(len, entered.values())) <= MOST_FUNCTIONS
+
+
+@pytest.mark.slow
+def test_few_modules_are_imported_before_the_loop_begins(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", PROGRAM, *SMALL, f"out={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    imported = done.stdout.splitlines()[-1].split()  # notes may come before
+    assert "fcl_bench.methods.averaging.fedavg" in imported
+    [most] = re.findall(r"imported at most (\d+) modules", PAGE.read_text())
+    assert len(imported) <= int(most)

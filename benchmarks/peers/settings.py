@@ -17,7 +17,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import projection_seed
-from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.client import head_seed
 from fcl_bench.protocol.context import Context, WireFormat
 from fcl_bench.randomness import derived_seed, generator
 from fcl_bench.training.network import Network

@@ -11,7 +11,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.centralised import Centralised
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.distillation.fedlwf import FedLwF
-from fcl_bench.methods.gradient.model_holder import MOMENTS
+from fcl_bench.methods.gradient.client import MOMENTS
 from fcl_bench.protocol.context import TestBatch
 from fcl_bench.training.knobs import Gaussian, Training
 from fcl_bench.typed import typed_instance

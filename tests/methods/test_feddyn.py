@@ -12,7 +12,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddyn import SIZES, FedDyn
 from fcl_bench.methods.averaging.fedprox import FedProx
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.drift_harness import (

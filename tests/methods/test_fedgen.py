@@ -10,7 +10,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.fedgen import FedGen, Generated, Generation
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator
 from fcl_bench.methods.gradient.class_counts import COUNTS
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network, feature_start
 from tests.methods import fedgen_oracle as oracle

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fcl_bench.data.images.batches import epoch_batches
-from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.client import head_seed
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
 from fcl_bench.protocol.context import Context, TestBatch

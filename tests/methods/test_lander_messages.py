@@ -13,7 +13,7 @@ from fcl_bench.data.sources.base import Dataset, image_split
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.data_free.generators.anchored import Synthesis, random_anchors
 from fcl_bench.methods.data_free.lander import LANDER
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.papers.nominal import MIB
 from fcl_bench.protocol.context import Context, Task, WireFormat
 from tests.methods.classical_harness import SIZES, federation, training

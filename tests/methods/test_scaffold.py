@@ -9,7 +9,7 @@ import torch
 from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.scaffold import Scaffold
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.training.knobs import Training
 from fcl_bench.typed import typed_instance
 from tests.methods.drift_harness import (

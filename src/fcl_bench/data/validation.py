@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.partitions.base import Holdings
+from fcl_bench.data.sources.base import rank_in_group
 from fcl_bench.data.splits.base import Stream
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator

@@ -15,7 +15,6 @@ import torch
 from torch.nn.functional import normalize
 
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.structure import packed, symmetric
 from fcl_bench.linalg.tensors import Flat, all_finite, pieces
 from fcl_bench.protocol.context import HALF, WireFormat, column_bytes
 from fcl_bench.protocol.fields import CLASSES, UNDECLARED, Field, Schema, Uploads
@@ -191,6 +190,8 @@ def decoded(message: Message, dtype: torch.dtype | None = None, device: torch.de
         name = name.removesuffix(PACKED)
         scale = message.get(name + SCALE)
         if name + PACKED in message:
+            from fcl_bench.linalg.structure import symmetric  # a model has no such matrix
+
             tensor = symmetric(tensor)
             if scale is not None:
                 scale = _moved(scale, dtype, device)
@@ -243,6 +244,8 @@ def _quantised(name: str, factor: torch.Tensor) -> torch.Tensor:
 
 def _packed(name: str, matrix: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The upper triangle of a symmetric `matrix`, by rows; in a 16-bit type that of its correlations, with scales."""
+    from fcl_bench.linalg.structure import packed  # a model has no such matrix
+
     if dtype not in HALF:
         return {name + PACKED: packed(matrix).to(dtype)}
     scale = matrix.diagonal().sqrt().to(torch.float32)

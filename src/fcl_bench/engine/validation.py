@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 
 import torch
 
@@ -12,14 +13,6 @@ from fcl_bench.engine.codec import Middleware, form_objection, narrower, roundin
 from fcl_bench.engine.exchange import DROPPED, Accounting, Arrival, Round, Step, Turn
 from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.structure import (
-    descending_trouble,
-    gram_trouble,
-    noisy_gram_trouble,
-    orthonormal_trouble,
-    packed_grams_trouble,
-    sums_trouble,
-)
 from fcl_bench.linalg.tensors import Flat
 from fcl_bench.protocol.context import WireFormat
 from fcl_bench.protocol.fields import Field, SampleCounts, Schema
@@ -32,14 +25,6 @@ MOST_SAMPLES = 2**31 - 1
 #: Tolerance of sums over many samples, and of results computed from them, in roundings of their type: the wire rounds
 #: once, and the statistics' type rounds at every addition.
 _SUMMED, _ORTHONORMAL = 256, 1e-9
-
-#: What is wrong with the numbers of a form, and what was expected.
-_FORMS: dict[str, tuple[Callable[[torch.Tensor, float], str], str]] = {
-    "gram": (gram_trouble, "a symmetric, positive semidefinite matrix"),
-    "packed grams": (packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
-    "orthonormal": (orthonormal_trouble, "orthonormal columns"),
-    "descending": (descending_trouble, "singular values, the largest first"),
-}
 Objection = tuple[str, str, str]  # the field, what it contains, and what was expected
 
 
@@ -247,6 +232,9 @@ def _form(
     tensor, error = tensors[name], rounding[name]
     if wanted.kind == "whole":
         return _whole(tensor, wanted, announced)
+    # Imported only where a method declares such a field; models have none.
+    from fcl_bench.linalg.structure import noisy_gram_trouble, sums_trouble
+
     if wanted.per_sample is not None and announced is not None and tensor.numel():
         most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
         if found > (1 + 4 * error) * most:
@@ -258,7 +246,7 @@ def _form(
                 "a symmetric, positive semidefinite matrix with noise on it",
             )
     elif wanted.form:
-        trouble, words = _FORMS[wanted.form]
+        trouble, words = _forms()[wanted.form]
         if trouble_found := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return trouble_found, words
     if wanted.zero_without and (trouble_found := _without_samples(tensor, tensors.get(wanted.zero_without))):
@@ -269,6 +257,19 @@ def _form(
         if trouble_found := sums_trouble(tensor, trace, samples, max(error, rounding[wanted.of]), wanted.of):
             return trouble_found, f"sums over the samples of {wanted.of}"
     return None
+
+
+@cache
+def _forms() -> dict[str, tuple[Callable[[torch.Tensor, float], str], str]]:
+    """What is wrong with the numbers of a form, and what was expected."""
+    from fcl_bench.linalg import structure
+
+    return {
+        "gram": (structure.gram_trouble, "a symmetric, positive semidefinite matrix"),
+        "packed grams": (structure.packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
+        "orthonormal": (structure.orthonormal_trouble, "orthonormal columns"),
+        "descending": (structure.descending_trouble, "singular values, the largest first"),
+    }
 
 
 def _without_samples(sums: torch.Tensor, sizes: torch.Tensor | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, overload
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import rank_in_group
+from fcl_bench.data.sources.base import rank_in_group
 from fcl_bench.randomness import generator
 
 

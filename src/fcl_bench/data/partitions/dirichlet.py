@@ -9,8 +9,8 @@ import numpy as np
 from scipy.special import softmax
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import parts, rank_in_group
 from fcl_bench.data.partitions.base import Partition
+from fcl_bench.data.sources.base import parts, rank_in_group
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import legacy_generator
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import About, Dataset, Source, image_split
+from fcl_bench.data.sources.base import About, Dataset, Source, image_split, rank_in_group
 
 
 @dataclass

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import rank_in_group
 from fcl_bench.data.images.stored import IMAGE_SUFFIXES, EncodedImages, FileImages, Images
-from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path, image_split
+from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path, image_split, rank_in_group
 from fcl_bench.errors import UserError
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import rank_in_group
-from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.base import Dataset, rank_in_group
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import Task
 from fcl_bench.randomness import generator

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.groups import parts, rank_in_group
-from fcl_bench.data.sources.base import Dataset
+from fcl_bench.data.sources.base import Dataset, parts, rank_in_group
 from fcl_bench.data.splits.base import (
     Division,
     SampleSplit,

@@ -8,8 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fcl_bench.data.groups import parts
-from fcl_bench.data.sources.base import Dataset, Split
+from fcl_bench.data.sources.base import Dataset, Split, parts
 from fcl_bench.data.splits.base import Division, SampleSplit, Stream, TaskSplit, checked_classes, stream_of_samples
 from fcl_bench.errors import UserError, choices
 

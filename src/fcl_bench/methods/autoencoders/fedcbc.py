@@ -23,7 +23,7 @@ from fcl_bench.errors import require_memory
 from fcl_bench.methods.autoencoders import networks
 from fcl_bench.methods.autoencoders.fitting import Grouped, Wanted, fitted, fused, latents_of, posteriors
 from fcl_bench.methods.autoencoders.networks import Architecture, Bank
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUMS, Schema, class_numbers, real, weights
 from fcl_bench.protocol.message import Message

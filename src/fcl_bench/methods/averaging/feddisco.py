@@ -22,7 +22,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema
 from fcl_bench.protocol.message import Message

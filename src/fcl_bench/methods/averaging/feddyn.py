@@ -22,7 +22,7 @@ from fcl_bench.config import knob
 from fcl_bench.methods.averaging.client_sums import ClientSumClient, ClientSumMethod, ClientSumServer
 from fcl_bench.methods.averaging.fedprox import Proximal, Weights, training_weights
 from fcl_bench.methods.gradient.base import ONLY_MEAN
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, Schema
 from fcl_bench.protocol.message import Message

@@ -24,8 +24,7 @@ from fcl_bench.config import knob
 from fcl_bench.linalg.tensors import add_weighted, with_prefix
 from fcl_bench.methods.averaging.fisher import summed_squares
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
+from fcl_bench.methods.gradient.client import MODEL, GradientClient, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import MOMENTS, SUM, Schema, real

@@ -21,7 +21,7 @@ from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.data_free.generators.features import FeatureGenerator, KeptAdam, similarity
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.class_counts import COUNTS, COUNTS_SCHEMA, CountingClient, CountingServer
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema

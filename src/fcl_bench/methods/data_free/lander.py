@@ -38,7 +38,7 @@ from fcl_bench.methods.data_free.generators.anchored import (
     read_anchors,
 )
 from fcl_bench.methods.data_free.generators.images import ImagePool
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import SUM, Schema, real
 from fcl_bench.protocol.message import Message

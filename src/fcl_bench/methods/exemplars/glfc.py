@@ -42,7 +42,7 @@ from fcl_bench.methods.exemplars.memory import (
     with_memory,
 )
 from fcl_bench.methods.exemplars.proxy import GRADIENTS, Inversion, PrototypeClient, ProxyServer
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Schema, real
 from fcl_bench.protocol.message import Message

@@ -22,7 +22,7 @@ from fcl_bench.environment import exact_kernels
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.methods.exemplars.inversion import GradientEncoder, pixel_bytes, reconstruct
 from fcl_bench.methods.exemplars.memory import ExemplarClient, ExemplarServer
-from fcl_bench.methods.gradient.model_holder import MODEL, teacher_prefix
+from fcl_bench.methods.gradient.client import MODEL, teacher_prefix
 from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, Task
 from fcl_bench.protocol.fields import Schema

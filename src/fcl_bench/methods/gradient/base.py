@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 from fcl_bench.backbones.backbone import Trainable, frozen_names
 from fcl_bench.config import knob, text
 from fcl_bench.errors import UserError, choices, require_memory
-from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS
+from fcl_bench.methods.gradient.client import MODEL, MOMENTS, GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.fields import EACH, MEAN, Schema, weights

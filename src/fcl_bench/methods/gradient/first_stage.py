@@ -13,7 +13,7 @@ import torch
 from fcl_bench.config import counting
 from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.model_holder import head_seed
+from fcl_bench.methods.gradient.client import head_seed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.context import Context, Task
 from fcl_bench.protocol.method import Server

@@ -10,8 +10,7 @@ import torch
 
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat, add_weighted, average
-from fcl_bench.methods.gradient.ccvr import CCVRHead
-from fcl_bench.methods.gradient.model_holder import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
+from fcl_bench.methods.gradient.client import MODEL, MOMENTS, ModelHolder, final_prefix, head_seed, teacher_prefix
 from fcl_bench.protocol.context import Context, Prediction, Task, TestBatch
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
@@ -20,6 +19,7 @@ from fcl_bench.training.network import Heads
 
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
+    from fcl_bench.methods.gradient.ccvr import CCVRHead
     from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
 
 
@@ -33,7 +33,7 @@ class GradientServer(ModelHolder, Server):
         tasks: the columns of each task's classes.
         columns: the columns of each head's.
         counted: stages whose uploads say how many samples they are of.
-        replay: what predicts in place of the trained heads under `ccvr=gaussian`.
+        replay: what predicts in place of the trained heads under `ccvr=gaussian`; None: nothing does.
     """
 
     method: GradientMethod
@@ -48,7 +48,11 @@ class GradientServer(ModelHolder, Server):
         self.columns: list[tuple[int, ...]] = []
         self.sent: dict[str, torch.Tensor] = {}
         self._round = 0
-        self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
+        self.replay: CCVRHead | None = None
+        if method.ccvr == "gaussian":
+            from fcl_bench.methods.gradient.ccvr import CCVRHead
+
+            self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
             from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
@@ -73,7 +77,8 @@ class GradientServer(ModelHolder, Server):
                 self._teacher = {prefix + name: value.clone() for name, value in self.network.state().items()}
             self.tasks.append(task.columns)
             self.columns.append(self.method.head_columns(task))
-            self.replay.weight = self.replay.bias = None  # a new task has other heads
+            if self.replay:
+                self.replay.weight = self.replay.bias = None  # a new task has other heads
         self.prepare(self.heads)
         self._heads_message = self.heads.to_message()
 
@@ -131,16 +136,16 @@ class GradientServer(ModelHolder, Server):
 
     def matching(self, name: str) -> Mapping[str, torch.Tensor]:
         """The parts of the model that the round changes, as broadcast; of `moments`, the task's classes."""
-        return self.replay.matching(self.tasks[-1]) if self.stage == MOMENTS else self.sent
+        return self.replay.matching(self.tasks[-1]) if self.replay and self.stage == MOMENTS else self.sent
 
     def objection(self, upload: Message) -> str:
-        if self.stage == MOMENTS:
+        if self.replay and self.stage == MOMENTS:
             return self.replay.objection(upload, self.tasks[-1])
         missing = self.stage in self.counted and upload.samples is None
         return "it does not say how many samples it is of" if missing else ""
 
     def absorb(self, client: int, upload: Message) -> None:
-        if self.stage == MOMENTS:
+        if self.replay and self.stage == MOMENTS:
             self.replay.absorb(upload, self.tasks[-1])
         elif self.stage == MODEL:
             self.absorb_model(client, upload)
@@ -170,8 +175,8 @@ class GradientServer(ModelHolder, Server):
         return upload.weight(self.method.training.weighting)
 
     def finish_round(self) -> None:
-        if self.stage == MOMENTS:
-            self._retrain_heads()
+        if self.replay and self.stage == MOMENTS:
+            self._retrain_heads(self.replay)
         elif self.stage != MODEL:
             self.finish_stage()
         elif self._weight or self._models:
@@ -202,7 +207,7 @@ class GradientServer(ModelHolder, Server):
         statistics = {name for name, _ in self.network.named_buffers()}
         return combined(self._models, knobs.aggregate, knobs.trimmed, knobs.byzantine, statistics)
 
-    def _retrain_heads(self) -> None:
+    def _retrain_heads(self, replay: CCVRHead) -> None:
         """Make the heads that predict."""
         if self.task and any(name.startswith("body.") for name in self.network.changing()):
             self._notices.tell(
@@ -212,7 +217,7 @@ class GradientServer(ModelHolder, Server):
             )
         seed = derived_seed(self.context.seed, "replay head", self.task) % 2**62
         with self.trainer.reproducible(seed):
-            self.replay.retrain(self.network, self.heads, seed)
+            replay.retrain(self.network, self.heads, seed)
 
     def finish_stage(self) -> None:
         """Called when all uploads of a stage that is no training are in."""
@@ -236,7 +241,7 @@ class GradientServer(ModelHolder, Server):
     @torch.inference_mode()
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """The outputs of all heads (n, L). Raises a `UserError` where they are not finite."""
-        if self.replay.weight is None:
+        if self.replay is None or self.replay.weight is None:
             logits = self.network.logits(features)
         else:
             logits = torch.nn.functional.linear(features, self.replay.weight, self.replay.bias)
@@ -255,7 +260,7 @@ class GradientServer(ModelHolder, Server):
         state, heads = self.network.state_dict(), self.heads
         own = {} if heads.plain else {"head_columns": torch.tensor(heads.logits)}
         weight, bias = self.network.classifier()
-        if self.replay.weight is not None and self.replay.bias is not None:
+        if self.replay and self.replay.weight is not None and self.replay.bias is not None:
             weight, bias = self.replay.weight, self.replay.bias
         return {
             "W": weight.T,
@@ -270,10 +275,14 @@ class GradientServer(ModelHolder, Server):
         self.method.grow(self.network, self.heads.sizes, head_seed(self.context))
         self.network.load_known(model)
         weight, bias = model["W"].T, model["bias"]
-        if self.method.ccvr == "none":
+        if self.replay is None:
             self.network.load_classifier(weight, bias)
         else:
             self.replay.weight, self.replay.bias = weight, bias
+
+    def _state_names(self) -> list[str]:
+        # Checkpoints of runs without it say nothing of it.
+        return [name for name in super()._state_names() if name != "replay" or self.replay]
 
     @property
     def network_tensors(self) -> dict[str, torch.Tensor]:

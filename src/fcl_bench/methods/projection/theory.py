@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from fcl_bench.environment import exact_attention, exact_kernels
-from fcl_bench.methods.gradient.model_holder import MODEL, ModelHolder
+from fcl_bench.methods.gradient.client import MODEL, ModelHolder
 from fcl_bench.methods.projection.subspace import project_out
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context, Task

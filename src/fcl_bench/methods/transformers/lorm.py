@@ -32,8 +32,7 @@ from fcl_bench.data.images.batches import Augment, Samples
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.linalg.tensors import with_prefix
-from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL, final_prefix
+from fcl_bench.methods.gradient.client import MODEL, GradientClient, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.low_rank import LowRankMethod, factor_name, factors, low_rank_layers
 from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram, weighted

@@ -22,8 +22,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.linalg.gram import class_sums
-from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL, GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.low_rank import LowRank, LowRankMethod, factor_name, low_rank_layers
 from fcl_bench.protocol.context import ClientData, Context, State, Task

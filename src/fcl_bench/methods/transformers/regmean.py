@@ -24,8 +24,7 @@ from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
 from fcl_bench.linalg.solve import relative_rounding
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.methods.gradient.client import GradientClient
-from fcl_bench.methods.gradient.model_holder import MODEL
+from fcl_bench.methods.gradient.client import MODEL, GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram
 from fcl_bench.protocol.context import ClientData, Context, State, Task
