@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 
 import pandas as pd
@@ -112,8 +110,7 @@ def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_proc
     assert in_process(tables, *given, "--figures", "--html")[0] == 0
     drawn = {file.name.split(".")[1] for file in (tmp_path / "tables").glob("summary.*.png")}
     assert drawn == {"accuracy_against_bytes", "accuracy_against_beta"}
-    charts = re.search(r'id="chart-data">(.*?)</script>', (tmp_path / "tables" / "summary.html").read_text())
-    assert {(len(row["accuracy"]), row["bytes"] > 0) for row in json.loads(charts[1])} == {(0, True)}
+    assert (tmp_path / "tables" / "summary.html").read_text().count('<img alt="') == 2
     code, _, err = in_process(tables, *given, "--figures", "comparison")
     assert code == 2
     assert "--figures comparison: too few runs for it (reference results have no curves and no seconds)" in err

@@ -188,7 +188,6 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
     from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-    from fcl_bench.results.page.charts import chart_data
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
@@ -218,10 +217,8 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     if arguments.html:
         sheets = {table.name: table.sheet for table in (whole, *parts.values())}
         captions = {name: figure.caption for name, figure in figures.items()}
-        folders = {run: out / "runs" / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
-        charts = chart_data(summary, folders)
-        contents["html"] = html_page(title, sheets, svgs, captions, charts, _about(runs))
+        contents["html"] = html_page(title, sheets, svgs, captions, _about(runs))
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
