@@ -282,7 +282,7 @@ def test_the_folder_of_runs_in_miniature_and_the_runs_of_a_sweep(tables, tmp_pat
     for arguments, told in (
         (["--profile", "quick"], "no complete run in outputs/quick/runs"),
         ([], "no complete run in outputs/runs"),
-        (["--latest", "--sweep", "a"], "--sweep a and --latest are one too many"),
+        (["--latest", "--sweep", "a"], "argument --sweep: not allowed with argument --latest"),
     ):
         code, _, err = tables(*arguments)
         assert code == 2
