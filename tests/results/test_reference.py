@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from benchmarks.reference import save
 from fcl_bench.cli.app import main
 from fcl_bench.cli.tables import main as tables
 from fcl_bench.config import text
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
-from fcl_bench.results.reference import FROM, beside, folder, load, names, save
+from fcl_bench.results.reference import FROM, beside, folder, load, names
 from fcl_bench.results.summarise import setting, summarise, used_runs
 from tests.conftest import REPOSITORY
 from tests.results.frames import real_runs

@@ -153,7 +153,7 @@ def _tables() -> int:
     out = user_path("--out", arguments.out)
     made = Made(out, vars(arguments)) if arguments.if_changed else None
     if made is not None and made.is_current():
-        print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
+        print(f"nothing to do: {len(made.files)} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
     is_ours = frame.empty and arguments.reference is not None
