@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import shlex
 import sys
@@ -254,12 +253,8 @@ def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     from fcl_bench.execution.screen import ScreenConsole
     from fcl_bench.results.tables.sections import screen_table
 
-    console = ScreenConsole(highlight=False)
-    # A pipe has no width unless the user sets one.
-    is_narrow = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-    table, left_out = screen_table(summary, sheet, console.width if is_narrow else math.inf)
-    if not is_narrow:
-        console.width = 10_000
+    console = ScreenConsole()
+    table, left_out = screen_table(summary, sheet, console.width)
     for note in sheet.notes[:-1]:
         console.print(note if len(note) <= _LONGEST_NOTE else "What else does not vary: in the files.", markup=False)
     console.print(table)

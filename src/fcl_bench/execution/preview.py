@@ -60,7 +60,7 @@ def preview(settings: Settings) -> Path:
             _with_tests(dealt, counts).to_csv(temporary, index=False)
         with replacing(folder / "split.png") as temporary:
             figure.savefig(temporary, dpi=120)
-    console = ScreenConsole(highlight=False)
+    console = ScreenConsole()
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
     console.print(_tasks(dealt, counts, hidden=settings.scalars.label_rate < 1))
     stream, dataset = dealt.stream, dealt.dataset

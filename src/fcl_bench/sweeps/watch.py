@@ -131,10 +131,7 @@ class Sweep:
         table = results_table(reports, varying(report.overrides for report in reports))
         if table is None:
             return
-        console = ScreenConsole(highlight=False, file=self._screen)
-        if not console.is_terminal:
-            console.width = 10_000
-        console.print(table)
+        ScreenConsole(file=self._screen).print(table)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
             f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",

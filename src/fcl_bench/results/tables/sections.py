@@ -184,7 +184,7 @@ def _numbers(row: pd.Series | None, measure: Measure, verdict: Verdict) -> dict[
     return {part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}
 
 
-def screen_table(summary: pd.DataFrame, sheet: Sheet, width: float) -> tuple[ScreenTable, list[str]]:
+def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int) -> tuple[ScreenTable, list[str]]:
     """Return the summary for rich with lines between settings, and the last columns, which did not fit in `width`."""
     columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
     widths = [3 + max(map(cell_len, column)) for column in columns]
