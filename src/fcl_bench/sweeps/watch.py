@@ -45,13 +45,12 @@ class Sweep:
         self.jobs: list[tuple[str, ...]] = []
         self.workers: int | None = 1
         self.folds = False
+        self._beside = True  # whether jobs have processes of their own
         #: `out` and the sweep's folder as they were typed, for messages.
         self._out, self._shown = Path(), Path()
         self._screen, self._err = sys.stdout, sys.stderr
         #: Number of a job -> the end that was told of it; a cluster may start an interrupted job again.
         self._told: dict[int, str] = {}
-        #: Jobs of this process whose reports could not be written, by number.
-        self._unwritten: dict[int, JobReport] = {}
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: ProgressLines | tqdm[Any] = ProgressLines(0, "sweep", "run")
@@ -66,11 +65,11 @@ class Sweep:
         self._out = Path(str(config.out))
         self.jobs = jobs
         self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
-        elsewhere = not runs_here(config.hydra.launcher)
-        if elsewhere and self.workers is not None:
+        self._beside = not runs_here(config.hydra.launcher)
+        if self._beside and self.workers is not None:
             share_cores(self.workers, cpu_count())
             announce_gpus()
-        self.folds = elsewhere or (len(jobs) != 1 and not config.preview)
+        self.folds = self._beside or (len(jobs) != 1 and not config.preview)
         if self.folds:
             self._bar = self._open_bar.enter_context(progress(len(jobs), "sweep", "run"))
             self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
@@ -87,15 +86,11 @@ class Sweep:
         reason = str(self._explain(error, overrides))
         write_report(self.folder, JobReport(number, overrides, FAILED, 2, reason))
 
-    def note(self, report: JobReport) -> None:
-        """Remember the report of a job of this process that could not be written."""
-        self._unwritten[report.number] = report
-
     def reports(self) -> list[JobReport]:
-        """Every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
-        found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
+        """Every job's report once the sweep has ended; jobs of other processes here that still ran have then failed."""
+        found = read_reports(self.folder)
         for report in found.values():
-            if report.status == RUNNING and self.workers is not None:
+            if report.status == RUNNING and self.workers is not None and self._beside:
                 why = "its process ended without a word: killed, or out of memory"
                 report.status, report.code = FAILED, 1
                 report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
