@@ -214,6 +214,7 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
         (["--paper", "fedrann"], "--paper fedrann is not known (did you mean fedran"),
         (["--paper", "fedran", "--table", "Table 44"], "--table Table 44 is not in --paper fedran"),
         (["--paper", "fedran", "--by", "method"], "are not for --paper"),
+        (["--paper", "fedran", "--reference"], "are not for --paper"),
         (["beta=1"], "unrecognized arguments: beta=1 (fcl-tables --help"),
     ],
 )

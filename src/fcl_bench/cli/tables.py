@@ -100,9 +100,9 @@ def _arguments() -> argparse.Namespace:
         arguments.out = "outputs" if arguments.profile == "full" else f"outputs/{arguments.profile}"
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
-    others = ("by", "metrics", "figures", "together", "reference")
-    if arguments.paper and any(getattr(arguments, option) not in (None, []) for option in others):
-        raise UserError(f"{', '.join(f'--{option}' for option in others)} are not for --paper", "without them")
+    others = (arguments.by, arguments.metrics, arguments.together, arguments.figures, arguments.reference is not None)
+    if arguments.paper and any(others):
+        raise UserError("--by, --metrics, --together, --figures and --reference are not for --paper", "without them")
     if arguments.difference_to and arguments.figures is None and not arguments.html:
         raise UserError("--difference-to draws nothing without --figures", "such as --figures comparison")
     return arguments
@@ -208,14 +208,15 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         contents |= {f"{prefix}{suffix}": text for suffix, text in table_files(table, arguments.format).items()}
     asked = arguments.figures or []
     wanted = FIGURES if arguments.html else {*asked, _OWN}
-    figures = figure_set(frame, out / "runs", wanted, arguments.difference_to)
+    once = frame[frame["run_id"].isin(runs["run_id"])]
+    figures = figure_set(once, out / "runs", wanted, arguments.difference_to)
     _require_figures(asked, figures, arguments.reference is not None)
     svgs: dict[str, bytes] = {}
     for name, figure in figures.items():
         places = [f"{name}."] * (name in asked) + [""] * (name == _OWN)
         drawn = pictures(figure, KINDS if places else ("svg",))
         svgs[name] = drawn["svg"]
-        files_of = {**drawn, **captions(figure)}
+        files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
         contents |= {f"{place}{suffix}": content for place in places for suffix, content in files_of.items()}
     if arguments.html:
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +51,7 @@ def comparison(summary: pd.DataFrame, folders: Mapping[str, Path], reference: st
         "Below: mean accuracy over tasks against the measured upload of the busiest client and task.",
         "Line and point: mean over seeds; band and bars: one standard deviation either way.",
     ]
-    draws = [partial(curves.draw, shown.looks), costs]
+    draws: list[Callable[[Axes, Panel], None]] = [partial(curves.draw, shown.looks), costs]
     figure = drawing(shown, about, draws, height=2.7 if columns > 1 else 3.3, settings_across=True)
     for number, axes in enumerate(figure.axes):
         if number % columns:

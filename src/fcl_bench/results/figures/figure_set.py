@@ -74,9 +74,8 @@ def figure_set(
     for cost, (measure, *_) in COSTS.items():
         if len(rivals := compared(summary[summary[f"{measure}_mean"].notna()])):
             ways[f"accuracy_against_{cost}"] = partial(accuracy_against_cost, rivals, cost)
-    for quantity in SWEPT:
-        knob = f"method.{quantity}"
-        whole = summary
+    for quantity in (one for one in SWEPT if _name(one) in wanted):
+        knob, whole = f"method.{quantity}", summary
         if knob in given:
             # Like a key of the setting: labels leave it out, so that a line joins its values.
             used = given[given["run_id"].isin(runs["run_id"])]
