@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,6 @@ class Sweep:
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
         self._bar: ProgressLines | tqdm[Any] = ProgressLines(0, "sweep", "run")
-        self._open_bar = ExitStack()
 
     def begin(self, config: Any, jobs: list[tuple[str, ...]]) -> None:
         """Take over Hydra's configuration, and prepare this machine for jobs side by side if there will be any."""
@@ -71,7 +70,7 @@ class Sweep:
             announce_gpus()
         self.folds = self._beside or (len(jobs) != 1 and not config.preview)
         if self.folds:
-            self._bar = self._open_bar.enter_context(progress(len(jobs), "sweep", "run"))
+            self._bar = progress(len(jobs), "sweep", "run")
             self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
             self._watcher.start()
 
@@ -104,7 +103,8 @@ class Sweep:
         if self._watcher is not None:
             self._watcher.join()
             self._print_news()
-        self._open_bar.close()
+        if isinstance(self._bar, tqdm):
+            self._bar.close()
         reports = self.reports() if self.began else []
         if len(reports) <= 1:
             return
