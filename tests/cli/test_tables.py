@@ -214,6 +214,7 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
         (["--paper", "fedrann"], "--paper fedrann is not known (did you mean fedran"),
         (["--paper", "fedran", "--table", "Table 44"], "--table Table 44 is not in --paper fedran"),
         (["--paper", "fedran", "--by", "method"], "are not for --paper"),
+        (["--paper", "fedran", "--reference"], "are not for --paper"),
         (["beta=1"], "unrecognized arguments: beta=1 (fcl-tables --help"),
     ],
 )
@@ -282,7 +283,7 @@ def test_the_folder_of_runs_in_miniature_and_the_runs_of_a_sweep(tables, tmp_pat
     for arguments, told in (
         (["--profile", "quick"], "no complete run in outputs/quick/runs"),
         ([], "no complete run in outputs/runs"),
-        (["--latest", "--sweep", "a"], "--sweep a and --latest are one too many"),
+        (["--latest", "--sweep", "a"], "argument --sweep: not allowed with argument --latest"),
     ):
         code, _, err = tables(*arguments)
         assert code == 2

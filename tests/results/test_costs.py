@@ -84,7 +84,7 @@ def test_families_differ_in_colour_marker_or_filling():
     figure = figure_of(*knobs, {"method": "fedran", "method_complement": "floor"}, {"method_complement": "null"})
     lines = [container.lines[0] for container in figure.axes[0].containers]
     assert len({(to_hex(line.get_color()), line.get_marker(), line.get_fillstyle()) for line in lines}) == 11
-    assert legend(figure)[:2] == ["fedran (complement floor)", "fedran (complement null)"]
+    assert legend(figure)[:2] == ["fedran complement=floor", "fedran complement=null"]
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_settings_beyond_four_are_counted_with_the_option_that_draws_them():
 
 @pytest.mark.parametrize("longest", [20, 29, 38, 39, 44])
 def test_a_legend_is_within_its_figure(longest):
-    figure, _ = canvas(2, 2, ["a figure"])
+    figure, _ = canvas(2, 2)
     names = [f"fedran {number} (rank 256, ridge 0.001, M 8192)".ljust(longest)[:longest] for number in range(6)]
     layout.legend(figure, {name: line_look(("#0072B2", "o"), number) for number, name in enumerate(names)})
     figure.canvas.draw()
@@ -176,7 +176,7 @@ def test_a_row_that_meets_a_gate_is_crossed_out_and_never_on_the_front():
 
 @pytest.mark.parametrize(("least", "most"), [(1, 5), (0.001, 0.09), (0.0005, 80), (45, 4000), (1.02, 1.031), (3, 3)])
 def test_numbers_on_a_log_axis_of_three_beside_each_other_lie_apart(least, most):
-    figure, grid = canvas(3, 3, ["a figure"], height=3.4)
+    figure, grid = canvas(3, 3, height=3.4)
     for axes in grid:
         log_costs(axes, pd.Series([least, most]), named=False)
     figure.canvas.draw()

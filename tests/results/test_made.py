@@ -33,7 +33,7 @@ def test_what_was_noted_is_current(out):
     noted(out)
     made = made_now(out)
     assert made.is_current()
-    assert (made.files, made.runs) == (1, 2)
+    assert (made.files, made.runs) == ([str(out / "tables" / "t.csv")], 2)
 
 
 def new_run(out):

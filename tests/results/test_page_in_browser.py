@@ -161,85 +161,15 @@ SETTINGS = {
 }
 
 
-def charted():
-    """A page of two methods in two settings, with charts."""
-    entries = [
-        {"name": name, "ceiling": False, "setting": {"beta": beta}, "n": 3, "bytes": size, "gates": ""}
-        | {
-            "A_avg": high,
-            "A_avg_std": 0.5,
-            "accuracy": [high + 1, high - 1],
-            "matrix": [[high, None], [high - 2, high]],
-        }
-        for beta, name, size, high in (
-            *(("0.1", "fedran", 4.0, 72.0), ("0.1", "stsa", 16.0, 99.9)),
-            *(("1", "fedran", 4.0, 71.0), ("1", "stsa", 16.0, 73.0)),
-        )
-    ]
+def test_a_choice_of_a_setting_leaves_its_rows(chromium, tmp_path):
     faceted = dataclasses.replace(sheet(SETTINGS), texts=2, facets=(0,))
-    return html_page("Runs", {"summary": faceted}, {"figure": SVG}, {}, entries)
-
-
-def texts(where):
-    return f"[...document.querySelectorAll('{where}')].map((one) => one.textContent)"
-
-
-LINES, POINTS = texts("#chart-tasks text.strong"), texts("#chart-bytes .names text:not(.soft)")
-
-
-@pytest.mark.slow
-def test_charts_run_under_the_policy_of_the_page(chromium, tmp_path):
-    page = charted()
-    assert len(page) < 60_000
-    body = browse(chromium, tmp_path, page, "--dump-dom")
-    body = body[body.rindex("<header>") :]
-    assert body.count('<path class="mark"') + body.count('class="mark"') >= 2
-    assert re.search(r'<section id="charts"[^>]*>', body)[0].count("hidden") == 0
-    # With charts, the static figures are folded until somebody wants them, or prints.
-    assert 'class="figure"' in body
-    assert 'class="figure" open' not in body
-
-
-def test_filters_and_choices_apply_to_the_charts_too(chromium, tmp_path):
-    search = "{{ type(document.querySelector('#everywhere'), '{}'); return [first(), {}, {}]; }}"
-    column = "{{ type(filters()[2], '{}'); return [first(), {}, {}]; }}"
     pick = (
         "{ const s = document.querySelector('#facets select'); s.value = '1'; s.dispatchEvent(new Event('change'));"
-        f" return [first(), document.querySelector('#chart-setting').value, {POINTS},"
-        " rows().map((row) => row.cells[1].innerText.trim())]; }"
+        " return [first(), rows().map((row) => row.cells[1].innerText.trim())]; }"
     )
-    heads = (
-        "[...document.querySelectorAll('.scroll table:not(.matrix) thead tr:first-child th')].map((h) => h.textContent)"
-    )
-    matrix = texts("#chart-matrix td")
-    found = asked(
-        chromium,
-        tmp_path,
-        charted(),
-        [
-            *(LINES, POINTS, search.format("stsa", LINES, POINTS), search.format("", LINES, POINTS)),
-            *(column.format("<73", LINES, POINTS), column.format("", LINES, POINTS), pick, matrix, heads),
-        ],
-    )
-    both = [["fedran", "stsa", "fedran", "stsa"], ["stsa", "fedran"], ["fedran", "stsa"]]
-    assert [set(found[0]), set(found[1])] == [{"fedran", "stsa"}] * 2
-    assert found[2] == [["stsa", "stsa"], ["stsa"], ["stsa"]]
-    assert [sorted(names) for names in found[3]] == [sorted(names) for names in both]
-    assert found[4] == [["fedran", "fedran"], ["fedran"], ["fedran"]]
-    assert [sorted(names) for names in found[5]] == [sorted(names) for names in both]
-    assert found[6][:2] == [["fedran", "stsa"], "beta 1"]
-    assert sorted(found[6][2]) == ["fedran", "stsa"]
-    assert found[6][3] == ["", ""]
-    assert found[7] == ["71.0", "", "69.0", "71.0"]
-    assert found[8] == ["method", "setting", "A_avg"]
-
-
-def test_a_ceiling_is_a_line_without_bytes(chromium, tmp_path):
-    page = charted().replace('"ceiling":false', '"ceiling":true', 1)  # of the first, fedran at beta 0.1
-    level = "document.querySelectorAll('#chart-bytes .level').length"
-    dashes = "[...document.querySelectorAll('#chart-tasks .line')].map((one) => one.getAttribute('stroke-dasharray'))"
-    found = asked(chromium, tmp_path, page, [level, texts("#chart-bytes .names text"), POINTS, dashes])
-    assert found == [1, ["fedran", "stsa"], ["stsa"], [None, "2 3"]]
+    heads = "[...document.querySelectorAll('.scroll table thead tr:first-child th')].map((h) => h.textContent)"
+    found = asked(chromium, tmp_path, html_page("Runs", {"summary": faceted}, {}), [pick, heads])
+    assert found == [[["fedran", "stsa"], ["", ""]], ["method", "setting", "A_avg"]]
 
 
 @pytest.mark.slow_cases("390")

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 
 import pandas as pd
 import pytest
 import yaml
 
+from benchmarks.reference import save
 from fcl_bench.cli.app import main
 from fcl_bench.cli.tables import main as tables
 from fcl_bench.config import text
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
-from fcl_bench.results.reference import FROM, beside, folder, load, names, save
+from fcl_bench.results.reference import FROM, beside, folder, load, names
 from fcl_bench.results.summarise import setting, summarise, used_runs
 from tests.conftest import REPOSITORY
 from tests.results.frames import real_runs
@@ -112,8 +111,7 @@ def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_proc
     assert in_process(tables, *given, "--figures", "--html")[0] == 0
     drawn = {file.name.split(".")[1] for file in (tmp_path / "tables").glob("summary.*.png")}
     assert drawn == {"accuracy_against_bytes", "accuracy_against_beta"}
-    charts = re.search(r'id="chart-data">(.*?)</script>', (tmp_path / "tables" / "summary.html").read_text())
-    assert {(len(row["accuracy"]), row["bytes"] > 0) for row in json.loads(charts[1])} == {(0, True)}
+    assert (tmp_path / "tables" / "summary.html").read_text().count('<img alt="') == 2
     code, _, err = in_process(tables, *given, "--figures", "comparison")
     assert code == 2
     assert "--figures comparison: too few runs for it (reference results have no curves and no seconds)" in err

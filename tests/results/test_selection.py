@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from fcl_bench.results.figures.selection import lines, names, panels, seeds_text, shared, styles
+from fcl_bench.results.figures.selection import lines, panels, seeds_text, select, shared, styles
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 
@@ -82,14 +82,8 @@ def test_a_configuration_that_meets_a_gate_comes_after_a_sound_one_and_is_named_
     runs = [{"method_rank": 8, "A_avg": 50.0}, {"method_rank": 16, "A_avg": 90.0, "gates": "growth"}]
     shown, _ = panels(summary_of(*runs, {"method": "afl"}))
     assert labels(lines(shown, most=2)[0][0]) == ["afl", "fedran rank=8"]
-    assert list(names(shown[0].rows).values()) == ["afl", "fedran (rank 8)", "fedran (rank 16) (gate)"]
-
-
-def test_names_have_only_the_knobs_that_vary_among_what_is_shown():
-    rows = summary_of({"method_rank": 8, "method_merge": "tree"}, {"method_rank": 16, "method_merge": "joint"})
-    assert list(names(rows).values()) == ["fedran (rank 8, merge tree)", "fedran (rank 16, merge joint)"]
-    assert list(names(rows.head(1)).values()) == ["fedran"]
-    assert list(names(rows, "family").values()) == ["fedran (merge tree)", "fedran (merge joint)"]
+    named = list(select(summary_of(*runs, {"method": "afl"})).legend())
+    assert named == ["afl", "fedran rank=8", "fedran rank=16 (gate)"]
 
 
 def test_lines_of_one_method_share_its_colour_and_marker_and_differ_in_dashes_or_filling():

@@ -9,14 +9,21 @@ from scipy import stats
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import split_by_setting, summarise, used_runs, varying_setting
-from fcl_bench.results.tables.sections import sections
-from fcl_bench.results.tables.summary_table import constants, screen_table, summary_page, summary_sheet
+from fcl_bench.results.tables.markup import markdown_page
+from fcl_bench.results.tables.rivals import constants
+from fcl_bench.results.tables.sections import screen_table, sections, summary_table
 from tests.results.frames import made_up
 from tests.small_runs import run_in
 
 
 def summary_of(*runs):
     return summarise(used_runs(made_up(*runs)))
+
+
+def summary_sheet(summary):
+    """The table for readers; the runs behind it are those of `made_up`."""
+    runs = summary.assign(written=0.0, path="")
+    return summary_table(runs, summary).sheet
 
 
 def column(summary, header):
@@ -27,7 +34,7 @@ def column(summary, header):
 
 
 def markdown(summary):
-    return summary_page(summary_sheet(summary))
+    return markdown_page(summary_sheet(summary))
 
 
 def test_means_and_standard_deviations_are_over_seeds():
@@ -151,7 +158,7 @@ def test_only_what_varies_has_a_column_and_the_rest_is_one_line():
         "data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu",
         "fedran: rank 8; stsa: gamma 100",
     ]
-    assert markdown(summary).startswith(constants(summary)[0] + "\n\n")
+    assert f"\n\n{constants(summary)[0]}\n\n" in markdown(summary)
 
 
 def test_minor_keys_have_a_column_where_nothing_else_tells_them():
@@ -263,7 +270,7 @@ def test_the_note_explains_what_is_shown_and_nothing_else(kept):
 def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
     sheet = summary_sheet(summary)
-    assert screen_table(summary, sheet, float("inf"))[1] == []
+    assert screen_table(summary, sheet, 10_000)[1] == []
     table, left_out = screen_table(summary, sheet, 80)
     assert left_out == ["seconds per task", "FedRAN's count (MiB)"]
     assert [column.header for column in table.columns] == sheet.headers[:-2]

@@ -22,14 +22,17 @@ def shown(reports) -> list[list[str]]:
 def test_the_table_has_mean_and_deviation_of_each_setting():
     reports = [report_of(n, f"method={m}", f"seed={n % 2}", "tasks=2") for n, m in enumerate("aabb")]
     assert shown(reports) == [
-        ["method=a", "2", "90.50 ± 0.71", "80.50 ± 0.71", "2"],
-        ["method=b", "2", "92.50 ± 0.71", "82.50 ± 0.71", "2"],
+        ["method=a", "2", "90.50 ± 0.71", "80.50 ± 0.71", "2.00 ± 0"],
+        ["method=b", "2", "92.50 ± 0.71", "82.50 ± 0.71", "2.00 ± 0"],
     ]
     reports[0].gates = ["chance"]
     reports[3].result["A_T"] = None
-    assert [row[::3] for row in shown(reports)] == [["method=a [gate: chance]", "80.50 ± 0.71"], ["method=b", "82.00"]]
+    assert [row[::3] for row in shown(reports)] == [
+        ["method=a \\[gate: chance]", "80.50 ± 0.71"],
+        ["method=b", "not defined"],
+    ]
     only_seeds = [report_of(n, f"seed={n}") for n in range(3)]
-    assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "2"]]
+    assert shown(only_seeds) == [["all runs", "3", "91.00 ± 1.00", "81.00 ± 1.00", "2.00 ± 0"]]
     assert results_table([JobReport(0, [], FAILED, 2)], set()) is None
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fcl_bench.tracking import console
-from fcl_bench.tracking.console import ProgressLines, current_progress, progress
+from fcl_bench.tracking.console import ProgressLines, current_progress, duration, progress
 
 
 @pytest.fixture
@@ -65,3 +65,8 @@ def test_work_goes_on_where_nobody_reads_its_progress(clock, monkeypatch):
             clock(60)
             work.update()
     assert work.text() == "learning: 2 of 3 rounds, about 60 s left"
+
+
+def test_durations_are_told_in_the_unit_that_suits_them():
+    told = [duration(seconds) for seconds in (0, 89, 90, 5399, 12000)]
+    assert told == ["0 s", "89 s", "2 min", "1 h 30 min", "3 h 20 min"]

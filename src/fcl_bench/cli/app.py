@@ -139,19 +139,13 @@ def job(config: Any) -> int:
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
         return carry_out(config, []).code
-    from fcl_bench.sweeps.jobs import FAILED, JobReport
     from fcl_bench.sweeps.watch import current_sweep
 
-    sweep = current_sweep()
     try:
-        return _job_of_sweep(config, hydra_job, sweep)
+        return _job_of_sweep(config, hydra_job, current_sweep())
     except OSError as error:
-        # The job's report cannot be written.
-        shown = storage_error(error, _ROOM) or UserError(first_line(error), _ROOM)
-        code, reason = report_failure("fcl-bench", shown)
-        if sweep is not None:
-            sweep.note(JobReport(hydra_job.job.num, list(hydra_job.overrides.task), FAILED, code, reason))
-        return code
+        # The job's report cannot be written, and what is on disk still says that it runs.
+        return report_failure("fcl-bench", storage_error(error, _ROOM) or UserError(first_line(error), _ROOM))[0]
 
 
 def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:

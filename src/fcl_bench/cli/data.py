@@ -63,10 +63,7 @@ def _list(_: argparse.Namespace) -> None:
         repos = ", ".join(one.repo for one in wanted)
         revisions = ", ".join((one.revision or "main")[:8] for one in wanted)
         table.add_row(name, *numbers, size, _presence(source, wanted), repos, revisions, facts.licence)
-    console = ScreenConsole(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000
-    console.print(table)
+    ScreenConsole().print(table)
 
 
 def _presence(source: Source, wanted: list[Repository]) -> str:

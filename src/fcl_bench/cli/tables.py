@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import math
 import os
 import shlex
 import sys
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FORMATS = ("csv", "md", "tex")
+#: The figure that is drawn beside each summary, under its name.
+_OWN = "accuracy_against_bytes"
 #: Characters of a note above the table on the screen; the knobs of a method that trains a network have more.
 _LONGEST_NOTE = 600
 
@@ -48,11 +49,13 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=which)
     sweep = "only the runs of this sweep (a folder in sweeps/; the end of a sweep prints it)"
-    parser.add_argument("--sweep", metavar="ID", help=sweep)
-    parser.add_argument("--latest", action="store_true", help="only the runs of the latest sweep")
+    sweeps = parser.add_mutually_exclusive_group()
+    sweeps.add_argument("--sweep", metavar="ID", help=sweep)
+    latest = "only the runs of the latest sweep"
+    sweeps.add_argument("--latest", dest="sweep", action="store_const", const="", help=latest)
     parser.add_argument("--name", type=_file_name, default="summary", help="of the files (summary)")
-    formats, tables = ",".join(FORMATS), f"of the tables ({','.join(FORMATS)})"
-    parser.add_argument("--format", type=_list_of("--format", FORMATS), default=formats, metavar="LIST", help=tables)
+    tables = f"of the tables ({','.join(FORMATS)})"
+    parser.add_argument("--format", type=_list_of("--format", FORMATS), default=FORMATS, metavar="LIST", help=tables)
     metrics = (
         "which measures, in this order: A_avg,up_max_mib,seconds_per_task, or after the third task A_3,S_3,P_3,R_3;"
         " default: all that any run has"
@@ -89,22 +92,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
-    if not arguments.format:
-        raise UserError("--format names none", formats)
     if arguments.profile != "full":
         from fcl_bench.papers.experiments import PROFILES  # only now, since others do not need it
 
         require_choice("--profile", arguments.profile, PROFILES)
     if arguments.out is None:
         arguments.out = "outputs" if arguments.profile == "full" else f"outputs/{arguments.profile}"
-    if arguments.sweep is not None and arguments.latest:
-        raise UserError(f"--sweep {arguments.sweep} and --latest are one too many", "one of them")
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
-    if arguments.paper and (arguments.by or arguments.metrics or arguments.figures or arguments.together):
-        raise UserError("--by, --metrics, --figures and --together are not for --paper", "without them")
-    if arguments.paper and arguments.reference is not None:
-        raise UserError("--reference and --paper are one too many", "one of them")
+    others = (arguments.by, arguments.metrics, arguments.together, arguments.figures, arguments.reference is not None)
+    if arguments.paper and any(others):
+        raise UserError("--by, --metrics, --together, --figures and --reference are not for --paper", "without them")
     if arguments.difference_to and arguments.figures is None and not arguments.html:
         raise UserError("--difference-to draws nothing without --figures", "such as --figures comparison")
     return arguments
@@ -154,7 +152,7 @@ def _tables() -> int:
     out = user_path("--out", arguments.out)
     made = Made(out, vars(arguments)) if arguments.if_changed else None
     if made is not None and made.is_current():
-        print(f"nothing to do: {made.files} files in {out / 'tables'} are those of these {made.runs} runs")
+        print(f"nothing to do: {len(made.files)} files in {out / 'tables'} are those of these {made.runs} runs")
         return DONE
     frame = collect(out / "runs", arguments.metrics)
     is_ours = frame.empty and arguments.reference is not None
@@ -163,8 +161,8 @@ def _tables() -> int:
     if frame.empty and (arguments.where or not arguments.paper):
         raise UserError(f"--out={arguments.out}: no complete run in {out / 'runs'}", "fcl-bench makes runs")
     chosen_runs = frame if frame.empty else selected(frame, arguments.where)
-    if not frame.empty and (arguments.latest or arguments.sweep is not None):
-        chosen_runs = of_sweep(chosen_runs, out, arguments.sweep or "")
+    if not frame.empty and arguments.sweep is not None:
+        chosen_runs = of_sweep(chosen_runs, out, arguments.sweep)
     if arguments.reference is not None and not is_ours:
         chosen_runs = beside(chosen_runs, arguments.reference)
     write = _papers if arguments.paper else _summary
@@ -187,13 +185,13 @@ def _written(files: list[Path]) -> str:
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
+    from fcl_bench.results.figures.canvas import captions, pictures
     from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-    from fcl_bench.results.page.charts import chart_data
+    from fcl_bench.results.figures.style import KINDS
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
-    from fcl_bench.results.tables.sections import sections
-    from fcl_bench.results.tables.summary_table import summary_page, summary_table
+    from fcl_bench.results.tables.sections import sections, summary_table
 
     measures = [measure for name in arguments.metrics if (measure := measure_named(name))]
     frame = split_by_setting(frame, arguments.together)
@@ -201,56 +199,34 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     summary = summarise(runs)
     # A knob with its own column is left out of the labels.
     knobs = [key for key in arguments.by if key.startswith("method.")]
-    parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     whole = summary_table(runs, summary, measures)
-    for table in (whole, *parts.values()):
+    parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
+    tables = {"": whole, **{f"{name}.": table for name, table in parts.items()}}
+    contents: dict[str, str | bytes] = {}
+    for prefix, table in tables.items():
         table.sheet.notes[:0] = mixed(runs)
-    contents: dict[str, str | bytes] = dict(table_files(whole, arguments.format, summary_page))
-    for name, table in parts.items():
-        contents |= {f"{name}.{suffix}": content for suffix, content in table_files(table, arguments.format).items()}
-    wanted = FIGURES if arguments.figures is None else arguments.figures
-    is_drawn = arguments.html or arguments.figures is not None
-    figures = figure_set(frame, out / "runs", wanted, arguments.difference_to) if is_drawn else {}
-    if arguments.figures is not None:
-        _require_figures(arguments.figures, figures, arguments.reference is not None)
-    drawn, svgs = _pictures(figures, summary, every_kind=arguments.figures is not None)
-    contents |= drawn
+        contents |= {f"{prefix}{suffix}": text for suffix, text in table_files(table, arguments.format).items()}
+    asked = arguments.figures or []
+    wanted = FIGURES if arguments.html else {*asked, _OWN}
+    once = frame[frame["run_id"].isin(runs["run_id"])]
+    figures = figure_set(once, out / "runs", wanted, arguments.difference_to)
+    _require_figures(asked, figures, arguments.reference is not None)
+    svgs: dict[str, bytes] = {}
+    for name, figure in figures.items():
+        places = [f"{name}."] * (name in asked) + [""] * (name == _OWN)
+        drawn = pictures(figure, KINDS if places else ("svg",))
+        svgs[name] = drawn["svg"]
+        files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
+        contents |= {f"{place}{suffix}": content for place in places for suffix, content in files_of.items()}
     if arguments.html:
-        sheets = {table.name: table.sheet for table in (whole, *parts.values())}
-        captions = {name: figure.caption for name, figure in figures.items()}
-        folders = {run: out / "runs" / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
-        charts = chart_data(summary, folders)
-        contents["html"] = html_page(title, sheets, svgs, captions, charts, _about(runs))
+        sheets = {table.name: table.sheet for table in tables.values()}
+        contents["html"] = html_page(
+            title, sheets, svgs, {name: figure.caption for name, figure in figures.items()}, _about(runs)
+        )
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet)
     return files
-
-
-def _pictures(
-    figures: Mapping[str, Drawing], summary: pd.DataFrame, every_kind: bool
-) -> tuple[dict[str, str | bytes], dict[str, bytes]]:
-    """Suffix -> content of the figures' files and of the summary's own picture, and each figure in svg.
-
-    Args:
-        every_kind: whether the figures have files; else only the page shows them, in svg.
-    """
-    from fcl_bench.results.figures.canvas import captions, pictures
-    from fcl_bench.results.figures.costs import accuracy_against_cost, compared
-    from fcl_bench.results.figures.style import KINDS
-
-    drawn = {name: pictures(figure, KINDS if every_kind else ("svg",)) for name, figure in figures.items()}
-    contents: dict[str, str | bytes] = {}
-    for name, figure in figures.items() if every_kind else ():
-        contents.update((f"{name}.{kind}", content) for kind, content in drawn[name].items())
-        contents.update((f"{name}.{kind}", content) for kind, content in captions(figure).items())
-    if len(rivals := compared(summary)):
-        own = accuracy_against_cost(rivals, "bytes")
-        # The figure of this name is the same picture.
-        is_there = every_kind and "accuracy_against_bytes" in drawn
-        contents |= drawn["accuracy_against_bytes"] if is_there else pictures(own)
-        contents |= captions(own)
-    return contents, {name: found["svg"] for name, found in drawn.items()}
 
 
 def _about(runs: pd.DataFrame) -> str:
@@ -276,14 +252,10 @@ def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_ref
 def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
     """Print the summary on the screen."""
     from fcl_bench.execution.screen import ScreenConsole
-    from fcl_bench.results.tables.summary_table import screen_table
+    from fcl_bench.results.tables.sections import screen_table
 
-    console = ScreenConsole(highlight=False)
-    # A pipe has no width unless the user sets one.
-    is_narrow = console.is_terminal or os.environ.get("COLUMNS", "").isdigit()
-    table, left_out = screen_table(summary, sheet, console.width if is_narrow else math.inf)
-    if not is_narrow:
-        console.width = 10_000
+    console = ScreenConsole()
+    table, left_out = screen_table(summary, sheet, console.width)
     for note in sheet.notes[:-1]:
         console.print(note if len(note) <= _LONGEST_NOTE else "What else does not vary: in the files.", markup=False)
     console.print(table)

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from fcl_bench.config import Settings
 from fcl_bench.data.partitions.skew import skew
-from fcl_bench.data.splits.base import SampleSplit
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.execution.plan import Dealt, deal
@@ -60,7 +59,7 @@ def preview(settings: Settings) -> Path:
             _with_tests(dealt, counts).to_csv(temporary, index=False)
         with replacing(folder / "split.png") as temporary:
             figure.savefig(temporary, dpi=120)
-    console = ScreenConsole(highlight=False)
+    console = ScreenConsole()
     console.print(f"\n[bold]{title}[/bold]", soft_wrap=True)
     console.print(_tasks(dealt, counts, hidden=settings.scalars.label_rate < 1))
     stream, dataset = dealt.stream, dealt.dataset
@@ -105,13 +104,9 @@ def _with_tests(dealt: Dealt, counts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _headline(settings: Settings) -> str:
-    scalars, split = settings.scalars, settings.split
-    order = imbalance = ""
-    if isinstance(split, SampleSplit):
-        order = "" if split.order_seed is None else f" (order seed {split.order_seed})"
-        imbalance = "" if split.imbalance == 1 else f", imbalance {split.imbalance:g}"
+    scalars = settings.scalars
     return (
-        f"{settings.data.name}, {split.name}{order}{imbalance}: {scalars.tasks} tasks, {scalars.clients} clients,"
+        f"{settings.data.name}, {settings.split.name}: {scalars.tasks} tasks, {scalars.clients} clients,"
         f" {partition_name(settings.partition.name, settings.beta)}, seed {scalars.seed}"
     )
 
@@ -168,8 +163,6 @@ def preview_figure(title: str, counts: pd.DataFrame, class_order: np.ndarray, cl
     axes.set_xlabel(f"task, and in each its clients 1 to {drawn}")
     if classes <= _NAMED:
         axes.set_yticks(np.arange(classes), class_order, fontsize=8)
-        axes.set_ylabel("class, in order of appearance")
-    else:
-        axes.set_ylabel("number of the class in order of appearance")
+    axes.set_ylabel("class, in order of appearance")
     figure.colorbar(image, ax=axes, label="training samples")
     return figure

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 from rich.columns import Columns
 from rich.console import Console
@@ -99,7 +100,15 @@ _ROWS: dict[str, tuple[tuple[str, str, Callable[[Any], str]], ...]] = {
 
 
 class ScreenConsole(Console):
-    """A console that leaves a reader's early departure (`| head`) to the command; rich's own would exit with 1."""
+    """A console as wide as its lines where it is no terminal, unless COLUMNS says how wide.
+
+    A reader's early departure (`| head`) is left to the command; rich's own would exit with 1.
+    """
+
+    def __init__(self, highlight: bool = False, file: IO[str] | None = None) -> None:
+        super().__init__(highlight=highlight, file=file)
+        if not self.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+            self.width = 10_000
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -128,7 +137,7 @@ def skew_line(skew: Skew) -> str:
 
 def print_record(record: RunRecord, folder: str) -> None:
     """Print accuracies, then one table of bytes, counts and seconds, then warnings and the run's folder."""
-    console = ScreenConsole(highlight=False)
+    console = ScreenConsole()
     console.print(f"\n[bold]{headline(record)}[/bold]")
     console.print(skew_line(record["partition_skew"]), soft_wrap=True)
     if (held := record["validation"]) is not None:

@@ -22,12 +22,8 @@ from fcl_bench.results.summarise import setting, signature
 
 log = logging.getLogger(__name__)
 
-#: The measures that tables keep; seconds are left out, since they come from another machine.
-KEPT = ("A_avg", "A_T", "forgetting", "A_T_aware", "A_T_best", "up_max_mib", "up_total_max_mib", "times_raw")
 #: The knob by which tables tell a reference run from a user's own.
 FROM = "method.from"
-_RUN = ("seed", "run_id", "git_commit")
-_DIGITS = 10
 
 
 def folder() -> Path:
@@ -40,28 +36,6 @@ def folder() -> Path:
 def names() -> list[str]:
     """Return the names of all tables."""
     return sorted(file.stem for file in folder().glob("*.csv"))
-
-
-def save(frame: pd.DataFrame, to: Path, about: dict[str, Any]) -> None:
-    """Write `to`.csv and `to`.yaml.
-
-    Args:
-        frame: the result of `collect`.
-        to: the path without suffix.
-        about: further entries of the YAML file, beside what the runs share: `pages`, `commands`.
-    """
-    measures = [name for name in KEPT if frame[name].notna().any()]
-    configured = [*setting(frame), "method", *(column for column in frame if column.startswith("method."))]
-    texts = {column: frame[column].map(text) for column in configured}
-    varying = [column for column in configured if texts[column].nunique() > 1]
-    same = {column: texts[column].iloc[0] for column in configured if column not in varying}
-    rows = frame.sort_values([*(column for column in ("method", "beta", "clients") if column in varying), "seed"])
-    written = rows[[*varying, *_RUN, *measures]].assign(git_commit=rows["git_commit"].map(lambda c: text(c)[:12]))
-    written = written.assign(**{column: texts[column] for column in varying})
-    written.to_csv(to.with_suffix(".csv"), index=False, float_format=f"%.{_DIGITS}g")
-    revisions = sorted(set(written["git_commit"]) - {""})
-    content = {**about, "runs": len(rows), "revisions": revisions, "same": {k: v for k, v in same.items() if v}}
-    to.with_suffix(".yaml").write_text(yaml.safe_dump(content, sort_keys=False, width=120))
 
 
 def load(name: str) -> pd.DataFrame:

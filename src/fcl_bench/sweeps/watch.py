@@ -6,30 +6,25 @@ import os
 import shlex
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from tqdm import tqdm
 
 from fcl_bench.data.shared import stop_sharing
 from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.files import writable
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
-from fcl_bench.sweeps.summary import end_line, failures, progress_line, results_table, varying, warnings
+from fcl_bench.sweeps.summary import end_line, failures, results_table, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
-from fcl_bench.tracking.console import current_progress, say
+from fcl_bench.tracking.console import ProgressLines, current_progress, progress, say
 
 _POLL_SECONDS = 0.5
-#: Seconds between two lines of progress where no terminal shows a moving line.
-_LINE_SECONDS = 60.0
-
-
 #: Turns the error of composing, and the overrides that should have been composed, into an error of ours.
 Explain = Callable[[Exception, list[str]], UserError]
 
@@ -50,16 +45,15 @@ class Sweep:
         self.jobs: list[tuple[str, ...]] = []
         self.workers: int | None = 1
         self.folds = False
+        self._beside = True  # whether jobs have processes of their own
         #: `out` and the sweep's folder as they were typed, for messages.
         self._out, self._shown = Path(), Path()
         self._screen, self._err = sys.stdout, sys.stderr
-        self._reported: set[int] = set()
-        #: Jobs of this process whose reports could not be written, by number.
-        self._unwritten: dict[int, JobReport] = {}
-        self._line_at = time.monotonic()
+        #: Number of a job -> the end that was told of it; a cluster may start an interrupted job again.
+        self._told: dict[int, str] = {}
         self._stop = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._bar: Progress | None = None
+        self._bar: ProgressLines | tqdm[Any] = ProgressLines(0, "sweep", "run")
 
     def begin(self, config: Any, jobs: list[tuple[str, ...]]) -> None:
         """Take over Hydra's configuration, and prepare this machine for jobs side by side if there will be any."""
@@ -70,15 +64,13 @@ class Sweep:
         self._out = Path(str(config.out))
         self.jobs = jobs
         self.workers = jobs_at_once(config.hydra.launcher, len(jobs))
-        elsewhere = not runs_here(config.hydra.launcher)
-        if elsewhere and self.workers is not None:
+        self._beside = not runs_here(config.hydra.launcher)
+        if self._beside and self.workers is not None:
             share_cores(self.workers, cpu_count())
             announce_gpus()
-        self.folds = elsewhere or (len(jobs) != 1 and not config.preview)
+        self.folds = self._beside or (len(jobs) != 1 and not config.preview)
         if self.folds:
-            if self._err.isatty():
-                self._bar = _bar(self._err, len(jobs))
-                self._bar.start()
+            self._bar = progress(len(jobs), "sweep", "run")
             self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
             self._watcher.start()
 
@@ -93,15 +85,11 @@ class Sweep:
         reason = str(self._explain(error, overrides))
         write_report(self.folder, JobReport(number, overrides, FAILED, 2, reason))
 
-    def note(self, report: JobReport) -> None:
-        """Remember the report of a job of this process that could not be written."""
-        self._unwritten[report.number] = report
-
     def reports(self) -> list[JobReport]:
-        """Every job's report once the sweep has ended; jobs that still ran on this machine have then failed."""
-        found = dict(sorted({**read_reports(self.folder), **self._unwritten}.items()))
+        """Every job's report once the sweep has ended; jobs of other processes here that still ran have then failed."""
+        found = read_reports(self.folder)
         for report in found.values():
-            if report.status == RUNNING and self.workers is not None:
+            if report.status == RUNNING and self.workers is not None and self._beside:
                 why = "its process ended without a word: killed, or out of memory"
                 report.status, report.code = FAILED, 1
                 report.reason = f"{why}; what it printed is in {output_path(self.folder, report.number)}"
@@ -115,8 +103,8 @@ class Sweep:
         if self._watcher is not None:
             self._watcher.join()
             self._print_news()
-        if self._bar is not None:
-            self._bar.stop()
+        if isinstance(self._bar, tqdm):
+            self._bar.close()
         reports = self.reports() if self.began else []
         if len(reports) <= 1:
             return
@@ -124,10 +112,6 @@ class Sweep:
         left = len(reports) - count[DONE] - count[FAILED]
         more = f", {left} left (the same command goes on with them)" if left else ""
         say(f"\nsweep: {count[DONE]} done, {count[FAILED]} failed{more}", self._screen)
-        if self.workers is None and count[RUNNING]:
-            # Only the cluster knows whether they are still running, since a cancelled job writes no last report.
-            begun = [f"    {report.command}" for report in reports if report.status == RUNNING]
-            say("\n".join(["begun on other machines, without a word of their end:", *begun]), self._screen)
         self._results(reports)
         if found := warnings(reports):
             say("\n".join(["warnings:", *found]), self._screen)
@@ -142,10 +126,7 @@ class Sweep:
         table = results_table(reports, varying(report.overrides for report in reports))
         if table is None:
             return
-        console = ScreenConsole(highlight=False, file=self._screen)
-        if not console.is_terminal:
-            console.width = 10_000
-        console.print(table)
+        ScreenConsole(file=self._screen).print(table)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
             f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",
@@ -158,37 +139,24 @@ class Sweep:
             self._print_news()
 
     def _print_news(self) -> None:
-        """Print a line for each newly ended job, and progress: a moving line on a terminal, else a line per minute."""
-        reports = list(read_reports(self.folder).values())
-        status = progress_line(reports, len(self.jobs), self.workers or max(1, len(reports)))
-        ended = [report for report in reports if report.status != RUNNING]
-        # A cluster may start an interrupted job again, whose end is then news.
-        self._reported &= {report.number for report in ended}
-        news = [report for report in ended if report.number not in self._reported]
-        at = f" [{doing}]" if (doing := current_progress()) else ""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=len(ended), description=f"{status}{at}", refresh=not news)
-        if news:
-            self._report(news, status)
-        elif self._bar is None and not self._stop.is_set() and time.monotonic() - self._line_at >= _LINE_SECONDS:
-            self._line_at = time.monotonic()
-            say(f"sweep: {status}{at}", self._err)
-
-    def _report(self, news: list[JobReport], status: str) -> None:
-        """Print a line for each job that has ended."""
-        self._reported |= {report.number for report in news}
-        self._line_at = time.monotonic()
+        """Print a line for each newly ended job, and progress: a bar on a terminal, else a line per minute."""
+        ended = [report for report in read_reports(self.folder).values() if report.status != RUNNING]
         keys = varying(self.jobs)
-        if self._bar is not None:
-            self._bar.stop()  # erases it: these lines stand above
-        for report in news:
-            line = end_line(report, len(self.jobs), keys, elsewhere=self.workers is None)
-            if report.status == FAILED:
-                say(f"fcl-bench: {line}", self._err)
-            else:
-                say(line + ("" if self._bar else f"  [{status}]"), self._screen)
-        if self._bar is not None and not self._stop.is_set():
-            self._bar.start()
+        for report in ended:
+            if self._told.get(report.number) == report.status:
+                continue
+            self._bar.update(report.number not in self._told)
+            self._told[report.number] = report.status
+            line = end_line(report, len(self.jobs), keys)
+            with tqdm.external_write_mode(file=self._err):  # above the bar
+                if report.status == FAILED:
+                    say(f"fcl-bench: {line}", self._err)
+                else:
+                    say(line, self._screen)
+        if isinstance(self._bar, ProgressLines):
+            self._bar.update(0)
+        else:
+            self._bar.set_postfix_str(current_progress())
 
 
 #: The current sweep; Hydra makes the sweeper and calls each job itself, so that they find the sweep only here.
@@ -216,14 +184,3 @@ def sweeping(explain: Explain) -> Iterator[Sweep]:
         finally:
             os.environ.clear()
             os.environ.update(before)
-
-
-def _bar(stream: TextIO, jobs: int) -> Progress:
-    """The moving line of a terminal; jobs of this process print into files, so that nothing needs to be redirected."""
-    columns = (TextColumn("sweep:"), BarColumn(20), MofNCompleteColumn(), TextColumn("{task.description}"))
-    console = ScreenConsole(file=stream, highlight=False)
-    bar = Progress(
-        *columns, console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
-    )
-    bar.add_task("", total=jobs)
-    return bar

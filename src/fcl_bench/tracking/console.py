@@ -175,6 +175,7 @@ class ProgressLines:
 
     def __init__(self, total: int, what: str, unit: str, done: int = 0) -> None:
         self._total, self._what, self._unit = total, what, unit
+        self._stream = sys.stderr  # of now: that of a sweep's jobs is a file
         self._before = self._done = float(done)
         self._begin = self._printed = time.monotonic()
 
@@ -183,7 +184,7 @@ class ProgressLines:
         now = time.monotonic()
         if now - self._printed >= _EVERY:
             self._printed = now
-            say(self.text(), sys.stderr)
+            say(self.text(), self._stream)
 
     def text(self) -> str:
         """The progress so far, and the approximate time left at the rate so far."""

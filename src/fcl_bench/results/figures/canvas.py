@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product
 
 import numpy as np
 from matplotlib.artist import Artist
@@ -14,6 +15,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from fcl_bench.config import text
+from fcl_bench.results.figures.selection import Panel, Selection
 from fcl_bench.results.figures.style import (
     CHARACTERS,
     KINDS,
@@ -26,8 +28,6 @@ from fcl_bench.results.figures.style import (
 )
 from fcl_bench.results.tables.markup import latex_text
 
-#: Accuracies closer than this many points look alike at any size.
-ALIKE = 0.05
 #: The measures that figures of accuracy show side by side, and the labels of their axes.
 ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
 
@@ -62,26 +62,17 @@ def caption(*sentences: str) -> str:
     return " ".join(filter(None, sentences))
 
 
-def accuracy_axis(reference: str) -> str:
-    """Return the label of an axis of A_t, in percent or, if there is a reference, in points."""
-    return f"$A_t$ less that of {reference} (points)" if reference else "accuracy, $A_t$ (%)"
-
-
-def canvas(
-    count: int, columns: int, sentences: Sequence[str], height: float = 3.3, sharex: bool = False
-) -> tuple[Drawing, list[Axes]]:
-    """Return a figure with `count` panels in rows of `columns`, and with a caption of `sentences`.
+def canvas(count: int, columns: int, height: float = 3.3, sharex: bool = False) -> tuple[Drawing, list[Axes]]:
+    """Return a figure with `count` panels in rows of `columns`.
 
     Args:
         count, columns: numbers of panels, in all and per row; the last row may be short.
-        sentences: see `caption`.
         height: the height of a row in inches.
         sharex: whether all panels have one horizontal axis.
     """
     columns = min(columns, count)
     rows = -(-count // columns)
     figure = Drawing(figsize=(WIDTH_INCHES, height * rows + 0.7), layout="constrained")
-    figure.caption = caption(*sentences)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex).ravel()
     for axes in grid[count:]:
         axes.remove()
@@ -92,16 +83,49 @@ def canvas(
     return figure, list(grid[:count])
 
 
+def drawing(
+    shown: Selection,
+    about: Sequence[str],
+    draws: Sequence[Callable[[Axes, Panel], None]],
+    columns: int | None = None,
+    height: float = 3.3,
+    settings_across: bool = False,
+    sharex: bool = False,
+    names: Mapping[str, Look] | None = None,
+    more: Sequence[Artist] = (),
+) -> Drawing:
+    """Return a figure with one panel for each setting and each of `draws`.
+
+    Args:
+        shown: the settings, of which the caption says what it does not show.
+        about: the caption's first sentences.
+        draws: draw accuracies in percent; the panels of each have one vertical axis.
+        columns: panels in a row, if not those of one setting.
+        settings_across: whether a row has one panel for each setting, and each of `draws` is a row.
+        height, sharex: see `canvas`.
+        names, more: see `legend`; None: the names of lines.
+    """
+    pairs = list(product(shown.panels, draws))
+    if settings_across:
+        pairs = [(panel, draw) for draw, panel in product(draws, shown.panels)]
+    columns = min(len(pairs), len(shown.panels) if settings_across else columns or len(draws))
+    figure, grid = canvas(len(pairs), columns, height, sharex)
+    figure.caption = caption(*about, *shown.notes)
+    for axes, (panel, draw) in zip(grid, pairs, strict=True):
+        draw(axes, panel)
+        title(axes, panel.title, columns)
+    for wanted in draws:
+        # Within 0 to 100, so that heights compare.
+        share([axes for axes, (_, draw) in zip(grid, pairs, strict=True) if draw is wanted], 0.0, 100.0)
+    legend(figure, shown.legend() if names is None else names, more)
+    return figure
+
+
 def title(axes: Axes, words: str, columns: int) -> None:
     """Set a panel's title, wrapped to its width; names that users chose are not parsed as formulas."""
     width = int(0.9 * CHARACTERS / columns)
     wrapped = textwrap.fill(words, width, break_on_hyphens=False)
     axes.set_title(wrapped, fontsize=TITLE_SIZE, loc="left", parse_math=False)
-
-
-def percent_axes(panels: Sequence[Axes]) -> None:
-    """Give panels of accuracy in percent the same vertical axis, within 0 to 100, so that their heights compare."""
-    share(panels, 0.0, 100.0)
 
 
 def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
@@ -138,7 +162,7 @@ def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) ->
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 
 
-def legend(figure: Figure, looks: dict[str, Look], more: Sequence[Artist] = ()) -> None:
+def legend(figure: Figure, looks: Mapping[str, Look], more: Sequence[Artist] = ()) -> None:
     """Draw one legend below all panels: `looks` (name -> how its line looks), then `more`, which have own labels."""
     handles = [*(Line2D([], [], label=name, **look) for name, look in looks.items()), *more]
     if not handles:

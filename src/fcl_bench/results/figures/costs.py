@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+import math
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
-from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, title
-from fcl_bench.results.figures.selection import names, panels, seeds_text, settings_text, shared, styles
+from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, drawing
+from fcl_bench.results.figures.selection import Panel, select, settings_text, styles
 from fcl_bench.results.figures.style import ANNOTATION, CEILING_LOOKS, FRONT, GATED, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
@@ -57,46 +58,47 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
         summary: the result of `compared`, not empty; each kind of device is a setting of its own.
         name: one of `COSTS`.
     """
-    cost, axis, about, annotate = COSTS[name]
-    shown, left_out = panels(summary, most=_MOST_PANELS)
-    rows = pd.concat([panel.rows for panel in shown])
-    rivals = rows[~rows["method"].isin(CEILINGS)]
+    cost, label, about, annotate = COSTS[name]
+    shown = select(summary, most_panels=_MOST_PANELS, most_lines=math.inf)
+    ceilings = shown.rows["method"].isin(CEILINGS)
+    rivals = shown.rows[~ceilings]
     numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family", sort=False)}
     # Markers get smaller from family to family, since the exact methods reach the same point.
     own_looks = enumerate(styles(rivals, "family").items())
     looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
-    seeds = f"Mean over seeds; bars: one standard deviation either way; {seeds_text(rows)}."
-    caption = [about, seeds, shared(rows), left_out]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), caption, height=3.6, sharex=True)
-    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
-        front = pareto_front(panel.rows, f"{cost}_mean", f"{measure}_mean")
-        if len(front):
-            axes.plot(front[f"{cost}_mean"], front[f"{measure}_mean"], drawstyle="steps-post", **FRONT)
-        for family, look in looks.items():
-            of_family = panel.rows[panel.rows["family"] == family]
-            notes = annotate and len(of_family) <= _MOST_ANNOTATED
-            _draw(axes, of_family, (cost, measure), numeric[family], look, notes)
-        gated = panel.rows[(panel.rows["gates"] != "") & ~panel.rows["method"].isin(CEILINGS)]
-        if (gated[f"{cost}_mean"] > 0).any():
-            axes.plot(gated[f"{cost}_mean"].mask(gated[f"{cost}_mean"] <= 0), gated[f"{measure}_mean"], **GATED)
-        for method, look in CEILING_LOOKS.items():
-            for height in panel.rows.loc[panel.rows["method"] == method, f"{measure}_mean"].dropna():
-                axes.axhline(height, **look)
-        title(axes, panel.title, len(ACCURACIES))
+
+    def draw(measure: str, axes: Axes, panel: Panel) -> None:
+        at, height = f"{cost}_mean", f"{measure}_mean"
+        # A line without points leaves the layout no place.
+        if len(front := pareto_front(panel.rows, at, height)):
+            axes.plot(front[at], front[height], drawstyle="steps-post", **FRONT)
+        for family, rows in panel.rows.groupby("family", sort=False):
+            if family in looks:
+                notes = annotate and len(rows) <= _MOST_ANNOTATED
+                _draw_family(axes, rows, (cost, measure), numeric[family], looks[family], notes)
+        gated = panel.rows[(panel.rows["gates"] != "") & ~panel.rows["method"].isin(CEILINGS) & (panel.rows[at] > 0)]
+        if len(gated):
+            axes.plot(gated[at], gated[height], **GATED)
+        draw_ceilings(axes, panel, measure)
         axes.set_ylabel(ACCURACIES[measure])
         axes.grid(alpha=0.3, which="both")
-        axes.set_xlabel(axis)
-    log_costs(grid[0], rivals[f"{cost}_mean"])
-    for first in range(len(ACCURACIES)):
-        percent_axes(grid[first :: len(ACCURACIES)])
-    called = names(rivals, "family")
-    named = {_legend(called[family], numeric[family]): look for family, look in looks.items()}
-    there = [method for method in CEILINGS if method in set(rows["method"])]
-    named |= {f"{method} (ceiling)": CEILING_LOOKS[method] for method in there}
+        axes.set_xlabel(label)
+        log_costs(axes, rivals[at])
+
+    about += " Mean over seeds; bars: one standard deviation either way."
+    named = {_legend(family, numeric[family]): look for family, look in looks.items()}
+    named |= {f"{method} (ceiling)": CEILING_LOOKS[method] for method in shown.rows.loc[ceilings, "method"]}
     others = [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else []
     others += [Line2D([], [], label="meets a gate: not on the front", **GATED)] if rivals["gates"].any() else []
-    legend(figure, named, others)
-    return figure
+    draws = [partial(draw, measure) for measure in ACCURACIES]
+    return drawing(shown, [about], draws, height=3.6, sharex=True, names=named, more=others)
+
+
+def draw_ceilings(axes: Axes, panel: Panel, measure: str) -> None:
+    """Draw a line at the accuracy of each method with all data in one place, whose cost does not compare."""
+    for method, height in zip(panel.rows["method"], panel.rows[f"{measure}_mean"], strict=True):
+        if method in CEILINGS:
+            axes.axhline(height, **CEILING_LOOKS[method])
 
 
 def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
@@ -126,29 +128,40 @@ def _legend(family: str, numeric: list[str]) -> str:
     return f"{family} [points: {short[-1]}{lines}]"
 
 
-def _draw(
+def _draw_family(
     axes: Axes, rows: pd.DataFrame, over: tuple[str, str], numeric: list[str], look: Look, annotate: bool
 ) -> None:
-    """Draw the points of one family in one panel; rows without an accuracy or with a cost of zero are left out."""
-    cost, measure = over
-    rows = rows[(rows[f"{cost}_mean"] > 0) & rows[f"{measure}_mean"].notna()]
+    """Draw a line for each choice of the numeric knobs but the last one, which varies along it."""
     if numeric:
         rows = rows.sort_values(numeric[-1], key=pd.to_numeric)
     others = signature(rows, numeric[:-1])
     for _, line in rows.groupby(others, sort=False):
-        x, y = line[f"{cost}_mean"], line[f"{measure}_mean"]
-        up, across = (line[f"{key}_std"].fillna(0) for key in (measure, cost))
+        line = draw_line(axes, line, over, look)
+        if not numeric or not annotate or line.empty:
+            continue
+        # A curve that rises with cost leaves room below its points, and for the other knobs left of the first one.
+        note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
+        points = list(zip(*(line[f"{key}_mean"] for key in over), strict=True))
+        for value, point in zip(line[numeric[-1]], points, strict=True):
+            axes.annotate(text(value), point, (6, -12), **note)
+        if others.nunique() <= _MOST_NAMED:
+            axes.annotate(", ".join(settings_text(line, numeric[:-1])), points[0], (-7, -3), ha="right", **note)
+
+
+def draw_line(axes: Axes, rows: pd.DataFrame, over: tuple[str, str], look: Look) -> pd.DataFrame:
+    """Draw rows with bars of one standard deviation; return those that have an accuracy and a cost above zero.
+
+    Args:
+        over: the measures of cost and accuracy.
+    """
+    cost, measure = over
+    rows = rows[(rows[f"{cost}_mean"] > 0) & rows[f"{measure}_mean"].notna()]
+    x, y = rows[f"{cost}_mean"], rows[f"{measure}_mean"]
+    across, up = (rows[f"{key}_std"].fillna(0) for key in over)
+    if len(rows):
         # Bytes are often the same for every seed; then there is no bar, since its ends would lie on the point.
         axes.errorbar(x, y, up if up.any() else None, log_bars(x, across) if across.any() else None, capsize=2, **look)
-        if numeric and annotate:
-            # A curve that rises with cost leaves room below its points, and for the other knobs left of the first one.
-            note = {"textcoords": "offset points", "color": look["color"], **ANNOTATION}
-            for value, size, accuracy in zip(line[numeric[-1]], x, y, strict=True):
-                axes.annotate(text(value), (size, accuracy), (6, -12), **note)
-            if others.nunique() <= _MOST_NAMED:
-                axes.annotate(
-                    ", ".join(settings_text(line, numeric[:-1])), (x.iloc[0], y.iloc[0]), (-7, -3), ha="right", **note
-                )
+    return rows
 
 
 def log_bars(middle: pd.Series, spread: pd.Series) -> np.ndarray:

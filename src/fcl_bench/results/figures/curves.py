@@ -12,10 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.errors import UserError, choices
-from fcl_bench.results.figures.canvas import ALIKE
+from fcl_bench.results.figures.canvas import Drawing, caption, share
 from fcl_bench.results.figures.selection import Panel
 from fcl_bench.results.figures.style import Look
+from fcl_bench.results.summarise import setting, signature
 
+#: Accuracies closer than this many points look alike at any size.
+ALIKE = 0.05
 #: How much wider each coinciding line is than the next one above it, and how much larger its markers are, in points.
 _WIDER, _LARGER = 2.0, 3.5
 
@@ -32,31 +35,6 @@ def mean_matrix(runs: Sequence[str], folders: Mapping[str, Path]) -> np.ndarray:
     return np.mean([pd.read_csv(file).to_numpy(float) for file in files], axis=0)
 
 
-def references(shown: list[Panel], folders: Mapping[str, Path], reference: str) -> dict[str, np.ndarray]:
-    """Return title of a panel -> (T,), the mean curve of the configuration with which the others are compared.
-
-    Args:
-        shown: the panels; those without the reference have no entry.
-        folders: run id -> its folder.
-        reference: a label of the tables, or a method with one configuration in each panel.
-
-    Raises:
-        UserError: no panel has it, or one has it several times.
-    """
-    found: dict[str, np.ndarray] = {}
-    for panel in shown:
-        exact = panel.rows[panel.rows["label"] == reference]
-        own = exact if len(exact) else panel.rows[panel.rows["method"] == reference]
-        if len(own) > 1:
-            raise UserError(f"--difference-to {reference} is several here", choices(list(own["label"]), most=8))
-        if len(own):
-            found[panel.title] = accuracies(own["run_ids"].iloc[0], folders).mean(axis=0)
-    if not found:
-        labels = dict.fromkeys(label for panel in shown for label in panel.rows["label"])
-        raise UserError(f"--difference-to {reference} is no method here", choices(list(labels), reference, most=12))
-    return found
-
-
 def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:
     """Return groups of two or more names whose curves are everywhere within `ALIKE` points of the first one's."""
     groups: list[list[str]] = []
@@ -71,49 +49,74 @@ def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-def draw_curves(
-    axes: Axes,
-    panel: Panel,
-    folders: Mapping[str, Path],
-    looks: Mapping[str, Look],
-    reference: np.ndarray | None = None,
-) -> list[list[str]]:
-    """Draw the mean over seeds of A_t for each configuration, and a band of one standard deviation.
-
-    Coinciding lines are drawn on each other from the widest to the thinnest, so that each can be seen.
+class Curves:
+    """A_t over tasks of a summary's configurations, or how far each is above one of them.
 
     Args:
-        axes: the axes to draw on.
-        panel: the configurations.
+        summary: the result of `summarise`.
         folders: run id -> its folder.
-        looks: label -> how its line looks.
-        reference: (T,) the curve that is subtracted from every curve.
+        reference: what is subtracted: a label of the tables, or a method with one configuration in each setting; ""
+            for nothing.
 
-    Returns:
-        Groups of labels whose curves coincide.
+    Attributes:
+        rows: those of the settings that have the reference.
+        about: the caption's sentences.
+
+    Raises:
+        UserError: no setting has the reference, or one has it several times.
     """
-    runs = {row["label"]: accuracies(row["run_ids"], folders) for _, row in panel.rows.iterrows()}
-    if reference is not None:
-        runs = {label: curves - reference for label, curves in runs.items()}
-    groups = coinciding({label: curves.mean(axis=0) for label, curves in runs.items()})
-    above = {label: len(group) - 1 - place for group in groups for place, label in enumerate(group)}
-    for label, curves in runs.items():
-        look, middle, tasks = looks[label], curves.mean(axis=0), np.arange(1, curves.shape[1] + 1)
-        axes.plot(tasks, middle, **_wider(look, above.get(label, 0)))
-        if len(curves) > 1:
-            spread = curves.std(axis=0, ddof=1)
-            axes.fill_between(tasks, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
-    axes.set_xlabel("task")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return groups
 
+    def __init__(self, summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> None:
+        self._folders, self._reference = folders, reference
+        self._subtracted: dict[str, np.ndarray] = {}
+        self._alike: list[str] = []
+        kinds = signature(summary, setting(summary))
+        for kind, rows in summary.groupby(kinds, sort=False) if reference else ():
+            exact = rows[rows["label"] == reference]
+            own = exact if len(exact) else rows[rows["method"] == reference]
+            if len(own) > 1:
+                raise UserError(f"--difference-to {reference} is several here", choices(list(own["label"]), most=8))
+            if len(own):
+                self._subtracted[kind] = accuracies(own["run_ids"].iloc[0], folders).mean(axis=0)
+        if reference and not self._subtracted:
+            labels = list(dict.fromkeys(summary["label"]))
+            raise UserError(f"--difference-to {reference} is no method here", choices(labels, reference, most=12))
+        self.rows = summary[kinds.isin(self._subtracted)] if reference else summary
+        less = f", less that of {reference}" if reference else ""
+        self.about = [
+            f"Accuracy on all classes seen so far, after each task{less}.",
+            "Line: mean over seeds; band: one standard deviation either way.",
+        ]
 
-def coincidences(groups: list[list[str]], named: Mapping[str, str]) -> str:
-    """Return the caption's sentence about coinciding lines."""
-    coinciding = list(dict.fromkeys(" and ".join(named[label] for label in group) for group in groups))
-    if not coinciding:
-        return ""
-    return f"Within {ALIKE:g} points of each other, the thinner line above: {'; '.join(coinciding)}."
+    def draw(self, looks: Mapping[str, Look], axes: Axes, panel: Panel) -> None:
+        """Draw the mean over seeds of each configuration, and a band of one standard deviation.
+
+        Coinciding lines are drawn on each other from the widest to the thinnest, so that each can be seen.
+        """
+        rows = panel.rows
+        less = self._subtracted.get(signature(rows, setting(rows)).iloc[0], 0.0)
+        runs = {row["label"]: accuracies(row["run_ids"], self._folders) - less for _, row in rows.iterrows()}
+        groups = coinciding({label: curves.mean(axis=0) for label, curves in runs.items()})
+        self._alike += [" and ".join(group) for group in groups]
+        above = {label: len(group) - 1 - place for group in groups for place, label in enumerate(group)}
+        for label, curves in runs.items():
+            look, middle, tasks = looks[label], curves.mean(axis=0), np.arange(1, curves.shape[1] + 1)
+            axes.plot(tasks, middle, **_wider(look, above.get(label, 0)))
+            if len(curves) > 1:
+                spread = curves.std(axis=0, ddof=1)
+                axes.fill_between(tasks, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
+        axes.set_xlabel("task")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel(f"$A_t$ less that of {self._reference} (points)" if self._reference else "accuracy, $A_t$ (%)")
+
+    def finish(self, figure: Drawing, panels: Sequence[Axes]) -> None:
+        """Give panels of differences one axis beyond 0 to 100, and name coinciding lines in the caption."""
+        if self._reference:
+            share(panels)
+        if self._alike:
+            which = "; ".join(dict.fromkeys(self._alike))
+            said = f"Within {ALIKE:g} points of each other, the thinner line above: {which}."
+            figure.caption = caption(figure.caption, said)
 
 
 def _wider(look: Look, above: int) -> Look:

@@ -11,7 +11,6 @@ import pandas as pd
 from fcl_bench.results.figures.canvas import Drawing
 from fcl_bench.results.figures.comparison import comparison
 from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost, compared
-from fcl_bench.results.figures.ranks import grids, rank_by_width
 from fcl_bench.results.figures.rounds import accuracy_over_rounds
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
 from fcl_bench.results.figures.tasks import accuracy_matrices, accuracy_over_tasks
@@ -28,7 +27,6 @@ def _name(quantity: str) -> str:
 FIGURES = (
     *("comparison", "accuracy_over_tasks", "accuracy_over_rounds"),
     *(f"accuracy_against_{cost}" for cost in COSTS),
-    "rank_by_M",
     *map(_name, SWEPT),
     "accuracy_matrix",
 )
@@ -42,8 +40,8 @@ def figure_set(
     `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a
     configuration whose runs were all tested within their tasks; `accuracy_against_bytes` and `accuracy_against_seconds`
     need two configurations in one setting, not counting ceilings, and `comparison` needs the same with streams;
-    `rank_by_M` needs one configuration at two ranks and two widths; `accuracy_against_label_rate`, `_beta`, `_clients`
-    and `_epsilon` need one configuration that was run at two values, all else equal.
+    `accuracy_against_rank`, `_label_rate`, `_beta`, `_clients` and `_epsilon` need one configuration that was run at
+    two values, all else equal.
 
     Reference runs have no folder, so they have no curve and no matrix: the first three and `accuracy_matrix` leave them
     out.
@@ -59,7 +57,7 @@ def figure_set(
     """
     if runs.empty:
         return {}
-    runs = used_runs(runs)
+    given, runs = runs, used_runs(runs)
     summary = summarise(runs)
     folders = {run: folder / name for run, name in zip(runs["run_id"], runs["folder"], strict=True) if name}
     with_curves = summary[is_own(summary)]
@@ -76,9 +74,12 @@ def figure_set(
     for cost, (measure, *_) in COSTS.items():
         if len(rivals := compared(summary[summary[f"{measure}_mean"].notna()])):
             ways[f"accuracy_against_{cost}"] = partial(accuracy_against_cost, rivals, cost)
-    if found := grids(summary):
-        ways["rank_by_M"] = partial(rank_by_width, found)
-    for quantity in SWEPT:
-        if len(rows := swept(summary, quantity)):
+    for quantity in (one for one in SWEPT if _name(one) in wanted):
+        knob, whole = f"method.{quantity}", summary
+        if knob in given:
+            # Like a key of the setting: labels leave it out, so that a line joins its values.
+            used = given[given["run_id"].isin(runs["run_id"])]
+            whole = summarise(used_runs(used.rename(columns={knob: quantity})))
+        if len(rows := swept(whole, quantity)):
             ways[_name(quantity)] = partial(accuracy_against, rows, quantity)
     return {name: ways[name]() for name in FIGURES if name in ways and name in wanted}

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from itertools import product
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
-from fcl_bench.results.figures.canvas import Drawing, canvas, legend, percent_axes, title
+from fcl_bench.results.figures.canvas import Drawing, drawing
 from fcl_bench.results.figures.costs import log_costs
-from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_text, shared, styles
-from fcl_bench.results.figures.style import Look
+from fcl_bench.results.figures.selection import Panel, select
 from fcl_bench.results.summarise import CEILINGS
 
 _MOST_PANELS, _MOST_LINES = 4, 16
@@ -38,46 +37,41 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
         summary: the result of `summarise`.
         folders: run id -> its folder.
     """
-    shown, left_out = panels(summary, most=_MOST_PANELS)
-    shown, fewer = lines(shown, most=_MOST_LINES)
-    rows = pd.concat([panel.rows for panel in shown])
-    looks = styles(rows)
+    shown = select(summary, most_panels=_MOST_PANELS, most_lines=_MOST_LINES)
+    rows = shown.rows
     curves = {run: progress(folders[run]) for ids in rows["run_ids"] for run in ids}
     common = {ids: _common([curves[run] for run in ids]) for ids in map(tuple, rows["run_ids"])}
     is_thinned = any(len(curves[run]) > len(same) for ids in common for run, same in zip(ids, common[ids], strict=True))
-    notes = [
+    rivals = [run for ids in rows.loc[~rows["method"].isin(CEILINGS), "run_ids"] for run in common[tuple(ids)]]
+    sizes = {quantity: pd.Series([size for run in rivals for size in run[quantity]], dtype=float) for quantity in _AXES}
+
+    def draw(quantity: str, axes: Axes, panel: Panel) -> None:
+        for label, method, ids in zip(*(panel.rows[key] for key in ("label", "method", "run_ids")), strict=True):
+            runs = common[tuple(ids)]
+            accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
+            middle = accuracy.mean(axis=0)
+            if method in CEILINGS:
+                # A ceiling has all data in one place, so its bytes and seconds are not comparable.
+                axes.axhline(middle[-1], **shown.looks[label])
+                continue
+            at = np.mean([run[quantity].to_numpy(float) for run in runs], axis=0)
+            # A dozen markers on a long curve, not one per round.
+            axes.plot(at, middle, **shown.looks[label], markevery=max(1, len(at) // 12))
+            if len(runs) > 1 and len(at) > 1:
+                spread, colour = accuracy.std(axis=0, ddof=1), shown.looks[label]["color"]
+                axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
+        log_costs(axes, sizes[quantity], named=False)
+        axes.set_xlabel(_AXES[quantity])
+        axes.set_ylabel("accuracy (%)")
+
+    about = [
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
         "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
-        f"Line: mean over seeds; band: one standard deviation either way; {seeds_text(rows)}.",
+        "Line: mean over seeds; band: one standard deviation either way.",
         "Seeds of one line were tested at different rounds; its points are where all were." if is_thinned else "",
-        *(shared(rows), fewer, left_out),
     ]
-    figure, grid = canvas(len(shown) * len(_AXES), len(_AXES), notes, height=3.4)
-    for axes, (panel, quantity) in zip(grid, product(shown, _AXES), strict=True):
-        reached: list[float] = []
-        for _, row in panel.rows.iterrows():
-            runs = common[tuple(row["run_ids"])]
-            if row["method"] in CEILINGS:
-                # A ceiling has all data in one place, so its bytes and seconds are not comparable.
-                axes.axhline(np.mean([run["accuracy"].iloc[-1] for run in runs]), **looks[row["label"]])
-                continue
-            middle = sum(run[quantity].to_numpy(float) for run in runs) / len(runs)
-            reached.extend(middle)
-            accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
-            look = _thinned(looks[row["label"]], len(middle))
-            axes.plot(middle, accuracy.mean(axis=0), **look)
-            if len(runs) > 1 and len(middle) > 1:
-                spread = accuracy.std(axis=0, ddof=1)
-                edges = accuracy.mean(axis=0) - spread, accuracy.mean(axis=0) + spread
-                axes.fill_between(middle, *edges, color=look["color"], alpha=0.15, linewidth=0)
-        log_costs(axes, pd.Series(reached, dtype=float), named=False)
-        axes.set_xlabel(_AXES[quantity])
-        axes.set_ylabel("accuracy (%)")
-        title(axes, panel.title, len(_AXES))
-    percent_axes(grid)
-    legend(figure, named_looks(rows))
-    return figure
+    return drawing(shown, about, [partial(draw, quantity) for quantity in _AXES], height=3.4)
 
 
 def progress(folder: Path) -> pd.DataFrame:
@@ -110,12 +104,4 @@ def progress(folder: Path) -> pd.DataFrame:
 def _common(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
     """Return of each run the rows of the rounds at which all of them were tested; a mean needs a value of every run."""
     tested = [pd.MultiIndex.from_frame(run[["task", "round"]]) for run in runs]
-    return [
-        run[own.isin(functools.reduce(pd.MultiIndex.intersection, tested))]
-        for run, own in zip(runs, tested, strict=True)
-    ]
-
-
-def _thinned(look: Look, points: int) -> Look:
-    """Return the look with a dozen markers on a long curve, not one per round."""
-    return {**look, "markevery": max(1, points // 12)}
+    return [run[own.isin(reduce(pd.MultiIndex.intersection, tested))] for run, own in zip(runs, tested, strict=True)]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from fcl_bench.config import is_number, text
+from fcl_bench.config import text
 from fcl_bench.results.figures.style import CEILING_LOOKS, Look, line_look, looks
-from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature, varying_setting
+from fcl_bench.results.summarise import CEILINGS, setting, signature, varying_setting
 
 MOST_PANELS = 6
 MOST_LINES = 10
@@ -26,6 +26,41 @@ class Panel:
 
     title: str
     rows: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What a figure shows of a summary.
+
+    Attributes:
+        panels: the settings.
+        rows: those of all panels.
+        looks: label -> how its line looks.
+        notes: what captions say of it: n, what all rows share, and what is left out.
+    """
+
+    panels: list[Panel]
+    rows: pd.DataFrame
+    looks: dict[str, Look]
+    notes: list[str]
+
+    def legend(self) -> dict[str, Look]:
+        """Return name -> look; names say what is a ceiling, and what meets a gate in any panel."""
+        found = {}
+        for label, own in self.rows.groupby("label", sort=False):
+            ceiling = " (ceiling)" if own["method"].iloc[0] in CEILINGS else ""
+            found[f"{label}{ceiling}{' (gate)' if own['gates'].any() else ''}"] = self.looks[label]
+        return found
+
+
+def select(
+    summary: pd.DataFrame, without: Sequence[str] = (), most_panels: int = MOST_PANELS, most_lines: float = MOST_LINES
+) -> Selection:
+    """Return what a figure shows of the result of `summarise`; see `panels` and `lines`."""
+    shown, left_out = panels(summary, without, most_panels)
+    shown, fewer = lines(shown, most_lines)
+    rows = pd.concat([panel.rows for panel in shown])
+    return Selection(shown, rows, styles(rows), [f"{seeds_text(rows)}.", shared(rows), fewer, left_out])
 
 
 def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_PANELS) -> tuple[list[Panel], str]:
@@ -50,7 +85,7 @@ def panels(summary: pd.DataFrame, without: Sequence[str] = (), most: int = MOST_
     return found, f"{settings} no panel here; to draw others: fcl-tables --figures {keys}."
 
 
-def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]:
+def lines(shown: list[Panel], most: float = MOST_LINES) -> tuple[list[Panel], str]:
     """Return the panels with at most `most` configurations in all (not counting ceilings), and a note on the others.
 
     If there are more, each family keeps the configuration that was run in most panels, and among those the most
@@ -71,7 +106,7 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
         return shown, ""
     ranked = labels.sort_values(["runs", "sound", "accuracy"], ascending=False, kind="stable").drop_duplicates("family")
     place = ranked.groupby("method").cumcount()
-    chosen = set(ranked.assign(place=place).sort_values("place", kind="stable").index[:most])
+    chosen = set(ranked.assign(place=place).sort_values("place", kind="stable").index[: int(most)])
     fewer = [
         Panel(panel.title, panel.rows[panel.rows["label"].isin(chosen) | panel.rows["method"].isin(CEILINGS)])
         for panel in shown
@@ -81,20 +116,6 @@ def lines(shown: list[Panel], most: int = MOST_LINES) -> tuple[list[Panel], str]
         "most accurate here; --where picks others."
     )
     return [panel for panel in fewer if len(panel.rows)], notes
-
-
-def names(rows: pd.DataFrame, column: str = "label") -> dict[str, str]:
-    """Return label -> method with the knobs that vary among the rows of one method, and whether any row meets a gate; a
-    family has no numeric knobs, and does not say.
-    """
-    found = {}
-    for method, group in rows.groupby("method", sort=False):
-        varying = [knob for knob in knobs(group) if group[knob].map(text).nunique() > 1]
-        for kind, own in group.groupby(column, sort=False):
-            notes = settings_text(own, [k for k in varying if column == "label" or not is_number(own[k].iloc[0])])
-            found[kind] = f"{method} ({', '.join(notes)})" if notes else str(method)
-            found[kind] += " (gate)" if column == "label" and own["gates"].any() else ""
-    return found
 
 
 def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, Look]:
@@ -109,13 +130,6 @@ def styles(rows: pd.DataFrame, column: str = "label") -> dict[str, Look]:
         kind: CEILING_LOOKS[method] if method in CEILING_LOOKS else line_look(pairs[method], variant)
         for kind, method, variant in zip(kinds[column], kinds["method"], variants, strict=True)
     }
-
-
-def named_looks(rows: pd.DataFrame) -> dict[str, Look]:
-    """Return what a legend lists: name -> look, with ceilings marked as such."""
-    called, method_of = names(rows), dict(zip(rows["label"], rows["method"], strict=True))
-    ends = {label: " (ceiling)" if method_of[label] in CEILINGS else "" for label in called}
-    return {f"{called[label]}{ends[label]}": look for label, look in styles(rows).items()}
 
 
 def seeds_text(rows: pd.DataFrame) -> str:

@@ -49,8 +49,6 @@ CEILING_LOOKS: dict[str, Look] = {
     "centralised_softmax": {"color": "0.35", "linestyle": (0, (4, 2, 1, 2)), "linewidth": 1.6},
     "centralised": {"color": "0.35", "linestyle": (0, (1, 3)), "linewidth": 1.6},
 }
-#: Its lightness rises evenly with the value, so that it also works in grey and for colour-blind readers.
-COLOUR_MAP = "cividis"
 FRONT: Look = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
 #: The cross on points that meet a gate.
 GATED: Look = {"color": "black", "marker": "x", "markersize": 13, "linestyle": "none", "zorder": 4}

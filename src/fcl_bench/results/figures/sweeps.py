@@ -1,18 +1,20 @@
-"""The figures of accuracy against one quantity of the setting: label rate, beta, number of clients, epsilon."""
+"""The figures of accuracy against one quantity: rank, label rate, beta, number of clients, epsilon."""
 
 from __future__ import annotations
 
-from itertools import product
+from functools import partial
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from fcl_bench.config import is_number
-from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, canvas, legend, percent_axes, ticks, title
-from fcl_bench.results.figures.selection import lines, named_looks, panels, seeds_text, shared, styles
+from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, drawing, ticks
+from fcl_bench.results.figures.selection import Panel, select
 from fcl_bench.results.summarise import setting, signature
 
 #: Quantity -> the label of its axis, and the base of its log scale.
 SWEPT = {
+    "rank": ("rank, r", 2),
     "label_rate": ("label rate: labelled fraction of the training samples", None),
     "beta": ("Dirichlet beta: the smaller, the more skewed the clients' classes", 10),
     "clients": ("clients, K", 10),
@@ -39,27 +41,20 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
         summary: the result of `swept`, not empty.
         quantity: one of `SWEPT`.
     """
-    shown, left_out = panels(summary, [quantity], most=4)
-    shown, fewer = lines(shown)
-    rows = pd.concat([panel.rows for panel in shown])
-    looks = styles(rows)
+    shown = select(summary, [quantity], most_panels=4)
     label, log_base = SWEPT[quantity]
-    notes = [
-        f"A line joins runs that differ in {quantity} only. Point: mean over seeds; bar: one standard deviation",
-        f"either way; {seeds_text(rows)}.",
-        *(shared(rows), fewer, left_out),
-    ]
-    figure, grid = canvas(len(shown) * len(ACCURACIES), len(ACCURACIES), notes)
-    for axes, (panel, measure) in zip(grid, product(shown, ACCURACIES), strict=True):
+
+    def draw(measure: str, axes: Axes, panel: Panel) -> None:
         for name, line in panel.rows.groupby("label", sort=False):
             line = line.assign(**{quantity: line[quantity].astype(float)}).sort_values(quantity)
             spread = line[f"{measure}_std"].fillna(0)
-            axes.errorbar(line[quantity], line[f"{measure}_mean"], spread, capsize=3, **looks[name])
-        title(axes, panel.title, len(ACCURACIES))
+            axes.errorbar(line[quantity], line[f"{measure}_mean"], spread, capsize=3, **shown.looks[name])
         axes.set_xlabel(label if len(label) < 50 else label.split(":")[0])
         axes.set_ylabel(ACCURACIES[measure])
         ticks(axes, list(panel.rows[quantity].astype(float)), log_base)
-    for first in range(len(ACCURACIES)):
-        percent_axes(grid[first :: len(ACCURACIES)])
-    legend(figure, named_looks(rows))
-    return figure
+
+    about = [
+        f"A line joins runs that differ in {quantity} only.",
+        "Point: mean over seeds; bar: one standard deviation either way.",
+    ]
+    return drawing(shown, about, [partial(draw, measure) for measure in ACCURACIES])

@@ -120,19 +120,17 @@
     };
 
     const filter = () => {
-      const shown = [];
-      for (const [place, row] of original.entries()) {
+      let shown = 0;
+      for (const row of original) {
         const cells = [...row.cells];
         const fits =
           inputs.every((input, column) => !input.value.trim() || meets(cells[column], input.value.trim())) &&
           chosen(row) && holdsAll(cells.map((cell) => cell.textContent).join("\n"), everywhere.value.trim());
         row.hidden = !fits;
-        if (fits) shown.push(place);
+        if (fits) shown += 1;
       }
-      count.textContent = `${shown.length} of ${original.length} rows`;
+      count.textContent = `${shown} of ${original.length} rows`;
       clear.hidden = inputs.every((input) => !input.value);
-      // The charts, if there are any, show what the first table does.
-      if (!redraws.indexOf(filter)) document.dispatchEvent(new CustomEvent("left", { detail: shown }));
     };
     for (const input of inputs) input.addEventListener("input", filter);
     clear.addEventListener("click", () => {
@@ -146,6 +144,6 @@
 
   document.querySelector("#search").hidden = false;
   offerChoices();
-  document.querySelectorAll("section table:not(.matrix)").forEach(equip);
+  document.querySelectorAll("section table").forEach(equip);
   everywhere.addEventListener("input", () => redraws.forEach((redraw) => redraw()));
 })();

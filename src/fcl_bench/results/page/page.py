@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from fcl_bench.results.page.document import as_json, asset, document
+from fcl_bench.results.page.document import asset, document
 from fcl_bench.results.tables.cells import Cell, Sheet
 
 
@@ -16,7 +15,6 @@ def html_page(
     tables: Mapping[str, Sheet],
     figures: Mapping[str, bytes],
     captions: Mapping[str, str] | None = None,
-    charts: Sequence[Mapping[str, Any]] = (),
     about: str = "",
 ) -> str:
     """Return the page as text, with its styles, scripts and pictures inside, and a policy that forbids all else.
@@ -32,17 +30,14 @@ def html_page(
         tables: name -> table.
         figures: name -> SVG.
         captions: name of a figure -> its caption.
-        charts: the result of `chart_data`, one entry for each row of the first table.
         about: a line below the title: which runs, of when, and the command.
     """
-    scripts = ("draw.js", "page.js", "charts.js") if charts else ("page.js",)
     return document(
         asset("page.html"),
-        [asset(script) for script in scripts],
+        [asset("page.js")],
         title=title,
         about=about,
         style=asset("look.css") + asset("page.css"),
-        charts=as_json(list(charts)) if charts else "",
         tables=[
             {"id": f"table-{i}", "heading": _heading(name), **_table(sheet), "notes": own}
             for i, ((name, sheet), own) in enumerate(zip(tables.items(), _notes(tables.values()), strict=True), 1)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.config import is_number, text
 from fcl_bench.results.measures import Measure
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Words in place of a value: there is no run; or there is one and its value is not defined (forgetting of one task).
 NOT_RUN = "not run"

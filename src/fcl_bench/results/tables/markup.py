@@ -3,7 +3,7 @@ r"""Writes a `Sheet` as Markdown that a repository's viewer renders, and as LaTe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from fcl_bench.files import csv_cell
@@ -38,17 +38,12 @@ _PAGE = 45
 
 
 def markdown_page(sheet: Sheet) -> str:
-    """Return title, table and notes as Markdown."""
-    parts = [f"# {_markdown(sheet.title)}", markdown_table(sheet), *map(_markdown, sheet.notes)]
-    return "\n\n".join(parts) + "\n"
-
-
-def markdown_table(sheet: Sheet) -> str:
-    """Return the table alone as Markdown, with right-aligned numbers."""
+    """Return title, table with right-aligned numbers, and notes as Markdown."""
     lines = [[_markdown(header) for header in sheet.headers]]
     lines.append(["---"] * sheet.texts + ["---:"] * (len(sheet.headers) - sheet.texts))
     lines += [[_MARKDOWN[cell.mark].format(_markdown(cell.text)) for cell in row] for row in sheet.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n\n".join([f"# {_markdown(sheet.title)}", table, *map(_markdown, sheet.notes)]) + "\n"
 
 
 def latex_table(sheet: Sheet) -> str:
@@ -79,15 +74,11 @@ def latex_table(sheet: Sheet) -> str:
     return "\n".join(lines) + "\n"
 
 
-def table_files(table: Table, formats: Iterable[str], page: Callable[[Sheet], str] = markdown_page) -> dict[str, str]:
-    """Return suffix -> content of one table's files: those of `formats` (csv, md, tex), and the runs behind its cells.
-
-    Args:
-        page: the function that makes the Markdown.
-    """
+def table_files(table: Table, formats: Iterable[str]) -> dict[str, str]:
+    """Return suffix -> content of a table's files: those of `formats` (csv, md, tex), and the runs behind its cells."""
     forms = {
         "csv": _csv(table.values),
-        "md": page(table.sheet),
+        "md": markdown_page(table.sheet),
         "tex": latex_table(table.sheet),
     }
     chosen = {suffix: forms[suffix] for suffix in forms if suffix in formats}

@@ -1,4 +1,4 @@
-"""The tables of accuracy, communication and runtime: a summary arranged in rows and columns that the user chooses."""
+"""The tables of a summary: all of it in one, and accuracy, communication and runtime in rows and columns of choice."""
 
 from __future__ import annotations
 
@@ -6,36 +6,51 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
+from rich.cells import cell_len
+from rich.table import Table as ScreenTable
+from rich.text import Text
 
 from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.results.best import Verdict
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
-from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, value_cell
-from fcl_bench.results.tables.summary_table import constants, gated, legend, measured_cell, verdicts
+from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, decimals, mean_cell, value_cell
+from fcl_bench.results.tables.rivals import constants, legend, verdicts
 
 #: Numbers that differ in these never share a column, such as seconds of two devices or accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
 #: Columns of the difference from the best, and its interval -> the attribute of a `Verdict`.
 _INTERVAL = {"behind": "behind", "behind_low": "low", "behind_high": "high"}
+#: What the note below a table says of a measure if it is shown.
 _NOTES = {
-    "accuracy": "Percent.",
-    "communication": (
-        "Upload and download are measured: of the busiest client and task, as sent; of all tasks: of the busiest "
-        "client over the stream. Raw samples: what that client's samples of that task would cost as they are, features "
-        "in the wire's type or images in bytes, with their labels; the quotient is of everyone's uploads and samples. "
-        "FedRAN's count: one task's upload in float64 with the nominal rank and label columns for all classes. STSA's "
-        "count: all tasks' uploads in float32 with each task's own classes. The three do not compare with each other. "
-        "Kept by a client: the most that one client held between its turns; raw samples are images, or rows of "
-        "features, of earlier tasks. Samples told alone: the share of the training samples that were the only one of a "
-        "sum, or of a Gram matrix or covariance, that left its client."
+    "up_max_mib": "Upload: measured, of the busiest client and task, as sent.",
+    "raw_mib": (
+        "Raw samples: what that client's samples of that task would cost as they are, features in the wire's type or "
+        "images in bytes, with their labels."
     ),
-    "runtime": (
+    "times_raw": "Uploads / raw samples: of everyone, against the same samples sent as they are.",
+    "up_total_max_mib": "Upload of all tasks: of the busiest client over the stream.",
+    "client_storage_mib": "Kept by a client: the most that one client held between its turns.",
+    "revealed_percent": (
+        "Samples told alone: training samples that were the only one of a sum, or of a Gram matrix or covariance, that "
+        "left its client."
+    ),
+    "fedran_mib": "FedRAN's count: one task's upload in float64, with the nominal rank and columns for all classes.",
+    "stsa_mib": "STSA's count: all tasks' uploads in float32 with each task's own classes.",
+    "seconds_per_task": (
         "Seconds per task: mean over tasks of (mean over clients of the client's time + the server's), without "
         "features (FedRAN Eq. 1)."
     ),
 }
+#: The measures of the summary unless others are asked for.
+_SHOWN = (
+    *("A_avg", "A_T", "forgetting"),
+    *("A_T_aware", "A_T_unrouted", "routing"),
+    *("up_max_mib", "times_raw", "adapt_up_mib", "client_storage_mib", "client_samples_kept"),
+    *("revealed_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
+    *("seconds_per_task", "fedran_mib", "stsa_mib"),
+)
 
 
 def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
@@ -51,6 +66,23 @@ def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
         if key not in known:
             raise UserError(f"--by {key}: unknown key", choices([k for k in known if k not in ALWAYS_APART], key))
     return list(dict.fromkeys(by)) or [*(c for c in varying_setting(summary) if c not in ALWAYS_APART), "method"]
+
+
+def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Table:
+    """Return the table with one row per configuration; for programs it has all measures of each.
+
+    Args:
+        runs: the result of `used_runs`.
+        summary: the result of `summarise` for these runs.
+        measures: the measures for readers; if empty, the most important ones.
+    """
+    shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
+    lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
+    return replace(
+        _table("summary", summary, shown, [*varying_setting(summary), "method"]),
+        values=summary.drop(columns=["family", "values", "folders"]).assign(**lists),
+        runs=runs[["label", *runs.columns.drop(["label", "family", "written", "path"])]],
+    )
 
 
 def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequence[str] = ()) -> dict[str, Table]:
@@ -70,10 +102,10 @@ def sections(summary: pd.DataFrame, measures: Sequence[Measure] = (), by: Sequen
     shown = list(measures) or [m for m in MEASURES.values() if m.shown_for(summary[f"{m.name}_mean"])]
     by = row_columns(summary, by)
     tables = {name: [measure for measure in shown if measure.section == name] for name in SECTIONS}
-    return {name: _section(name, summary, columns, by) for name, columns in tables.items() if columns}
+    return {name: _table(name, summary, columns, by) for name, columns in tables.items() if columns}
 
 
-def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Table:
+def _table(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str]) -> Table:
     varying = varying_setting(summary)
     # A label holds the method and its knobs that vary.
     keys = ["label" if key == "method" else key for key in by]
@@ -81,8 +113,11 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
     apart += [] if "label" in keys else ["label"]
     column_of = signature(summary, apart)
     columns = [(_heading(group.iloc[0], apart), key) for key, group in summary.groupby(column_of, sort=False)]
-    found = {measure.name: verdicts(summary, measure) for measure in measures}
-    headers = [*by, *(f"{m.header}, {of}" if of else m.header for of, _ in columns for m in measures)]
+    rated = [measure for measure in measures if name != "summary" or measure.name.startswith("A_")]
+    found = {measure.name: verdicts(summary, measure) for measure in rated}
+    # A row of one configuration says n and its gates once, other rows in each cell.
+    alone = not apart
+    headers = [*by, *["n"] * alone, *(f"{m.header}, {of}" if of else m.header for of, _ in columns for m in measures)]
     sheet_rows: list[list[Cell]] = []
     values: list[dict[str, object]] = []
     runs: list[dict[str, object]] = []
@@ -91,6 +126,9 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
         cells = [value_cell(found) for found in first.values()]
         values.append({key: text(found) if pd.isna(found) else found for key, found in first.items()})
         runs.append(dict(values[-1]))
+        if alone:
+            cells[by.index("method")] = _gated(cells[by.index("method")], group.iloc[0])
+            cells.append(value_cell(group["n"].iloc[0]))
         for heading, key in columns:
             there = group[column_of[group.index] == key]
             if len(there) > 1:
@@ -98,18 +136,18 @@ def _section(name: str, summary: pd.DataFrame, measures: list[Measure], by: list
             row = there.iloc[0] if len(there) else None
             runs[-1][_column("run_ids", heading)] = NOT_RUN if row is None else " ".join(row["run_ids"])
             for measure in measures:
-                verdict = Verdict() if row is None else found[measure.name][row.name]
-                cells.append(_cell(row, measure, verdict))
+                verdict = Verdict() if row is None or measure not in rated else found[measure.name][row.name]
+                cells.append(_cell(row, measure, verdict, alone))
                 numbers = _numbers(row, measure, verdict)
                 values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in numbers.items()}
         sheet_rows.append(cells)
-    notes = [
-        *constants(summary),
-        f"Mean ± standard deviation over seeds (number of seeds). {legend(summary, found)} {_NOTES[name]}",
-    ]
+    seeds = "n seeds." if alone else "seeds (number of seeds)."
+    words = [_NOTES[measure.name] for measure in measures if measure.name in _NOTES]
+    note = " ".join([f"Mean ± standard deviation over {seeds}", *words, legend(summary, found)])
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.
-    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes, facets if len(facets) < len(by) else ())
+    facets = facets if len(facets) < len(by) else ()
+    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), [*constants(summary), note], facets)
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
@@ -124,11 +162,18 @@ def _column(name: str, heading: str) -> str:
     return f"{name} [{heading}]" if heading else name
 
 
-def _cell(row: pd.Series | None, measure: Measure, verdict: Verdict) -> Cell:
+def _cell(row: pd.Series | None, measure: Measure, verdict: Verdict, alone: bool) -> Cell:
     if row is None:
         return Cell(NOT_RUN, absent=True)
-    cell = measured_cell(row, measure, verdict, row["n"])
-    return replace(cell, text=f"{cell.text}{gated(row)}", title=row["gate_texts"] or cell.title)
+    mean = row[f"{measure.name}_mean"]
+    places, n = decimals(mean, measure), None if alone else row["n"]
+    cell = replace(mean_cell(mean, row[f"{measure.name}_std"], places, verdict.mark, n), title=verdict.why)
+    return cell if alone else _gated(cell, row)
+
+
+def _gated(cell: Cell, row: pd.Series) -> Cell:
+    """Return the cell with the gates that a row of a summary meets, and on a page why."""
+    return replace(cell, text=f"{cell.text} [gate: {row['gates']}]", title=row["gate_texts"]) if row["gates"] else cell
 
 
 def _numbers(row: pd.Series | None, measure: Measure, verdict: Verdict) -> dict[str, object]:
@@ -137,3 +182,19 @@ def _numbers(row: pd.Series | None, measure: Measure, verdict: Verdict) -> dict[
     parts = {part: row[f"{measure.name}_{part}"] for part in ("mean", "std")}
     parts |= {"n": row["n"], **{name: getattr(verdict, part) for name, part in _INTERVAL.items()}}
     return {part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}
+
+
+def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int) -> tuple[ScreenTable, list[str]]:
+    """Return the summary for rich with lines between settings, and the last columns, which did not fit in `width`."""
+    columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
+    widths = [3 + max(map(cell_len, column)) for column in columns]
+    shown = len(sheet.headers)
+    while 1 + sum(widths[:shown]) > width and shown > sheet.texts + 3:
+        shown -= 1
+    table = ScreenTable()
+    for position, header in enumerate(sheet.headers[:shown]):
+        table.add_column(header, justify="left" if position < sheet.texts else "right", overflow="fold")
+    blocks = [*signature(summary, setting(summary)), None]
+    for row, block, following in zip(sheet.rows, blocks, blocks[1:], strict=False):
+        table.add_row(*(Text(cell.text, cell.mark) for cell in row[:shown]), end_section=block != following)
+    return table, sheet.headers[shown:]
