@@ -38,7 +38,7 @@ def board_page(board: Mapping[str, Any]) -> str:
     styles = (asset("look.css"), asset("page.css", __package__))
     return document(
         asset("page.html", __package__),
-        [asset("draw.js"), asset("page.js", __package__)],
+        [asset("draw.js", __package__), asset("page.js", __package__)],
         board=board,
         style="".join(styles),
         data=as_json(data),
