@@ -153,7 +153,7 @@ def test_only_what_varies_has_a_column_and_the_rest_is_one_line():
         {"partition": "iid", "method": "stsa", "method_gamma": 100.0, "features": "a0"},
     )
     assert varying_setting(summary) == ["partition"]  # which tells partition.min_size
-    assert summary_sheet(summary).headers[:3] == ["partition", "method", "n"]
+    assert summary_sheet(summary).headers[:3] == ["method", "partition", "n"]
     assert constants(summary) == [
         "data digits, beta 0.1, clients 5, tasks 5, wire.dtype float32, device cpu",
         "fedran: rank 8; stsa: gamma 100",

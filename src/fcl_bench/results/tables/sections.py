@@ -65,7 +65,7 @@ def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
             raise UserError(f"--by {key}: numbers of two {key}s never share a column", "the other columns of the table")
         if key not in known:
             raise UserError(f"--by {key}: unknown key", choices([k for k in known if k not in ALWAYS_APART], key))
-    return list(dict.fromkeys(by)) or [*(c for c in varying_setting(summary) if c not in ALWAYS_APART), "method"]
+    return list(dict.fromkeys(by)) or ["method", *(c for c in varying_setting(summary) if c not in ALWAYS_APART)]
 
 
 def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[Measure] = ()) -> Table:
@@ -79,7 +79,7 @@ def summary_table(runs: pd.DataFrame, summary: pd.DataFrame, measures: Sequence[
     shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
     lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
     return replace(
-        _table("summary", summary, shown, [*varying_setting(summary), "method"]),
+        _table("summary", summary, shown, ["method", *varying_setting(summary)]),
         values=summary.drop(columns=["family", "values", "folders"]).assign(**lists),
         runs=runs[["label", *runs.columns.drop(["label", "family", "written", "path"])]],
     )
