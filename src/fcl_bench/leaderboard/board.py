@@ -55,7 +55,7 @@ def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 def rows_in(store: Store, number: int) -> list[dict[str, Any]]:
     """The rows of one setting, two for each method: with its defaults and tuned; `runs` are those of the store."""
-    methods = sorted({*(row["method"] for row in store.rows), *store.about["not_run"]})
+    methods = sorted({*(row["method"] for row in store.rows), *store.about["not_run"], *store.about["methods"]})
     found = [_row(store, method, kind, number) for method in methods for kind in (DEFAULTS, TUNED)]
     _gate_first_tasks(found)
     return found

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.leaderboard.board import label_of, repeats
-from fcl_bench.leaderboard.track import TUNED
+from fcl_bench.leaderboard.track import DEFAULTS, TUNED
 from fcl_bench.results.best import LEGEND
 from fcl_bench.results.summarise import NO_PART
 
@@ -58,9 +58,12 @@ def print_board(board: Mapping[str, Any]) -> None:
     apart = "Defaults compete with defaults, and tuned rows with tuned ones."
     gated = "* A run met a gate: it is no fair sample of its method. In brackets: only so many seeds."
     console.print(" ".join([LEGEND, apart, NO_PART, gated, *([costs] if wide else [])]), markup=False)
+    absent: dict[str, list[str]] = {}
     for (method, kind), of in rows.items():
-        if of not in there and (kind != TUNED or (method, "defaults") not in rows):
-            console.print(f"not run: {method}: {of[0]['why']}", markup=False)
+        if of not in there and (kind != TUNED or (method, DEFAULTS) not in rows):
+            absent.setdefault(of[0]["why"], []).append(method)
+    for why, methods in absent.items():
+        console.print(f"not run: {', '.join(methods)}: {why}", markup=False)
 
 
 def _accuracy(row: Mapping[str, Any]) -> Text:
