@@ -37,8 +37,8 @@ _NUMBERED = 10
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
-    """File name -> PNG: accuracy.png, where measured drift.png (FedRAN Fig. 2), and what the server made or reconstructed
-    of images."""
+    """File name -> PNG: accuracy.png, where measured drift.png (FedRAN Fig. 2); and what the server made or
+    reconstructed of images."""
     title, stream = headline(record), federation.stream
     matrix = accuracy_matrix(federation.state.answers["correct"], stream.test_sizes)
     seen = [task.columns_seen for task in stream.tasks]
@@ -90,23 +90,17 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
 
 def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
     """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar."""
-    image = _heat_map(axes, matrix, low, high)
+    end = len(matrix) + 0.5
+    image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, extent=(0.5, end, end, 0.5))
+    axes.grid(False)
+    _number_tasks(axes.xaxis)
+    _number_tasks(axes.yaxis)
     axes.set_xlabel("test samples of task")
     axes.set_ylabel("after task")
     for (row, column), value in np.ndenumerate(matrix) if len(matrix) <= _NUMBERED else ():
         if not np.isnan(value):
             shade = "white" if value < (low + high) / 2 else "black"
             axes.text(column + 1, row + 1, f"{value:.0f}", ha="center", va="center", fontsize=8, color=shade)
-    return image
-
-
-def _heat_map(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """A matrix with a row and a column per task."""
-    end = len(matrix) + 0.5
-    image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, extent=(0.5, end, end, 0.5))
-    axes.grid(False)
-    _number_tasks(axes.xaxis)
-    _number_tasks(axes.yaxis)
     return image
 
 
