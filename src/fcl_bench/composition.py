@@ -21,7 +21,6 @@ NAMED_BY: list[str] = []
 _TRAINS = re.compile(r"^defaults:.*_gradient", re.MULTILINE)
 
 
-
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
 
