@@ -54,12 +54,6 @@ def test_what_is_no_range_is_told(typed):
         parse_range(typed)
 
 
-@pytest.mark.parametrize("typed", ["a=1e0..1e6", "a=1...1e6", "a=1:1e6"])
-def test_a_range_with_dots_is_told_how_it_is_typed(typed):
-    with pytest.raises(UserError, match=r"is no range \(a=log\(1(e0)?,1e6\), or uniform: "):
-        parse_range(typed)
-
-
 def test_values_are_in_their_ranges():
     optuna = pytest.importorskip("optuna")
     trial = optuna.trial.FixedTrial({"a": 0.123456, "b": 64, "c": "x", "d": 0.5})
