@@ -13,17 +13,10 @@ from fcl_bench.cli.suggestions import meant
 from fcl_bench.composition import NAMED_BY, choices_of, groups
 from fcl_bench.errors import UserError, choices, require_choice
 
-USAGE = """usage: fcl-bench show                 the groups
-       fcl-bench show GROUP           its choices, one line each
-       fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
-       fcl-bench show KEY             what a key is, and which choices have it
-"""
-
-
 def work(arguments: list[str]) -> int:
     """Print what is asked for. Raises a `UserError` if the group, choice or key does not exist."""
     if {"-h", "--help"} & set(arguments):
-        print(USAGE, end="")
+        print(usage(), end="")
         return DONE
     print("\n\n".join(map(_shown, arguments)) if arguments else _groups())
     return DONE
