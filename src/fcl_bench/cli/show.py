@@ -13,6 +13,7 @@ from fcl_bench.cli.suggestions import meant
 from fcl_bench.composition import NAMED_BY, choices_of, groups
 from fcl_bench.errors import UserError, choices, require_choice
 
+
 def work(arguments: list[str]) -> int:
     """Print what is asked for. Raises a `UserError` if the group, choice or key does not exist."""
     if {"-h", "--help"} & set(arguments):
