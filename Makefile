@@ -10,10 +10,10 @@ run: $(VENV)/.run
 
 # Writes the papers' tables, and the figures of the runs if there are any.
 tables: $(VENV)/.run
-	$(BIN)/fcl-tables --paper all --html --if-changed
-	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html --if-changed; fi
+	$(BIN)/fcl-tables --paper all --html
+	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html; fi
 	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
-		$(BIN)/fcl-tables --profile quick --paper all --html --if-changed; fi
+		$(BIN)/fcl-tables --profile quick --paper all --html; fi
 
 # Does the runs behind docs/results/index.md and writes their tables: about four hours on two cores. After an interruption the
 # same command does the rest.
@@ -203,7 +203,7 @@ vit-study: $(VIT) $(VENV)/.run
 # more of one core (docs/reference/experiments.md). After an interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
-	$(BIN)/fcl-tables --profile quick --paper all --html --if-changed
+	$(BIN)/fcl-tables --profile quick --paper all --html
 
 outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	$(BIN)/fcl-bench -m experiment=$* profile=quick

@@ -46,7 +46,7 @@ def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tm
     )
     found = {
         "my_method": ("--config-dir", str(tmp_path / "conf")),
-        "memory": (f"hydra.searchpath=[file://{tmp_path / 'conf'}]",),
+        "memory": (f"--config-dir={tmp_path / 'conf'}",),
     }[name]
     code, _, err = command(*found, "method=mine", "tasks=3", "clients=3", f"out={tmp_path / 'out'}", *overrides)
     assert (code, err) == (0, "")

@@ -78,7 +78,6 @@ TARGETS: dict[str, Target] = {
     "state of an adaptation": Target(_NAMED["adaptation"], "cache/adapted-*/state.json", OWN, _M.JSON, CACHED),
     "record for tables": Target(_NAMED["tables"], "out/runs/*/run.json", TABLES, {**_M.JSON, **_M.SEALED}, NOT_BEGUN),
     "config for tables": Target(_NAMED["tables"], "out/runs/*/config.yaml", TABLES, _M.YAML, NOT_BEGUN, 0.5),
-    "note of tables": Target(_NAMED["tables"], "out/tables/.made-*.json", OWN, _M.JSON, DONE, 0.5),
 }
 
 

@@ -154,7 +154,7 @@ def _typed(arguments: list[str]) -> int:
 def _tables(out: Path) -> int:
     from fcl_bench.cli.tables import main
 
-    sys.argv = ["fcl-tables", "--out", f"{out}/out", "--if-changed", "--metrics", "A_T"]
+    sys.argv = ["fcl-tables", "--out", f"{out}/out", "--metrics", "A_T"]
     return main()
 
 

@@ -19,8 +19,6 @@ from fcl_bench.files import content_hash
 _TIMED = {"runtime", "environment", "files", "checksum", "cache_hit", "tensors", "row_files"}
 #: What a writer puts beside a file until it is whole.
 _TEMPORARY = re.compile(r"\..*-[0-9a-f]{32}(\.\w+)?")
-#: The note of `fcl-tables --if-changed`, whose name is a hash of its options, the folder among them.
-_MADE = re.compile(r"(?<=/)\.made-[0-9a-f]{32}\.json$")
 #: Folders whose files are for processes, or of one process: locks, reports of a sweep, unfinished work.
 _PASSING = {".locks", "sweeps", "checkpoint"}
 
@@ -32,7 +30,7 @@ def snapshot(folder: Path) -> dict[str, object]:
     """
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
-        name = _MADE.sub(".made.json", path.relative_to(folder).as_posix())
+        name = path.relative_to(folder).as_posix()
         parts = set(path.relative_to(folder).parts[:-1])
         if path.is_file() and not parts & _PASSING and not any(part.endswith(".partial") for part in parts):
             # Numbers of states count how many were saved, which depends on the interruptions.
@@ -48,8 +46,7 @@ def snapshot(folder: Path) -> dict[str, object]:
 def unfinished(folder: Path) -> list[str]:
     """Names of files that a writer has not put into their places."""
     paths = (path for path in folder.rglob(".*") if path.is_file() and "sweeps" not in path.parts)
-    names = (_MADE.sub(".made.json", path.relative_to(folder).as_posix()) for path in paths)
-    return sorted(name for name in names if _TEMPORARY.fullmatch(Path(name).name))
+    return sorted(path.relative_to(folder).as_posix() for path in paths if _TEMPORARY.fullmatch(path.name))
 
 
 def finished(content: dict[str, object]) -> dict[str, object]:
@@ -81,7 +78,7 @@ def false_records(folder: Path) -> list[str]:
 
 def _content(path: Path) -> object:
     name = path.name
-    if name.endswith((".log", ".lock")) or name.startswith(".made") or _TEMPORARY.fullmatch(name):
+    if name.endswith((".log", ".lock")) or _TEMPORARY.fullmatch(name):
         return ""
     if name == "run.json":
         return _untimed(read_json(path))

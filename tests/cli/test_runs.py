@@ -60,12 +60,16 @@ def test_runs_are_found_by_their_ids(run, command, typed):
 
 
 def test_signed_by_whom(run, command, tmp_path):
-    pytest.importorskip("cryptography")
+    serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     key = tmp_path / "key.pem"
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(Ed25519PrivateKey.generate().private_bytes(*form))
     code, printed, _ = command("runs", "verify", str(run), "--signer", "somebody")
     assert code == 2
     assert "  wrong: signature: nobody signed it, not somebody" in printed
-    code, printed, _ = command("runs", "sign", str(run), "--key", str(key), "--new-key")
+    code, printed, _ = command("runs", "sign", str(run), "--key", str(key))
     assert code == 0
     public = printed.split()[-1]
     code, printed, _ = command("runs", "verify", str(run), "--signer", public)

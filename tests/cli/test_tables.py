@@ -155,23 +155,6 @@ def test_the_papers_tables_as_one_page(tables, tmp_path):
 
 
 @pytest.mark.slow
-def test_nothing_is_done_where_nothing_has_changed(tables, finished, tmp_path):
-    import shutil
-
-    shutil.copytree(finished / "runs", tmp_path / "runs")
-    again = ["--out", tmp_path, "--if-changed", "--format", "csv"]
-    assert "written" in tables(*again)[1]
-    table = tmp_path / "tables" / "summary.csv"
-    before = table.stat().st_mtime_ns
-    code, out, _ = tables(*again)
-    assert (code, table.stat().st_mtime_ns) == (0, before)
-    assert out.startswith("nothing to do: ")
-    assert out.endswith(" are those of these 4 runs\n")
-    next((tmp_path / "runs").glob("*/run.json")).touch()
-    assert "written" in tables(*again)[1]
-
-
-@pytest.mark.slow
 def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
     import shutil
 

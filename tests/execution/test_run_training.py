@@ -298,12 +298,12 @@ def test_drift_has_its_table_and_its_place_in_the_record(whole, method):
 
 
 @pytest.mark.slow
-def test_drift_and_theory_of_a_resumed_run_have_their_pictures(images, tmp_path, monkeypatch, pictures):
+def test_drift_of_a_resumed_run_has_its_picture(images, tmp_path, monkeypatch, pictures):
     overrides = (*choice("fedprotip", images), "checkpoint_rounds=1")
     with interrupted(2, 1, monkeypatch):
         run_in(tmp_path, *overrides)
     outcome = run_in(tmp_path, *overrides)
-    for name in ("accuracy.png", "drift.png", "theory.png"):
+    for name in ("accuracy.png", "drift.png"):
         assert name in outcome.record["files"]
         with Image.open(outcome.folder / name) as picture:
             assert min(picture.size) > 500

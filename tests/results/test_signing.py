@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import stat
 import sys
 
 import pytest
@@ -109,22 +108,13 @@ def test_a_damaged_run_is_not_signed(run, key):
     assert signer(run) is None
 
 
-def test_a_new_key_is_its_users_alone_and_never_replaces_another(run, tmp_path):
-    file = tmp_path / "new.pem"
-    made = sign(run, str(file), new_key=True)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert sign(run, str(file)) == made
-    with pytest.raises(UserError, match="cannot be made: File exists"):
-        sign(run, str(file), new_key=True)
-
-
 @pytest.mark.parametrize("content", [b"", b"no key", None, "public", "locked"])
 def test_what_is_no_private_key_is_refused_in_one_line(run, key, tmp_path, content):
     made, _ = key
     contents = {"public": pem(made, private=False), "locked": pem(made, password=b"secret")}
     if content is not None:
         (tmp_path / "bad.pem").write_bytes(contents.get(content, content))
-    with pytest.raises(UserError, match="holds no private key .*--new-key makes one"):
+    with pytest.raises(UserError, match="holds no private key .*openssl genpkey"):
         sign(run, str(tmp_path / "bad.pem"))
 
 

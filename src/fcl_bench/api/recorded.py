@@ -125,16 +125,12 @@ class Run:
     @cached_property
     def model(self) -> Model:
         """The model after the last task, on the GPU if there is one. Raises a `UserError` if it is damaged."""
-        return self.open_model()
-
-    def open_model(self, device: str = "auto") -> Model:
-        """Open the model on a device: auto, cpu, cuda, cuda:N."""
         from fcl_bench.execution.predicting import Model
 
         file = self._file("model.safetensors")
         if file_checksum(file) != self.record["files"]["model.safetensors"]:
             raise UserError(f"{file} does not match its checksum", "the same command again makes the run anew")
-        return Model(file, device)
+        return Model(file)
 
     def predict(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None = None) -> np.ndarray:
         """Return (n,) the predicted label of each sample, as the data set numbers its classes; see `model.predict`.

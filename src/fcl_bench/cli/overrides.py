@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.composition import FOLDERS, choices_of, composed, current, groups
+from fcl_bench.composition import FOLDERS, choices_of, composed, groups
 from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 
@@ -34,7 +33,7 @@ _PATHS = ("out", "data.path", "backbone.checkpoint", "cache.dir")
 #: The group of the presets that a run of an experiment's grid consists of.
 _PRESET = "experiment/preset"
 #: Matches Hydra's own keys that can be typed; all others are as fcl-bench needs them, since it reads and writes there.
-_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.sweeper\.params|hydra\.launcher\.(?!_target_$).+|hydra\.searchpath"
+_OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.sweeper\.params|hydra\.launcher\.(?!_target_$).+"
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
     **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
@@ -66,14 +65,11 @@ def without_folders(arguments: list[str]) -> list[str]:
                 raise UserError(f"{argument} needs a value", f"such as {key} VALUE")
             folders.append(Path(given).absolute())
             named += [key, given]
-        elif key.lstrip("+") == "hydra.searchpath":
-            folders += _sources(argument)
-            named.append(argument)
         else:
             others.append(argument)
     for folder in folders:
         if not folder.is_dir():
-            raise UserError(f"{folder} is not available.", "the folder's whole path: hydra.searchpath=[file:///FOLDER]")
+            raise UserError(f"{folder} is not available.", "--config-dir FOLDER, a folder with choices")
     if folders or FOLDERS[1:]:
         from fcl_bench.cli.knobs import search_also
 
@@ -81,25 +77,8 @@ def without_folders(arguments: list[str]) -> list[str]:
     return others
 
 
-def _sources(override: str) -> list[Path]:
-    """The folders of `hydra.searchpath=[file:///FOLDER,pkg://MODULE]`."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    try:
-        sources: Any = OverridesParser.create().parse_overrides([override])[0].value()
-    except HydraException as error:
-        raise composition_error(error, [override]) from error
-    found = []
-    for kind, _, name in (str(source).rpartition("://") for source in sources or ()):
-        module = find_spec(name) if kind == "pkg" and find_spec(name.partition(".")[0]) else None
-        found.append(Path(*(module.submodule_search_locations or ())[:1]) if module else Path(name).absolute())
-    return found
-
-
 def ordered(arguments: list[str]) -> list[str]:
     """The options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
-    arguments = current(arguments)
     options: list[str] = []
     overrides: list[str] = []
     skipped = -1

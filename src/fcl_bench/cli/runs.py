@@ -40,8 +40,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     verify.add_argument("--signer", metavar="KEY", help=signer)
     sign = commands.add_parser("sign", help="sign the records of runs", description=_SIGN)
     sign.set_defaults(work=_sign)
-    sign.add_argument("--key", metavar="FILE", required=True, help="a private key, unencrypted PEM")
-    sign.add_argument("--new-key", action="store_true", help="make it: openssl genpkey -algorithm ed25519 does, too")
+    key = "a private key, unencrypted PEM; openssl genpkey -algorithm ed25519 makes one"
+    sign.add_argument("--key", metavar="FILE", required=True, help=key)
     for command in (verify, sign):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
         command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
@@ -51,8 +51,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def _sign(folders: list[Path], options: argparse.Namespace) -> None:
     from fcl_bench.results.signing import sign
 
-    for number, folder in enumerate(folders):
-        print(f"{folder.name}: signed by {sign(folder, options.key, options.new_key and not number)}")
+    for folder in folders:
+        print(f"{folder.name}: signed by {sign(folder, options.key)}")
 
 
 def _verify(folders: list[Path], options: argparse.Namespace) -> None:

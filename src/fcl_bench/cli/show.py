@@ -10,22 +10,16 @@ from collections.abc import Iterable, Mapping
 from fcl_bench.cli.command import DONE
 from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, default_choices, owners, read_choice, settings_text, top_level
 from fcl_bench.cli.suggestions import meant
-from fcl_bench.composition import NAMED_BY, choices_of, current, groups
+from fcl_bench.composition import NAMED_BY, choices_of, groups
 from fcl_bench.errors import UserError, choices, require_choice
-
-USAGE = """usage: fcl-bench show                 the groups
-       fcl-bench show GROUP           its choices, one line each
-       fcl-bench show GROUP=CHOICE    its keys with their defaults, its paper, its cost, a command
-       fcl-bench show KEY             what a key is, and which choices have it
-"""
 
 
 def work(arguments: list[str]) -> int:
     """Print what is asked for. Raises a `UserError` if the group, choice or key does not exist."""
     if {"-h", "--help"} & set(arguments):
-        print(USAGE, end="")
+        print(usage(), end="")
         return DONE
-    print("\n\n".join(map(_shown, current(arguments))) if arguments else _groups())
+    print("\n\n".join(map(_shown, arguments)) if arguments else _groups())
     return DONE
 
 
@@ -159,7 +153,7 @@ examples:
   fcl-bench -m experiment=stsa_scratch_cifar100
 
 options:
-  -h, --help         this text; after method=NAME or another choice, its keys
+  -h, --help         this text
   --version          the version
   -m, --multirun     run every combination of comma-separated values
   --cfg job          print the composed configuration, run nothing

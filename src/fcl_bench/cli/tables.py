@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import locked, remove_leftovers, replacing, user_path
-from fcl_bench.results.made import Made
 from fcl_bench.results.measures import MEASURES, by_task, measure_named
 from fcl_bench.tracking.console import log_to_terminal
 
@@ -70,7 +69,6 @@ def _arguments() -> argparse.Namespace:
         "full: runs of real settings (full); quick: runs of profile=quick, of --paper the experiments in miniature"
     )
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
-    parser.add_argument("--if-changed", action="store_true", help="do nothing where files, runs and code are as before")
     figures = (
         "figures (pdf, svg, png, captions beside them): comparison, or any of docs/how-to/figures.md; without a LIST"
         " every one for which there are runs"
@@ -150,10 +148,6 @@ def _tables() -> int:
 
     log_to_terminal("fcl-tables: warning", notes=False)
     out = user_path("--out", arguments.out)
-    made = Made(out, vars(arguments)) if arguments.if_changed else None
-    if made is not None and made.is_current():
-        print(f"nothing to do: {len(made.files)} files in {out / 'tables'} are those of these {made.runs} runs")
-        return DONE
     frame = collect(out / "runs", arguments.metrics)
     is_ours = frame.empty and arguments.reference is not None
     if is_ours:
@@ -166,10 +160,7 @@ def _tables() -> int:
     if arguments.reference is not None and not is_ours:
         chosen_runs = beside(chosen_runs, arguments.reference)
     write = _papers if arguments.paper else _summary
-    files = write(arguments, out, chosen_runs)
-    print(_written(files), flush=True)
-    if made is not None:
-        made.note(files)
+    print(_written(write(arguments, out, chosen_runs)), flush=True)
     return DONE
 
 

@@ -1,4 +1,4 @@
-"""The pictures that a run leaves in its folder: accuracy and, where measured, its rounds, drift and projection."""
+"""The pictures that a run leaves in its folder: accuracy and, where measured, drift; images of the server's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
-from fcl_bench.engine.reports import BestRounds
 from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline
@@ -38,19 +37,15 @@ _NUMBERED = 10
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
-    """File name -> PNG: accuracy.png, and where measured rounds.png (AFL Fig. 3), drift.png (FedRAN Fig. 2), theory.png
-    (FedProTIP Fig. 2); and what the server made or reconstructed of images."""
-    title, stream, bounds = headline(record), federation.stream, record["bounds"]
+    """File name -> PNG: accuracy.png, where measured drift.png (FedRAN Fig. 2); and what the server made or
+    reconstructed of images."""
+    title, stream = headline(record), federation.stream
     matrix = accuracy_matrix(federation.state.answers["correct"], stream.test_sizes)
     seen = [task.columns_seen for task in stream.tasks]
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
-    if record["rounds"]:
-        figures["rounds.png"] = rounds_figure(title, [row[:3] for row in federation.rounds.values()], record["rounds"])
     if "drift" in federation.audits and len(stream.tasks) > 1:
         drift = drift_matrix(federation.audits["drift"].rows, len(stream.tasks))
         figures["drift.png"] = drift_figure(title, drift, matrix)
-    if bounds and "rho" in bounds[0]:
-        figures["theory.png"] = theory_figure(title, bounds)
     for name, picture in federation.server.pictures().items():
         figures[f"{name}.png"] = images_figure(f"{title}: {name} images", picture)
     files = {}
@@ -95,7 +90,11 @@ def accuracy_figure(title: str, pooled: list[float | None], matrix: np.ndarray, 
 
 def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
     """Draw a[t, tau] in percent as shades, with numbers where there is room; returns the image for a colour bar."""
-    image = _heat_map(axes, matrix, low, high)
+    end = len(matrix) + 0.5
+    image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, extent=(0.5, end, end, 0.5))
+    axes.grid(False)
+    _number_tasks(axes.xaxis)
+    _number_tasks(axes.yaxis)
     axes.set_xlabel("test samples of task")
     axes.set_ylabel("after task")
     for (row, column), value in np.ndenumerate(matrix) if len(matrix) <= _NUMBERED else ():
@@ -105,46 +104,9 @@ def matrix_panel(axes: Axes, matrix: np.ndarray, low: float, high: float) -> Axe
     return image
 
 
-def _heat_map(axes: Axes, matrix: np.ndarray, low: float, high: float) -> AxesImage:
-    """A matrix with a row and a column per task."""
-    end = len(matrix) + 0.5
-    image = axes.imshow(matrix, cmap="cividis", vmin=low, vmax=high, extent=(0.5, end, end, 0.5))
-    axes.grid(False)
-    _number_tasks(axes.xaxis)
-    _number_tasks(axes.yaxis)
-    return image
-
-
 def _number_tasks(axis: Axis) -> None:
     """Set ticks at tasks alone, as many as have room."""
     axis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
-
-
-def rounds_figure(title: str, rows: list[tuple[int, int, float]], best: BestRounds) -> Figure:
-    """A_t against the rounds of exchange of all tasks, one task after the other, with the best round of each.
-
-    Args:
-        rows: task, round and accuracy in percent (NaN: no test sample yet), as in rounds.csv.
-    """
-    ends = {task: round_ + 1 for task, round_, _ in rows}  # the last row of a task is its last round's
-    begins = dict(zip(ends, np.cumsum([0, *ends.values()]), strict=False))
-    figure = Figure(figsize=_SIZE, layout="constrained")
-    axes = figure.add_subplot()
-    figure.suptitle(title)
-    at = np.array([begins[task] + round_ + 1 for task, round_, _ in rows])
-    marker = "." if len(at) <= _MOST_MARKED else None
-    axes.plot(at, [accuracy for *_, accuracy in rows], marker=marker, color="#1f4e79", label="all classes seen, $A_t$")
-    known = [(task, r, value) for task, (r, value) in enumerate(zip(best["best_round"], best["best"], strict=True))]
-    marked = [(begins[task] + r + 1, value) for task, r, value in known if r is not None]
-    axes.plot(*zip(*marked, strict=True), "*", color="#c55a11", markersize=10, label="best, chosen on test data")
-    for begin in list(begins.values())[1:]:
-        axes.axvline(begin, color="0.7", linewidth=0.8, zorder=0)
-    axes.set_xlabel("rounds" if len(ends) == 1 else "rounds, one task after the other")
-    axes.set_ylabel("accuracy (%)")
-    axes.set_ylim(_spanned(*axes.get_ylim()))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
 
 
 def _spanned(low: float, high: float) -> tuple[float, float]:
@@ -185,30 +147,6 @@ def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
         axes.grid(alpha=0.3)
     # Accuracy falls as drift grows, so there is room at the top.
     scatter.legend(title="reference samples of", loc="upper right")
-    return figure
-
-
-def theory_figure(title: str, rows: list[dict[str, float | None]]) -> Figure:
-    """Left: rho_t, mean and least over the rounds of each task; right: beta_{tau -> t} as a heat map."""
-    tasks = np.arange(1, len(rows) + 1)
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    adequacy, interference = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    figure.suptitle(title)
-    looks = (("rho", "mean over rounds", "o", "#1f4e79"), ("rho_min", "least", "s", "#c55a11"))
-    for key, label, marker, colour in looks:
-        values = np.array([row[key] for row in rows], dtype=float)
-        adequacy.plot(tasks, values, marker=marker, label=label, color=colour)
-    adequacy.set_ylim(0, 1.05)
-    adequacy.set_xlabel("task $t$")
-    adequacy.set_ylabel(r"$\rho_t$, gradient energy left")
-    _number_tasks(adequacy.xaxis)
-    adequacy.grid(alpha=0.3)
-    adequacy.legend()
-    beta = np.array([[row.get(f"beta_{tau}") for row in rows] for tau in range(len(rows))], dtype=float)
-    image = _heat_map(interference, beta, 0, 1)
-    interference.set_xlabel("while learning task $t$")
-    interference.set_ylabel(r"old task $\tau$")
-    figure.colorbar(image, ax=interference, label=r"$\beta_{\tau \to t}$, old gradient left")
     return figure
 
 

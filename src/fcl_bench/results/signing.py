@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,22 +17,19 @@ SIGNATURE = "run.sig"
 _PURPOSE = b"fcl-bench run record\n"
 
 
-def sign(folder: Path, key: str, new_key: bool = False) -> str:
+def sign(folder: Path, key: str) -> str:
     """Sign a run's record, and so every file whose checksum it has; return the public key in base64.
 
     Args:
         folder: of the run.
         key: PEM file with a private key of Ed25519.
-        new_key: whether the key is to be made first.
 
     Raises:
-        UserError: the run is incomplete or damaged, the file is no such key, or it is there and `new_key` is asked for.
+        UserError: the run is incomplete or damaged, or the file is no such key.
     """
     _, trouble = RunFolder(folder).checked()
     if trouble:
         raise UserError(f"run folder {folder}{trouble}", "a complete run, as fcl-bench wrote it")
-    if new_key:
-        _make_key(key)
     private = _key("--key", key, "private")
     public = _text(private.public_key())
     signature = base64.b64encode(private.sign(_PURPOSE + (folder / "run.json").read_bytes())).decode()
@@ -87,20 +83,8 @@ def _key(option: str, given: str, kind: str) -> Any:
     try:
         key = loads[kind](user_path(option, given).read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        remedy = "an unencrypted PEM file; --new-key makes one, as openssl genpkey -algorithm ed25519 does"
+        remedy = "an unencrypted PEM file, such as openssl genpkey -algorithm ed25519 makes"
         raise UserError(f"{option} {given} holds no {kind} key", remedy) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey | ed25519.Ed25519PublicKey):
         raise UserError(f"{option} {given} is a key of another kind", "one of Ed25519")
     return key
-
-
-def _make_key(given: str) -> None:
-    """Make a file with a new private key that nobody but this user may read."""
-    ed25519, pem, _ = _cryptography()
-    form = pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.NoEncryption()
-    made = ed25519.Ed25519PrivateKey.generate().private_bytes(*form)
-    try:
-        with os.fdopen(os.open(user_path("--key", given), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(made)
-    except OSError as error:
-        raise UserError(f"--key {given} cannot be made: {error.strerror}", "a file that is not there yet") from error

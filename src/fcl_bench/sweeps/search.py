@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,13 +47,6 @@ class Range:
         return next(text for text in rounded if low <= float(text) <= high)
 
 
-def _is_number(typed: str) -> bool:
-    try:
-        return isfinite(float(typed))
-    except ValueError:
-        return False
-
-
 def parse_range(override: str) -> tuple[str, Range] | None:
     """Parse key and range of `key=log(1e-4,1)` and the like; None for a single value.
 
@@ -61,9 +54,6 @@ def parse_range(override: str) -> tuple[str, Range] | None:
         UserError: the range lacks two ends, has them in the wrong order, or is logarithmic and starts at 0.
     """
     key, _, value = override.partition("=")
-    dotted = re.fullmatch(r"([^.,]\S*?)(?:\.\.\.?|:)([^.,]\S*)", value)
-    if dotted and all(map(_is_number, dotted.groups())):
-        raise UserError(f"{override} is no range", f"{key}=log({dotted[1]},{dotted[2]}), or uniform: {_FORMS}")
     found = re.fullmatch(r"(log|uniform|int|int_log|choice)\((.*)\)", value)
     if found is None:
         listed = "," in value and value[:1] not in ("[", "{", "'", '"') and "(" not in value
