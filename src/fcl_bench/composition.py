@@ -1,9 +1,10 @@
-"""Composing a command line with Hydra: what can be chosen, presets, and the runs of a sweep."""
+"""Composing a command line with Hydra: what can be chosen, presets, the runs of a sweep, and old names of methods."""
 
 from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import re
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -17,9 +18,12 @@ from fcl_bench.config import GROUPS, YAML_LOADER
 
 #: The arguments of this process's command that named folders with choices of one's own, which are in `FOLDERS`.
 NAMED_BY: list[str] = []
+log = logging.getLogger(__name__)
 #: What the YAML of a method has that takes the knobs of training which all gradient methods share.
 _TRAINS = re.compile(r"^defaults:.*_gradient", re.MULTILINE)
 
+#: Old names of methods stay as aliases.
+RENAMED = {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"}
 
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
@@ -141,3 +145,17 @@ def choices_of(group: str) -> list[str]:
     if group == "experiment/preset":
         return register_presets()
     return sorted({file.stem for folder in FOLDERS for file in (folder / group).glob("[!_]*.yaml")})
+
+
+def current(arguments: Iterable[str]) -> list[str]:
+    """The arguments of a command with today's names of methods; each that changes is logged in one line."""
+    made = []
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if key.lstrip("+") == "method":
+            value = re.sub(r"\w+", lambda word: RENAMED.get(word[0], word[0]), value)
+        new = key + equals + value
+        if new != argument:
+            log.warning("%s is now %s", argument, new)
+        made.append(new)
+    return made

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, interrupted, report_failure, run_command, storage_error
 from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
-from fcl_bench.composition import config_dir, register_budgets, register_presets
+from fcl_bench.composition import config_dir, current, groups, register_budgets, register_presets
 from fcl_bench.environment import spin_briefly
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
@@ -42,14 +42,25 @@ def _work() -> int:
     if words and words[0] in COMMANDS:
         return import_module(COMMANDS[words[0]]).work(words[1:])
     if {"-h", "--help"} & set(words):
-        from fcl_bench.cli.show import usage
-
-        print(usage(), end="")
-        return DONE
+        return _help(words)
     if "--version" in arguments:
         print(f"fcl-bench {__version__}")
         return DONE
     return _hydra(ordered(arguments))
+
+
+def _help(arguments: list[str]) -> int:
+    """Print the keys of the choices that were typed (`method=stsa_e --help`), or the general help if none was."""
+    from fcl_bench.cli.show import about, usage
+
+    typed = [argument.partition("=") for argument in current(arguments)]
+    chosen = [about(group, choice) for group, equals, choice in typed if equals and group in groups()]
+    if not chosen:
+        print(usage(), end="")
+        return DONE
+    print("\n\n".join(chosen))
+    print("\n`fcl-bench --help` lists all groups and the top-level keys.")
+    return DONE
 
 
 def _hydra(arguments: list[str]) -> int:

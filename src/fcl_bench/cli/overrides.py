@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fcl_bench.cli.command import storage_error
-from fcl_bench.composition import FOLDERS, choices_of, composed, groups
+from fcl_bench.composition import FOLDERS, choices_of, composed, current, groups
 from fcl_bench.config import GROUPS
 from fcl_bench.errors import UserError, choices, first_line, installing, require_choice
 
@@ -79,6 +79,7 @@ def without_folders(arguments: list[str]) -> list[str]:
 
 def ordered(arguments: list[str]) -> list[str]:
     """The options, then the overrides, as Hydra's parser expects; raise a `UserError` for any other argument."""
+    arguments = current(arguments)
     options: list[str] = []
     overrides: list[str] = []
     skipped = -1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from fcl_bench.cli.command import DONE
 from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, default_choices, owners, read_choice, settings_text, top_level
 from fcl_bench.cli.suggestions import meant
-from fcl_bench.composition import NAMED_BY, choices_of, groups
+from fcl_bench.composition import NAMED_BY, choices_of, current, groups
 from fcl_bench.errors import UserError, choices, require_choice
 
 
@@ -19,7 +19,7 @@ def work(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(usage(), end="")
         return DONE
-    print("\n\n".join(map(_shown, arguments)) if arguments else _groups())
+    print("\n\n".join(map(_shown, current(arguments))) if arguments else _groups())
     return DONE
 
 
