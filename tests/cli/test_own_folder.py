@@ -53,6 +53,7 @@ def test_lists_and_help_have_the_choices_of_ones_own(command, own):
     _, out, _ = command("--config-dir", own, "--help")
     assert re.search(r"^     ours +Ours, in a line$", out, re.MULTILINE)
     assert re.search(r"^     mine +Mine$", out, re.MULTILINE)
+    assert command("--config-dir", own, "method=ours", "--help")[1].startswith("method=ours\n  Ours, in a line\n")
     # Of the next command of the process they are not.
     assert " ours " not in command("--help")[1]
 

@@ -82,6 +82,7 @@ def test_show_prints_keys_paper_cost_and_a_command(command):
         "example:",
     ):
         assert text in out
+    assert command("method=stsa_e", "--help")[1].startswith(out)
 
 
 def test_show_lists_groups_choices_and_who_has_a_key(command):

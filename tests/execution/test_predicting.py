@@ -146,6 +146,7 @@ def test_class_names_come_with_the_model(tmp_path):
     stacked = np.stack([np.asarray(image) for image in images])
     for form in (stacked, stacked.transpose(0, 3, 1, 2), torch.from_numpy(stacked)):
         np.testing.assert_array_equal(model.predict(form), said)
+    np.testing.assert_array_equal(model.predict(model.features(stacked)), said)
 
 
 def test_a_backbone_with_other_weights_is_refused(tmp_path, monkeypatch):

@@ -115,6 +115,16 @@ class Model:
         columns, scores = self._answered(inputs, tasks)
         return self.labels[columns], np.take_along_axis(scores, columns[:, None], axis=1)[:, 0]
 
+    def features(self, images: Any) -> np.ndarray:
+        """(n, d) float32: what the model's frozen backbone makes of images.
+
+        Raises:
+            UserError: it takes no images, or trains its network, so that features are a part of it.
+        """
+        if self._method.trains_network:
+            raise UserError(f"method={self.about['method']} has no frozen backbone", "predict, or scores")
+        return self._features(self._samples(images, "images")).numpy()
+
     def _answered(self, inputs: Any, tasks: Sequence[int] | np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """(n,) the columns of the answers, and (n, C) all scores."""
         tensor = self._tensor(inputs)
@@ -147,7 +157,7 @@ class Model:
 
     def _tensor(self, inputs: Any) -> torch.Tensor:
         """Samples as the server takes them: images, or features."""
-        samples = samples_of(inputs)
+        samples = self._samples(inputs)
         if isinstance(samples.inputs, np.ndarray):
             wide = samples.inputs.shape[1]
             if self._method.trains_network:
@@ -158,12 +168,19 @@ class Model:
             if len(bad := rows_not_finite(features)):
                 raise UserError(f"inputs hold NaN or infinity in row {int(bad[0])}", "every feature is a finite number")
             return features
-        if self.about["takes"] == "features":
-            raise UserError("inputs are images, and the model was made on ready features", "features (n, d)")
         if self._method.trains_network:
             assert self._context.network is not None
             return load_pixels(samples, self._context.network.size, what="inputs")
         return self._features(samples)
+
+    def _samples(self, inputs: Any, wanted: str = "") -> Split:
+        samples = samples_of(inputs)
+        images = not isinstance(samples.inputs, np.ndarray)
+        if images and self.about["takes"] == "features":
+            raise UserError("inputs are images, and the model was made on ready features", "features (n, d)")
+        if wanted == "images" and not images:
+            raise UserError("inputs are features already", "images")
+        return samples
 
     def _features(self, samples: Split) -> torch.Tensor:
         """(n, d) of images."""
