@@ -25,6 +25,7 @@ _TRAINS = re.compile(r"^defaults:.*_gradient", re.MULTILINE)
 #: Old names of methods stay as aliases.
 RENAMED = {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training": "centralised"}
 
+
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
 

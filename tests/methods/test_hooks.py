@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.images.batches import Replayed, Samples
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import MODEL, GradientClient
+from fcl_bench.methods.gradient.replay import Replayed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.fields import counts
 from fcl_bench.protocol.message import Message

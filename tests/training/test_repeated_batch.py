@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.data.images.batches import Replayed, Samples
+from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
+from fcl_bench.methods.gradient.replay import Replayed
 from fcl_bench.training import linear_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network, feature_start
