@@ -153,7 +153,7 @@ examples:
   fcl-bench -m experiment=stsa_scratch_cifar100
 
 options:
-  -h, --help         this text
+  -h, --help         this text; after method=NAME or another choice, its keys
   --version          the version
   -m, --multirun     run every combination of comma-separated values
   --cfg job          print the composed configuration, run nothing
