@@ -10,6 +10,7 @@ test compares them with what this writes.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -86,7 +87,8 @@ def _differences(track: str, pairs: Sequence[str]) -> list[list[str]]:
             there = {(row["method"], row["kind"]): row for row in rows_in(store, number)}
             both = [results(there[method, DEFAULTS]) for method in (first, second)]
             verdicts = judged(both, "A_T", True, store.answers.shares)
-            sign, found = max(zip((-1, 1), verdicts, strict=True), key=lambda entry: entry[1].behind)
+            # The better one of both has no interval.
+            sign, found = next(entry for entry in zip((-1, 1), verdicts, strict=True) if not math.isnan(entry[1].low))
             low, high = sorted((sign * found.low, sign * found.high))
             cells.append(f"{sign * found.behind:+.2f} ({low:+.2f} to {high:+.2f})")
         rows.append([" less ".join(titles), *cells])
