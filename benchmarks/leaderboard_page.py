@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from adjustText import adjust_text
 from matplotlib.figure import Figure
 
@@ -23,6 +24,7 @@ from fcl_bench.leaderboard.board import board_of, label_of, repeats, results, ro
 from fcl_bench.leaderboard.store import published, stored
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED
 from fcl_bench.results.best import judged
+from fcl_bench.results.figures.costs import pareto_front
 from fcl_bench.results.figures.style import CEILING_LOOKS, FRONT, drawn
 from fcl_bench.results.summarise import YARDSTICK
 
@@ -61,7 +63,7 @@ def _front_table(board: dict[str, Any]) -> list[list[str]]:
     """Methods of which no other sends as little and is more accurate, FedAvg, and the ceilings."""
     best, kinds = _best(board), _kinds(board)
     on_front = _on_front(best)
-    chosen = sorted(on_front, key=lambda row: row["up_mib"])
+    chosen = list(on_front)
     chosen += [row for row in best if row["method"] == YARDSTICK and row not in on_front]
     chosen += sorted((row for row in best if row["ceiling"]), key=lambda row: row["A_T"])
     head = ["method", "upload per task (MiB)", "rounds per task", "A_T, defaults (%)", "A_T, tuned (%)"]
@@ -91,7 +93,7 @@ def _differences(track: str, pairs: Sequence[str]) -> list[list[str]]:
             sign, found = next(entry for entry in zip((-1, 1), verdicts, strict=True) if not math.isnan(entry[1].low))
             low, high = sorted((sign * found.low, sign * found.high))
             cells.append(f"{sign * found.behind:+.2f} ({low:+.2f} to {high:+.2f})")
-        rows.append([" less ".join(titles), *cells])
+        rows.append([" minus ".join(titles), *cells])
     return rows
 
 
@@ -114,23 +116,16 @@ def _best(board: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _on_front(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows that compete, of which no other sends at most as much and is more accurate."""
-    rivals = [row for row in rows if not row["ceiling"] and not row["gates"]]
-    return [
-        row
-        for row in rivals
-        if not any(
-            (other["up_mib"], -other["A_T"]) < (row["up_mib"], -row["A_T"]) and other["A_T"] >= row["A_T"]
-            for other in rivals
-        )
-    ]
+    """The rows on the Pareto front, by rising upload."""
+    frame = pd.DataFrame([{**row, "gates": " ".join(row["gates"])} for row in rows])
+    return [rows[place] for place in pareto_front(frame, "up_mib", "A_T").index]
 
 
 def _picture(board: dict[str, Any]) -> Figure:
     """A_T against upload of every method's better row; the best and the front are named, the ceilings are lines."""
     best = _best(board)
     rivals = sorted((row for row in best if not row["ceiling"]), key=lambda row: -row["A_T"])
-    front = sorted(_on_front(best), key=lambda row: row["up_mib"])
+    front = _on_front(best)
     tasks = len(best[0]["curve"])
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()

@@ -19,7 +19,7 @@ from typing import Any
 from fcl_bench.files import replacing
 from fcl_bench.leaderboard.store import Store, published
 
-_FILES = ("run.json", "config.yaml", "accuracy_matrix.csv", "tasks.csv", "uploads.csv")
+_FILES = ("run.json", "config.yaml", "accuracy_matrix.csv", "tasks.csv")
 
 
 def main(track: str, folder: str = "outputs/leaderboard") -> None:
