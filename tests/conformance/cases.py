@@ -55,7 +55,7 @@ COMPACT = WireFormat(torch.float16, gram="packed", columns="held", factors="int8
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("afl", {"M": 8}),
     ("air", {"correction": "logits"}),
-    ("centred_sketch", {"rank": 2, "remainder": "gaussian", "input_rank": 2, "input_remainder": "diagonal"}),
+    ("centred_sketch", {"rank": 2, "remainder": "gaussian", "class_rank": 2}),
     ("fedklda", {"ensemble": 2}),
     ("ranpac", {"ridge": "held_out"}),
     ("fedicarl", {"classify": "nme", "memory": 6}),

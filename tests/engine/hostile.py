@@ -135,8 +135,12 @@ def _structured(name: str, tensor: torch.Tensor, declared: Field) -> Tensors:
         rising = {"rising": tensor.flip(0) * torch.linspace(1, 2, len(tensor)).to(tensor)} if len(tensor) > 1 else {}
         return {"negative": -tensor - 1, **rising}
     if declared.unit:
-        twice = {"a direction twice": tensor[:, :1].expand_as(tensor).contiguous()} if tensor.shape[1] > 1 else {}
-        return {"twice as long": 2 * tensor, "of ones": torch.ones_like(tensor), **twice}
+        bad = {"twice as long": 2 * tensor}
+        if declared.form == "orthonormal":
+            bad["of ones"] = torch.ones_like(tensor)
+            if tensor.shape[1] > 1:
+                bad["a direction twice"] = tensor[:, :1].expand_as(tensor).contiguous()
+        return bad
     bad = {"negative": -tensor - 1}
     if tensor.ndim == 2 and tensor.shape[0] == tensor.shape[1] and name != "Q":
         G, mean = tensor, float(tensor.trace()) / len(tensor)

@@ -7,13 +7,19 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import OwnCovariances, relu_covariance
 
 
-def covariance(P, Sigma, means, weights) -> np.ndarray:
-    return relu_covariance(
-        *(torch.from_numpy(np.asarray(part, dtype=float)) for part in (P, Sigma, means, weights))
-    ).numpy()
+def covariance(P, Sigma, means, weights, shares=None, factors=None, dtype=torch.float64) -> np.ndarray:
+    """Q of classes with `shares` times Sigma and with `factors` (C, d, k) of their own; without them all have Sigma."""
+    classes, d = len(weights), len(P)
+    shares = np.ones(classes) if shares is None else shares
+    factors = np.zeros((classes, d, 0)) if factors is None else factors
+    P, Sigma, means, weights, *own = (
+        torch.from_numpy(np.asarray(part, dtype=float)).to(dtype)
+        for part in (P, Sigma, means, weights, shares, factors)
+    )
+    return relu_covariance(P, Sigma, OwnCovariances(*own), means, weights).double().numpy()
 
 
 def drawn(seed: int, d: int, M: int, classes: int):
@@ -84,11 +90,12 @@ def test_it_is_symmetric_and_positive_semidefinite(seed, dtype):
     P, Sigma, means, weights = drawn(seed, 5, 40, 4)
     if seed % 2:
         Sigma = np.outer(Sigma[0], Sigma[0])
-    parts = (torch.from_numpy(np.asarray(part, dtype=float)).to(dtype) for part in (P, Sigma, means, weights))
-    Q = relu_covariance(*parts).double()
-    assert float((Q - Q.T).abs().max()) <= 4 * torch.finfo(dtype).eps * float(Q.abs().max())
-    values = torch.linalg.eigvalsh(Q)
-    assert float(values[0]) > -100 * torch.finfo(dtype).eps * float(values[-1])
+    shares, factors = np.linspace(0, 2, 4), np.random.default_rng(seed).standard_normal((4, 5, 2))
+    for own in ({}, {"shares": shares, "factors": factors}):
+        Q = covariance(P, Sigma, means, weights, **own, dtype=dtype)
+        assert np.abs(Q - Q.T).max() <= 4 * torch.finfo(dtype).eps * np.abs(Q).max()
+        values = np.linalg.eigvalsh(Q)
+        assert values[0] > -100 * torch.finfo(dtype).eps * values[-1]
 
 
 def test_features_that_never_cross_zero_are_linear_or_dead():
@@ -116,3 +123,16 @@ def test_classes_add_up_by_their_weights():
     P, Sigma, means, weights = drawn(5, 4, 7, 3)
     parts = [weights[c] * covariance(P, Sigma, means[:, [c]], [1]) for c in range(3)]
     np.testing.assert_allclose(covariance(P, Sigma, means, weights), sum(parts), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_covariances_of_single_classes_are_as_if_each_class_were_alone(rank):
+    """b Sigma + LL' by its factors and as one matrix; a class may have nothing of Sigma."""
+    P, Sigma, means, weights = drawn(6, 4, 7, 3)
+    shares, factors = np.array([0, 0.4, 2]), np.random.default_rng(7).standard_normal((3, 4, rank))
+    factors[2] = 0
+    alone = [
+        weights[c] * covariance(P, shares[c] * Sigma + factors[c] @ factors[c].T, means[:, [c]], [1]) for c in range(3)
+    ]
+    Q = covariance(P, Sigma, means, weights, shares, factors)
+    np.testing.assert_allclose(Q, sum(alone), rtol=1e-12, atol=1e-13)

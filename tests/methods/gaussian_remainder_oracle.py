@@ -1,6 +1,6 @@
 """The centred sketch with the Gaussian remainder in plain NumPy, float64: upload by upload, class by class, dense.
 
-tasks: per task, per client, (Z (n, d), columns (n,)); P (d, M) or None.
+tasks: per task, per client, (Z (n, d), columns (n,)); P (d, M).
 """
 
 import numpy as np
@@ -39,46 +39,62 @@ def covariance_of_relu(P, Sigma, mu):
     return Q
 
 
-def states(tasks, P, rank, input_rank, mix, diagonal=False):
+def own_covariance(known, energy, size, Sigma, rank):
+    """b Sigma + LL' of a class: LL' is what the leading part of its known scatter has beyond the common shape."""
+    values, vectors = np.linalg.eigh(known)
+    leading = [i for i in np.argsort(values)[::-1][:rank] if values[i] > 0]
+    common = [vectors[:, i] @ Sigma @ vectors[:, i] for i in leading]
+    left = np.trace(Sigma) - sum(common)
+    beta = 0.0
+    if left > 1e-12 * np.trace(Sigma):
+        beta = max(energy - sum(values[leading]), 0) / left
+    L = np.zeros((len(Sigma), max(len(leading), 1)))
+    for column, (i, c) in enumerate(zip(leading, common, strict=True)):
+        L[:, column] = vectors[:, i] * np.sqrt(max(values[i] - beta * c, 0) / size)
+    return beta / size * Sigma + L @ L.T
+
+
+def states(tasks, P, rank, class_rank, mix):
     """(G, B, terms) after each task: `terms`, of this task, are what each upload's rest was replaced by."""
     d = tasks[0][0][0].shape[1]
-    M = d if P is None else P.shape[1]
+    M = P.shape[1]
     G, B, scatter, N, after = np.zeros((M, M)), np.zeros((M, 0)), np.zeros((d, d)), 0, []
     for clients in tasks:
-        uploads, means, sizes = [], {}, {}
+        uploads, means, sizes, known, energies = [], {}, {}, {}, {}
         for Z, labels in clients:
             if len(labels) == 0:
                 continue
-            H = Z if P is None else np.maximum(Z @ P, 0)
+            H = np.maximum(Z @ P, 0)
             C = max(B.shape[1], 1 + int(labels.max()))
             B = np.pad(B, ((0, 0), (0, C - B.shape[1]))) + H.T @ np.eye(C)[labels]
             V, sigma, energy, sums, counts = sketch_of(H, labels, rank)
             uploads.append((V, sigma, max(energy - np.sum(sigma**2), 0), sums, counts))
-            U, omega, energy, sums, counts = sketch_of(Z, labels, rank if P is None else input_rank)
-            k = len(omega)
-            tau = max(energy - np.sum(omega**2), 0) / (d - k) if k < d else 0.0
-            if diagonal:
-                own = U @ np.diag(omega**2) @ U.T
-                for i in range(d):
-                    own[i, i] = sum((Z[j, i] - sums[int(c)][i] / counts[int(c)]) ** 2 for j, c in enumerate(labels))
-                scatter = scatter + own
-            else:
-                scatter = scatter + U @ np.diag(omega**2 - tau) @ U.T + tau * np.eye(d)
+            _, _, _, sums, counts = sketch_of(Z, labels, 0)
+            own = np.zeros((d, d))
+            for c in sums:
+                U, omega, energy, _, _ = sketch_of(Z[labels == c], labels[labels == c], class_rank)
+                part = U @ np.diag(omega**2) @ U.T
+                known[c], energies[c] = known.get(c, 0) + part, energies.get(c, 0) + energy
+                own += part
+            for i in range(d):
+                own[i, i] = sum((Z[j, i] - sums[int(c)][i] / counts[int(c)]) ** 2 for j, c in enumerate(labels))
+            scatter = scatter + own
             N += len(labels)
             for c, total in sums.items():
                 means[c], sizes[c] = means.get(c, 0) + total, sizes.get(c, 0) + counts[c]
         Sigma = scatter / N
-        Q = Sigma
-        if P is not None:
-            Q = sum(sizes[c] * covariance_of_relu(P, Sigma, means[c] / sizes[c]) for c in means)
+        Q = np.zeros((M, M))
+        for c in means:
+            Sigma_c = own_covariance(known[c], energies[c], sizes[c], Sigma, class_rank)
+            Q = Q + sizes[c] * covariance_of_relu(P, Sigma_c, means[c] / sizes[c])
         terms = []
         for V, sigma, e, sums, counts in uploads:
             r = len(sigma)
             Pi = np.eye(M) - V @ V.T
             shape = Pi @ Q @ Pi
             even = Pi / (M - r) if r < M else np.zeros((M, M))
-            known = np.trace(shape) > 1e-12 * np.trace(Q)
-            term = e * ((1 - mix) * shape / np.trace(shape) + mix * even) if known else e * even
+            beyond = np.trace(shape) > 1e-12 * np.trace(Q)
+            term = e * ((1 - mix) * shape / np.trace(shape) + mix * even) if beyond else e * even
             terms.append(term)
             G = G + V @ np.diag(sigma**2) @ V.T + term
             for c, S in sums.items():
@@ -87,7 +103,7 @@ def states(tasks, P, rank, input_rank, mix, diagonal=False):
     return after
 
 
-def gaussian_remainder(tasks, P, rank, input_rank, mix, ridge, diagonal=False):
+def gaussian_remainder(tasks, P, rank, class_rank, mix, ridge):
     """W = (G + ridge I)^-1 B after each task."""
-    after = states(tasks, P, rank, input_rank, mix, diagonal)
+    after = states(tasks, P, rank, class_rank, mix)
     return [np.linalg.solve(G + ridge * np.eye(len(G)), B) for G, B, _ in after]

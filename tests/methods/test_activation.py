@@ -108,23 +108,6 @@ def test_the_ridge_on_linear_features_is_a_smaller_one_on_the_features():
     assert relative_error(server.predict(inputs), TESTS @ V) < 1e-7
 
 
-def test_the_gaussian_remainder_has_the_covariance_of_linear_features():
-    method = CentredSketch(**LINEAR, rank=2, remainder="gaussian", input_rank=8, mix=0.0, bounds=True)
-    server, _ = learn(method, context_of(8), TASKS)
-    P = projection_of(server)
-    # input_rank is d, so the scatter is the exact sum over clients of deviations from their own class means.
-    scatter = np.zeros((8, 8))
-    for clients in TASKS:
-        for Z, labels in clients:
-            for c in np.unique(labels):
-                A = Z[labels == c] - Z[labels == c].mean(axis=0)
-                scatter += A.T @ A
-    samples = sum(len(labels) for clients in TASKS for _, labels in clients)
-    assert relative_error(server.Q, P.T @ scatter @ P / samples) < 1e-10
-    H = np.concatenate([Z @ P for clients in TASKS for Z, _ in clients])
-    assert float(server.gram().trace()) == pytest.approx(float((H**2).sum()), rel=1e-10)
-
-
 @pytest.mark.parametrize("method", [FedRAN, AFL, FedFeCAM, FedNCM, RanPAC, CentredSketch])
 def test_without_a_projection_there_is_none_to_leave_out(method):
     knobs = {"M": None, "activation": "none"} | ({"rank": 2} if method in (FedRAN, CentredSketch) else {})

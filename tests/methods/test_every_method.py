@@ -42,10 +42,7 @@ METHODS = {
     "afl with random features": AFL(M=30),
     "afcl": AFCL(),
     "centred_sketch": CentredSketch(M=30, rank=4),
-    "centred_sketch gaussian": CentredSketch(M=30, rank=4, remainder="gaussian", input_rank=4),
-    "centred_sketch gaussian, diagonal": CentredSketch(
-        M=30, rank=4, remainder="gaussian", input_rank=4, input_remainder="diagonal"
-    ),
+    "centred_sketch gaussian": CentredSketch(M=30, rank=4, remainder="gaussian", class_rank=4),
     "centralised_ridge": CentralisedRidge(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),

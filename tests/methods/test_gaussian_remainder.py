@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
+from fcl_bench.methods.closed_form.algebra.random_features import OwnCovariances, relu_covariance
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, GaussianRemainderServer
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.typed import typed_instance
@@ -30,7 +32,7 @@ from tests.methods.harness import (
     turn,
 )
 
-GAUSSIAN = CentredSketch(M=25, rank=4, input_rank=3, remainder="gaussian")
+GAUSSIAN = CentredSketch(M=25, rank=4, class_rank=3, remainder="gaussian")
 
 
 def knobs(**changes) -> CentredSketch:
@@ -42,9 +44,9 @@ def gram_of(server) -> np.ndarray:
     return server.gram().numpy()
 
 
-def hidden(tasks: Tasks, P: np.ndarray | None) -> np.ndarray:
+def hidden(tasks: Tasks, P: np.ndarray) -> np.ndarray:
     """H of all samples."""
-    return np.concatenate([Z if P is None else np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
+    return np.concatenate([np.maximum(Z @ P, 0) for clients in tasks for Z, _ in clients])
 
 
 def recurring(seed: int) -> Tasks:
@@ -56,83 +58,94 @@ def recurring(seed: int) -> Tasks:
     return [tasks[0], [(Z, labels), *others], [(Z[::-1].copy(), labels[::-1].copy()), tasks[0][2]]]
 
 
-@pytest.mark.slow_cases(
-    "0-14-0-0.1",
-    "0-14-0-0.3",
-    "0-14-14-0.3",
-    "0-14-14-1.0",
-    "1-14-0-0.1",
-    "1-14-0-0.3",
-    "1-14-14-0.1",
-    "1-14-8-0.1",
-    "1-14-8-0.3",
-    "1-14-8-1.0",
-    "1-40-8-0.1",
-    "1-40-8-0.3",
-    "1-40-8-1.0",
-)
-@pytest.mark.slow_cases(
-    "0-14-0-1.0", "0-14-14-0.1", "0-14-8-0.1", "0-14-8-0.3", "0-14-8-1.0", "1-14-14-0.3", "1-14-14-1.0"
-)
-@pytest.mark.parametrize("mix", [0.1, 0.3, 1.0])
-@pytest.mark.parametrize(("M", "rank"), [(None, 0), (None, 3), (None, 8), (14, 0), (14, 8), (14, 14), (40, 8)])
+@pytest.mark.slow_cases("0-14-8-1.0", "1-14-8-0.1", "0-40-8-0.1", "0-40-8-1.0", "1-40-8-0.1")
+@pytest.mark.parametrize("mix", [0.1, 1.0])
+@pytest.mark.parametrize(("M", "rank"), [(14, 0), (14, 8), (14, 14), (40, 8)])
 @pytest.mark.parametrize("seed", range(2))
 def test_scores_agree_with_the_oracle(seed, M, rank, mix):
-    """At rank 0, at 8, and at the rank of everything; M null takes Sigma for Q."""
+    """At rank 0, at 8, and at the rank of everything; classes that come back and classes of one sample among them."""
     tasks, ridge = recurring(seed) if seed else random_tasks(seed, 9), 10.0**-seed
-    for input_rank in (0, 3, 8) if M == 14 else (3,):
-        method = knobs(M=M, rank=rank, input_rank=input_rank, mix=mix, ridge=ridge)
+    for class_rank in (0, 1, 3, 8) if (M, rank) == (14, 8) else (3,):
+        method = knobs(M=M, rank=rank, class_rank=class_rank, mix=mix, ridge=ridge)
         server, classifiers = learn(method, context_of(8, seed), tasks)
         P = projection_of(server)
         for ours, theirs in zip(
-            classifiers, oracle.gaussian_remainder(tasks, P, rank, input_rank, mix, ridge), strict=True
+            classifiers, oracle.gaussian_remainder(tasks, P, rank, class_rank, mix, ridge), strict=True
         ):
             assert relative_error(ours, theirs) < 1e-8
-        G, _, terms = oracle.states(tasks, P, rank, input_rank, mix)[-1]
+        G, _, terms = oracle.states(tasks, P, rank, class_rank, mix)[-1]
         assert np.abs(gram_of(server) - G).max() < 1e-11 * np.abs(G).max()
         # Every upload's rest is replaced by something positive semidefinite, in the oracle as here.
         assert all(np.linalg.eigvalsh(term)[0] > -1e-10 * np.abs(G).max() for term in terms)
 
 
-@pytest.mark.parametrize("input_rank", [0, 3, 8])
-def test_an_exact_diagonal_of_the_features_agrees_with_the_oracle(input_rank):
+@pytest.mark.parametrize("class_rank", [0, 3, 8])
+def test_the_scatter_has_the_exact_diagonal(class_rank):
     tasks = recurring(1)
-    method = knobs(M=14, rank=3, input_rank=input_rank, input_remainder="diagonal", ridge=0.1)
-    server, classifiers = learn(method, context_of(8), tasks)
-    expected = oracle.gaussian_remainder(tasks, projection_of(server), 3, input_rank, 0.3, 0.1, diagonal=True)
-    for ours, theirs in zip(classifiers, expected, strict=True):
-        assert relative_error(ours, theirs) < 1e-8
-    one_number, _ = learn(dataclasses.replace(method, input_remainder="isotropic"), context_of(8), tasks)
-    assert np.trace(server.scatter) == pytest.approx(np.trace(one_number.scatter))
+    server, _ = learn(knobs(M=14, class_rank=class_rank), context_of(8), tasks)
+    exact, _ = learn(knobs(M=14, class_rank=8), context_of(8), tasks)
+    assert np.diag(server.scatter) == pytest.approx(np.diag(exact.scatter))
     assert np.linalg.eigvalsh(server.scatter)[0] > -1e-12 * np.trace(server.scatter)
-    # Nothing is dropped at the full rank, so both are the exact scatter.
-    assert (relative_error(server.scatter, one_number.scatter.numpy()) < 1e-10) == (input_rank == 8)
+    # Nothing is dropped at the full rank.
+    assert (relative_error(server.scatter, exact.scatter.numpy()) < 1e-10) == (class_rank == 8)
+
+
+def test_classes_that_share_one_covariance_need_none_of_their_own():
+    """Where every class has the common shape, `class_rank` adds nothing to what one Sigma says."""
+    rng = np.random.default_rng(1)
+    like = torch.zeros(8, 8, dtype=torch.float64)
+    root = torch.from_numpy(rng.standard_normal((8, 8)))
+    Sigma, sizes = root @ root.T, torch.tensor([40, 7])
+    classes = ClassScatter(like, 2)
+    # All directions of 40 Sigma and of 7 Sigma.
+    values, vectors = torch.linalg.eigh(Sigma)
+    U = torch.cat([vectors * (n * values).sqrt() for n in sizes], dim=1)
+    classes.add(U, torch.tensor([8, 8], dtype=torch.int32), sizes * Sigma.trace())
+    b, L = classes.beside(Sigma, sizes, 3)
+    torch.testing.assert_close(b, torch.ones(2, dtype=torch.float64))
+    assert L.square().sum() < 1e-14 * Sigma.trace()
+    P, means = torch.from_numpy(rng.standard_normal((8, 14))), torch.from_numpy(rng.standard_normal((8, 2)))
+    shared = OwnCovariances(torch.ones_like(b), torch.zeros_like(L))
+    expected = relu_covariance(P, Sigma, shared, means, sizes)
+    torch.testing.assert_close(relu_covariance(P, Sigma, OwnCovariances(b, L), means, sizes), expected)
+
+
+def test_classes_of_different_spread_are_estimated_better_by_covariances_of_their_own():
+    """What `class_rank` is for: two Gaussian classes that spread in different directions, dropped wholly (rank 0)."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(3000) % 2
+    Z = rng.standard_normal((3000, 8)) * np.where(labels[:, None] == 0, [3, 3] + 6 * [0.3], 6 * [0.3] + [3, 3])
+    tasks = [[(Z[:1500], labels[:1500]), (Z[1500:], labels[1500:])]]
+    error = {}
+    for class_rank in (0, 2):
+        method = knobs(M=60, rank=0, class_rank=class_rank, mix=0.0)
+        server, _ = learn(method, context_of(8), tasks)
+        H = hidden(tasks, projection_of(server))
+        error[class_rank] = np.linalg.norm(server.gram().numpy() - H.T @ H) / np.linalg.norm(H.T @ H)
+    assert error[2] < 0.5 * error[0]
 
 
 @settings(max_examples=10, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     rank=st.integers(0, 25),
-    input_rank=st.integers(0, 8),
+    class_rank=st.integers(0, 8),
     mix=st.floats(0, 1),
-    M=st.sampled_from([25, None]),
 )
-def test_the_trace_is_kept_at_every_rank_and_no_eigenvalue_is_below_zero(seed, rank, input_rank, mix, M):
+def test_the_trace_is_kept_at_every_rank_and_no_eigenvalue_is_below_zero(seed, rank, class_rank, mix):
     tasks = random_tasks(seed, 9)
-    method = knobs(M=M, rank=min(rank, 8 if M is None else M), input_rank=input_rank, mix=mix)
-    server, _ = learn(method, context_of(8), tasks)
+    server, _ = learn(knobs(rank=rank, class_rank=class_rank, mix=mix), context_of(8), tasks)
     G = gram_of(server)
     assert np.trace(G) == pytest.approx(np.square(hidden(tasks, projection_of(server))).sum(), rel=1e-10)
     assert np.abs(G - G.T).max() <= 1e-14 * np.abs(G).max()
     assert np.linalg.eigvalsh(G)[0] > -1e-12 * np.trace(G)
 
 
-@pytest.mark.parametrize("M", [None, 40])
 @pytest.mark.parametrize("seed", range(3))
-def test_mix_one_is_the_isotropic_remainder(seed, M):
+def test_mix_one_is_the_isotropic_remainder(seed):
     tasks = random_tasks(seed, 9)
-    even, W = learn(knobs(M=M, mix=1.0, ridge=1.0), context_of(8), tasks)
-    isotropic, expected = learn(knobs(M=M, remainder="isotropic", ridge=1.0), context_of(8), tasks)
+    even, W = learn(knobs(M=40, mix=1.0, ridge=1.0), context_of(8), tasks)
+    isotropic, expected = learn(knobs(M=40, remainder="isotropic", ridge=1.0), context_of(8), tasks)
     np.testing.assert_allclose(gram_of(even), isotropic.gram().numpy(), rtol=0, atol=1e-11 * gram_of(even).trace())
     for ours, theirs in zip(W, expected, strict=True):
         assert relative_error(ours, theirs.numpy()) < 1e-8
@@ -154,7 +167,7 @@ def test_gaussian_classes_are_estimated_far_better_than_evenly():
     tasks = draw_tasks(rng, 8, [3], [[1500, 1500]])
     error = {}
     for remainder, mix in (("isotropic", 0.3), ("gaussian", 0.0), ("gaussian", 0.3)):
-        server, _ = learn(knobs(M=60, rank=0, input_rank=8, remainder=remainder, mix=mix), context_of(8), tasks)
+        server, _ = learn(knobs(M=60, rank=0, class_rank=8, remainder=remainder, mix=mix), context_of(8), tasks)
         H = hidden(tasks, projection_of(server))
         error[remainder, mix] = np.linalg.norm(server.gram().numpy() - H.T @ H) / np.linalg.norm(H.T @ H)
     assert error["gaussian", 0.0] < 0.1 * error["isotropic", 0.3]
@@ -170,13 +183,12 @@ def test_no_factor_is_kept_once_a_task_is_over():
     assert server._sketches == []
 
 
-@pytest.mark.parametrize("M", [None, 25])
-def test_samples_alone_in_their_class_leave_nothing_to_sketch(M):
+def test_samples_alone_in_their_class_leave_nothing_to_sketch():
     """A = 0, Sigma = 0, Q = 0: the class sums are everything, and the solution exact."""
     rng = np.random.default_rng(2)
     tasks = [[(rng.standard_normal((3, 8)), np.arange(3)), (rng.standard_normal((1, 8)), np.array([0]))]]
-    server, [W] = learn(knobs(M=M, ridge=1.0), context_of(8), tasks)
-    _, [exact] = learn(STSA(M=M, gamma=1.0), context_of(8), tasks)
+    server, [W] = learn(knobs(M=25, ridge=1.0), context_of(8), tasks)
+    _, [exact] = learn(STSA(M=25, gamma=1.0), context_of(8), tasks)
     assert relative_error(W, exact.numpy()) < 1e-10
     assert not server.state_dict()["scatter"].any()
 
@@ -207,12 +219,12 @@ def test_inputs_without_variance_and_dead_features_stay_finite():
 
 @pytest.mark.parametrize("options", [{}, {"factors": "int8"}, {"columns": "held"}, {"projection": "matrix"}])
 @pytest.mark.parametrize("wire", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize(("M", "rank"), [(None, 7), (30, 12), (30, 30)])
-def test_coarse_wires_leave_the_estimate_positive(M, rank, wire, options):
+@pytest.mark.parametrize("rank", [12, 30])
+def test_coarse_wires_leave_the_estimate_positive(rank, wire, options):
     """Rounding may make e negative, V oblique, and sigma^2 smaller than what is spread evenly."""
     tasks = draw_tasks(np.random.default_rng(7), 8, [3, 2], [[30, 12, 1], [25, 0, 9]])
     for mix in (0.0, 0.3):
-        method = knobs(M=M, rank=rank, input_rank=8, ridge=1.0, mix=mix)
+        method = knobs(M=30, rank=rank, class_rank=8, ridge=1.0, mix=mix)
         server, classifiers = learn(method, context_of(8, wire=wire, **options), tasks)
         G = gram_of(server)
         exact = np.square(hidden(tasks, projection_of(server))).sum()
@@ -232,38 +244,27 @@ def upload_of(method: CentredSketch, samples: int, classes: int, **wire):
     return on_wire(upload, method, context)
 
 
-@pytest.mark.parametrize(("rank", "input_rank"), [(6, 3), (0, 3), (6, 0), (40, 8)])
+@pytest.mark.parametrize(("rank", "class_rank"), [(6, 3), (0, 3), (6, 0), (40, 8)])
 @pytest.mark.parametrize("samples", [30, 5])
-def test_the_upload_has_the_documented_size(rank, input_rank, samples):
+def test_the_upload_has_the_documented_size(rank, class_rank, samples):
     """docs/methods/centred_sketch.md, in float32, in bfloat16, and with 8-bit factors."""
     M, d, c = 40, 8, 5
-    r, k = min(rank, samples - c), min(input_rank, samples - c)
-    method = knobs(M=M, rank=rank, input_rank=input_rank)
-    values = M * r + r + 1 + M * c + c + d * c + d * k + k + 1
+    r, k = min(rank, samples - c), c * min(class_rank, samples // c - 1)
+    method = knobs(M=M, rank=rank, class_rank=class_rank)
+    values = M * r + r + 1 + M * c + c + d * c + d * k + k + 2 * c + d
     assert upload_of(method, samples, c, wire="float32").nbytes == 4 * values
-    sums = 2 * M * c + 4 * c + 4 * c + 2 * d * c + 4 * c
-    half = 2 * M * r + 8 * r + 4 + 2 * d * k + 8 * k + 4
+    sums = 2 * M * c + 4 * c + 4 * c + 2 * d * c + 4 * c + 8 * c + 2 * d + 4
+    half = 2 * M * r + 8 * r + 4 + 2 * d * k + 8 * k
     assert upload_of(method, samples, c, wire="bfloat16").nbytes == half + sums
-    eighth = M * r + 4 * r + 4 + d * k + 4 * k + 4
+    eighth = M * r + 4 * r + 4 + d * k + 4 * k
     assert upload_of(method, samples, c, wire="bfloat16", factors="int8").nbytes == eighth + sums
-    # With an exact diagonal, 2 d + 4 bytes stand in place of tau_z's 4.
-    diagonal = dataclasses.replace(method, input_remainder="diagonal")
-    assert upload_of(diagonal, samples, c, wire="bfloat16", factors="int8").nbytes == eighth + sums + 2 * d
 
 
-def test_without_random_features_nothing_is_sent_twice():
-    upload = upload_of(knobs(M=None, rank=3), 30, 5, wire="float32")
-    assert set(upload) == {"V", "sigma", "E", "S", "n"}
-    assert upload.nbytes == 4 * (8 * 3 + 3 + 8 * 5 + 5 + 1)
-
-
-@pytest.mark.parametrize("M", [None, 40])
-def test_the_papers_conventions_count_what_is_sent(M):
+def test_the_papers_conventions_count_what_is_sent():
     """At the nominal ranks, in float32 as STSA's table: one upload of 30 samples reaches them."""
-    for dropped in ("isotropic", "diagonal") if M else ("isotropic",):
-        method = knobs(M=M, rank=6, input_rank=3, input_remainder=dropped)
-        sent = upload_of(method, 30, 5, wire="float32").nbytes
-        assert method.paper_bytes(context_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
+    method = knobs(M=40, rank=6, class_rank=3)
+    sent = upload_of(method, 30, 5, wire="float32").nbytes
+    assert method.paper_bytes(context_of(8), [5])["stsa_mib"] * 2**20 == pytest.approx(sent)
 
 
 def test_the_isotropic_message_is_as_before():
@@ -276,7 +277,7 @@ def test_the_isotropic_message_is_as_before():
     [
         ({"mix": 1.5}, "method.mix=1.5 is out of range"),
         ({"mix": -0.1}, "method.mix=-0.1 is out of range"),
-        ({"input_rank": -1}, "method.input_rank=-1 is out of range"),
+        ({"class_rank": -1}, "method.class_rank=-1 is out of range"),
         ({"remainder": "gauss"}, "method.remainder=gauss is not known"),
     ],
 )
@@ -286,12 +287,14 @@ def test_impossible_knobs_are_refused(given, said):
 
 
 def test_what_does_not_fit_the_context_is_refused():
-    with pytest.raises(UserError, match="method.input_rank=9 is more than the backbone's 8 features"):
-        knobs(input_rank=9).check(context_of(8), [2])
-    knobs(input_rank=9, M=None).check(context_of(8), [2])  # not used
-    with pytest.raises(UserError, match=r"method.input_remainder=diagonal .*method.M=null"):
-        knobs(M=None, input_remainder="diagonal").check(context_of(8), [2])
-    knobs(input_rank=9, remainder="isotropic").check(context_of(8), [2])
+    with pytest.raises(UserError, match="method.class_rank=9 is more than the backbone's 8 features"):
+        knobs(class_rank=9).check(context_of(8), [2])
+    for linear in ({"M": None}, {"activation": "none"}):
+        with pytest.raises(UserError, match="method.remainder=gaussian is of random features of ReLU"):
+            knobs(**linear).check(context_of(8), [2])
+        knobs(class_rank=9, remainder="isotropic", **linear).check(context_of(8), [2])
+    with pytest.raises(UserError, match="method.class_rank=500 needs .* for products of directions of each class"):
+        knobs(class_rank=500).check(dataclasses.replace(context_of(8), inputs=512), [10**6])
     crowd = dataclasses.replace(context_of(8), clients=10**12)
     with pytest.raises(UserError, match="method.rank=4 needs .* for the factors of 1000000000000 clients"):
         GAUSSIAN.check(crowd, [2])

@@ -222,7 +222,7 @@ KNOBS = {
     "the features as they are": (FedRAN(M=None, rank=4), TOLD["fedran"]),
     "Tukey's power 1": (FedFeCAM(tukey=1), (sums("class", "S"), moments("class", "Q"))),
     "Gaussian remainders": (
-        CentredSketch(M=8, rank=3, remainder="gaussian", input_rank=3),
+        CentredSketch(M=8, rank=3, remainder="gaussian", class_rank=3),
         (sums("class", "S", "S_z"),),
     ),
 }

@@ -27,7 +27,7 @@ METHODS = {
     "fedran": FedRAN(M=30, rank=10),
     "fedran floor": FedRAN(M=30, rank=10, complement="floor"),
     "centred_sketch": CentredSketch(M=30, rank=4, ridge=2.0),
-    "centred_sketch gaussian": CentredSketch(M=30, rank=4, ridge=2.0, remainder="gaussian", input_rank=4),
+    "centred_sketch gaussian": CentredSketch(M=30, rank=4, ridge=2.0, remainder="gaussian", class_rank=4),
     "afl": AFL(M=30),
     "afcl": AFCL(M=30),
     "centralised_ridge": CentralisedRidge(M=30, ridge=2.0),

@@ -129,7 +129,7 @@ def test_a_sketch_of_few_directions_has_exact_class_sums_and_a_gram_within_its_b
 @pytest.mark.parametrize(
     "method",
     [
-        CentredSketch(M=10, rank=3, remainder="gaussian", input_rank=2),
+        CentredSketch(M=10, rank=3, remainder="gaussian", class_rank=2),
         DSAL(M=10),
         AIR(M=10),
         RanPAC(M=10, ridge="held_out", scope="task"),

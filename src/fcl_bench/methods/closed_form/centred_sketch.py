@@ -6,7 +6,8 @@ one more number, the mean of the dropped eigenvalues, is spread over the other d
 of the sketches, at whatever rank that has.
 
 With `remainder=gaussian` what the sketches drop is not spread evenly, but in the shape of the covariance that random
-features of Gaussians have. Its parameters, class sums and one covariance of the backbone's features, are sent too.
+features of Gaussian classes have. Their parameters, class sums of the backbone's features and a few directions of each
+class's own covariance, are sent too.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
 from fcl_bench.linalg.gram import add_gram, class_sums
 from fcl_bench.linalg.spectral import Spectrum, summarise
+from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter, class_sketches
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, merges_objection
-from fcl_bench.methods.closed_form.algebra.random_features import linear_covariance, relu_covariance
+from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading, noise_level
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.bounds import CentredSketchAudit
@@ -33,6 +35,9 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUM, SUMS, Field, Schema, counts, descending, orthonormal, real
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Server
+
+#: By how much the wire may change the length of a unit vector.
+_ROUNDED = 0.01
 
 
 class CentredSketchClient(ClosedFormClient):
@@ -51,20 +56,16 @@ class CentredSketchClient(ClosedFormClient):
         if self.method.remainder == "isotropic":
             return Message({**upload, "tau": A.new_tensor([noise_level(A, sigma)])}), state
         upload["E"] = A.square().sum().reshape(1)
-        if self.method.M is None:
-            return Message(upload), state
         return Message({**upload, **self._of_inputs(client_data.inputs, which, len(columns))}), state
 
     def _of_inputs(self, Z: torch.Tensor, which: torch.Tensor, classes: int) -> dict[str, torch.Tensor]:
-        """S_z (d, c_t), U (d, k), omega (k), and tau_z (1), or the diagonal D_z (d, 1) of what is sketched there."""
+        """S_z (d, c_t), D_z (d, 1), and of each class k_c directions U (d, k), their lengths (k), k_c and E_z (c_t)."""
         sums = class_sums(Z, which, classes)
         A = deviations(Z, which, sums)
-        U, omega = leading(A, self.method.input_rank)
-        fields = {"S_z": sums, "U": U, "omega": omega}
-        if self.method.input_remainder == "diagonal":
-            # A matrix, which a 16-bit wire sends in 16 bits.
-            return {**fields, "D_z": A.square().sum(dim=0).unsqueeze(1)}
-        return {**fields, "tau_z": A.new_tensor([noise_level(A, omega)])}
+        U, lengths, widths, energies = class_sketches(A, which, classes, self.method.class_rank)
+        # A matrix, which a 16-bit wire sends in 16 bits.
+        diagonal = A.square().sum(dim=0).unsqueeze(1)
+        return {"S_z": sums, "U": U, "lengths": lengths, "widths": widths, "E_z": energies, "D_z": diagonal}
 
 
 def merged_sketch(uploads: Sequence[Message], rank: int) -> tuple[Spectrum, torch.Tensor, float]:
@@ -145,14 +146,14 @@ class CentredSketchServer(RidgeServer):
 class GaussianRemainderServer(CentredSketchServer):
     """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
 
-    Q is the covariance that the task's random features would have if its classes were Gaussian, with the pooled means
-    of the task and one covariance Sigma of all uploads so far. Without random features Q is Sigma; without an
-    activation it is P' Sigma P. The sketches of a task wait for its end, when Q is known. delta has what is added
-    evenly, as in the base.
+    Q is the covariance that the task's random features would have if its classes were Gaussian, with the task's means
+    and covariances of the classes. What is not known of a class's own covariance has the shape of Sigma, the mean of
+    all classes so far. The sketches of a task wait for its end, when Q is known. delta has what is added evenly, as in
+    the base.
 
     Attributes:
-        scatter: N Sigma (d, d), the sum over all uploads so far of U (omega^2 - tau_z) U' + tau_z I, or of
-            U omega^2 U' with D_z for its diagonal.
+        scatter: N Sigma (d, d), the sum over all uploads so far of U lengths^2 U' with D_z for its diagonal.
+        classes: what the uploads of the task at hand say of each class's own covariance.
         Q: (M, M), of the last task; only kept for `bounds`.
     """
 
@@ -171,48 +172,39 @@ class GaussianRemainderServer(CentredSketchServer):
         self._sketches = []
         self._sums = self.zeros(self.context.inputs, len(task.columns))
         self._sizes = torch.zeros(len(task.columns), dtype=torch.int64, device=self.context.device)
+        self.classes = ClassScatter(self.scatter, len(task.columns))
+
+    def objection(self, upload: Message) -> str:
+        lengths, said = torch.linalg.vector_norm(upload["U"], dim=0), int(upload["widths"].sum())
+        if len(lengths) != said:
+            return f"U has {len(lengths)} columns, widths speaks of {said}"
+        if bool(((lengths - 1).abs() > _ROUNDED).any()):
+            return "U has a column that is not of length 1"
+        return super().objection(upload)
 
     def absorb(self, client: int, upload: Message) -> None:
         V, sigma = upload["V"], upload["sigma"]
         # If a sketch drops nothing, rounding may make this difference slightly negative.
-        sketch = Sketch(V, sigma, max(float(upload["E"] - sigma.square().sum()), 0.0))
-        self._sketches.append(sketch)
+        self._sketches.append(Sketch(V, sigma, max(float(upload["E"] - sigma.square().sum()), 0.0)))
         self.estimate.add_factor(between(upload))
         self.add_class_sums(upload["S"])
-        if "S_z" in upload:
-            self._sums += upload["S_z"]
-            rest = upload["D_z"].squeeze(1) if "D_z" in upload else float(upload["tau_z"])
-            self._add_scatter(upload["U"], upload["omega"], rest)
-        else:
-            others = V.shape[0] - V.shape[1]
-            self._add_scatter(V, sigma, sketch.dropped / others if others else 0.0)
+        self._sums += upload["S_z"]
+        factors = upload["U"] * upload["lengths"]
+        self.classes.add(factors, upload["widths"], upload["E_z"])
+        add_gram(self.scatter, factors.T)
+        # Except for rounding on the wire, no entry of the sketches' own diagonal is larger than D_z's.
+        rest = upload["D_z"].squeeze(1) - factors.square().sum(dim=1)
+        self.scatter.diagonal().add_(rest.clamp_min(0))
         self._sizes += upload["n"]
         self.samples += int(upload["n"].sum())
         self.count(upload)
 
-    def _add_scatter(self, U: torch.Tensor, omega: torch.Tensor, rest: float | torch.Tensor) -> None:
-        """Add a sketch and what it drops: tau_z in every direction, or what it lacks of the diagonal D_z (d,)."""
-        if isinstance(rest, torch.Tensor):
-            factors = U * omega
-            # Except for rounding on the wire, no entry of the sketch's own diagonal is larger than D_z's.
-            rest = (rest - factors.square().sum(dim=1)).clamp_min(0)
-        else:
-            factors = U * (omega.square() - rest).clamp_min(0).sqrt()
-        add_gram(self.scatter, factors.T)
-        self.scatter.diagonal().add_(rest)
-
-    def covariance(self) -> torch.Tensor:
-        """Q (M, M) of the task at hand, once its uploads are in."""
-        Sigma, P = self.scatter / self.samples, self.random_features.projection
-        if P is None:
-            return Sigma
-        if self.method.activation == "none":
-            return linear_covariance(P, Sigma)
-        return relu_covariance(P, Sigma, self._sums / self._sizes.clamp_min(1), self._sizes)
-
     def finish_task(self) -> None:
         if self._sketches:
-            Q = self.covariance()
+            Sigma, P = self.scatter / self.samples, self.random_features.projection
+            assert P is not None  # `check` wants an M
+            own = self.classes.beside(Sigma, self._sizes, self.method.class_rank)
+            Q = relu_covariance(P, Sigma, own, self._sums / self._sizes.clamp_min(1), self._sizes)
             self.delta += add_sketches(self.estimate.matrix, self._sketches, Q, self.method.mix)
             self.Q = Q if self.method.bounds else self.Q
             self._sketches = []
@@ -228,12 +220,12 @@ class CentredSketch(RidgeMethod):
     server_half = CentredSketchServer
     in_tables = True
     counts_samples = True
+    search: ClassVar[Mapping[str, str]] = {**RidgeMethod.search, "remainder": "isotropic,gaussian"}
 
     rank: int = knob(16, least=0)
     ridge: float | str = ridge_knob(1e-3, above=0)
     remainder: str = knob("isotropic", choices=("isotropic", "gaussian"))
-    input_rank: int = knob(32, least=0)
-    input_remainder: str = knob("isotropic", choices=("isotropic", "diagonal"))
+    class_rank: int = knob(16, least=0)
     mix: float = knob(0.3, least=0, most=1, words="a share, 0 to 1")
     bounds: bool = False
 
@@ -248,16 +240,15 @@ class CentredSketch(RidgeMethod):
             raise UserError(f"method.rank={self.rank} is more than the {M} features", f"0 to {M}")
         if self.remainder == "isotropic":
             return
-        if self.M is None and self.input_remainder == "diagonal":
+        if self.M is None or self.activation != "relu":
+            raise UserError("method.remainder=gaussian is of random features of ReLU", "method.remainder=isotropic")
+        if self.class_rank > context.inputs:
             raise UserError(
-                "method.input_remainder=diagonal is of a sketch that is not sent with method.M=null",
-                "method.input_remainder=isotropic, or a number for method.M",
-            )
-        if self.M is not None and self.input_rank > context.inputs:
-            raise UserError(
-                f"method.input_rank={self.input_rank} is more than the backbone's {context.inputs} features",
+                f"method.class_rank={self.class_rank} is more than the backbone's {context.inputs} features",
                 f"0 to {context.inputs}",
             )
+        pairs = max(classes_per_task) * self.class_rank * (self.class_rank + 1) // 2
+        require_memory(f"method.class_rank={self.class_rank}", 8 * M * pairs, "products of directions of each class")
         size = 8 * (context.clients or 0) * M * self.rank
         require_memory(
             f"method.rank={self.rank}", size, f"the factors of {context.clients} clients, kept until a task ends"
@@ -276,20 +267,19 @@ class CentredSketch(RidgeMethod):
         one = real(1, least=0)
         if self.remainder == "isotropic":
             return {"statistics": {**fields, "tau": one, MERGES: replace(one, optional=True)}}
-        fields["E"] = one
-        if self.M is not None:
-            U = orthonormal("d", "k", widest=self.input_rank, unit=True)
-            fields |= {"S_z": sums("d", None), "U": U, "omega": descending("k")}
-            fields |= {"D_z": real("d", 1, least=0)} if self.input_remainder == "diagonal" else {"tau_z": one}
-        return {"statistics": fields}
+        inputs = {
+            **{"S_z": sums("d", None), "D_z": real("d", 1, least=0), "E_z": real("c", least=0)},
+            **{"U": real("d", "k", unit=True), "lengths": real("k", least=0)},
+            "widths": Field(("c",), "whole", 0, self.class_rank + 1),
+        }
+        return {"statistics": {**fields, "E": one, **inputs}}
 
     def paper_values(self, context: Context, classes: int) -> int:
-        """V, sigma, S, n and tau, and with the Gaussian remainder the same of the backbone's features, without n."""
+        """V, sigma, S, n and tau, and with the Gaussian remainder S_z, D_z, and of each class U, lengths, k_c, E_z."""
         values = self.dimension(context) * (self.rank + classes) + self.rank + 1 + classes
-        if self.remainder == "gaussian" and self.M is not None:
-            d = context.inputs
-            rest = d if self.input_remainder == "diagonal" else 1
-            values += d * (self.input_rank + classes) + self.input_rank + rest
+        if self.remainder == "gaussian":
+            d, k = context.inputs, self.class_rank * classes
+            values += d * (k + classes) + k + d + 2 * classes
         return values
 
     def combination(self, context: Context) -> Combination | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 import torch
 
-from fcl_bench.linalg.gram import gram
+from fcl_bench.linalg.gram import add_gram, gram
 from fcl_bench.linalg.product import product
 
 #: If H is computed in blocks: the largest number of bytes per block, and the smallest number of rows.
@@ -129,43 +130,64 @@ def mean_squared_distance(total: torch.Tensor, squares: float, samples: int) -> 
     return 2 * max(squares / samples - float((total / samples).square().sum()), 0.0)
 
 
-def linear_covariance(P: torch.Tensor, Sigma: torch.Tensor) -> torch.Tensor:
-    """P' Sigma P (M, M), symmetric to the bit: the covariance of Z P, for P (d, M) and the covariance Sigma (d, d)."""
-    R = product(P.T, product(Sigma, P))
-    return (R + R.T).div_(2)
+class OwnCovariances(NamedTuple):
+    """Sigma_c = b_c Sigma + L_c L_c' of each class c, for one Sigma that all share.
+
+    Attributes:
+        shares: (C,) b_c, at least 0.
+        factors: (C, d, k) L_c.
+    """
+
+    shares: torch.Tensor
+    factors: torch.Tensor
 
 
-def relu_covariance(P: torch.Tensor, Sigma: torch.Tensor, means: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Q = sum_c n_c Cov[ReLU(P'z)], z ~ N(mu_c, Sigma): the Hermite (Mehler) series after order 2, exact diagonal.
+def relu_covariance(
+    P: torch.Tensor, Sigma: torch.Tensor, own: OwnCovariances, means: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Q = sum_c n_c Cov[ReLU(P'z)], z ~ N(mu_c, Sigma_c): the Hermite (Mehler) series after order 2, exact diagonal.
 
-    With s_i^2 = p_i' Sigma p_i, R = corr(P' Sigma P), m_c = P'mu_c / s, and Phi, phi the normal distribution function
-    and density:
+    With A_c = P' Sigma_c P, s^2 its diagonal, m = P'mu_c / s, and Phi, phi the normal distribution function and
+    density of m:
 
-        Q = R o sum_c n_c c1_c c1_c' + (1/2) R o R o sum_c n_c c2_c c2_c',   c1_c = s Phi(m_c),   c2_c = s phi(m_c)
+        Q = sum_c n_c {A_c o Phi Phi' + (1/2) A_c o A_c o (phi/s)(phi/s)'}
         Q_ii = sum_c n_c s_i^2 {(m^2 + 1) Phi + m phi - (m Phi + phi)^2}
+
+    No class needs an M x M matrix of its own: A_c = b_c R + F_c F_c' for R = P' Sigma P and F_c = P' L_c (M, k), and
+    A_c o A_c = b_c^2 R o R + 2 b_c R o F_c F_c' + K_c K_c', where K_c (M, k (k + 1) / 2) has the products of two
+    columns of F_c, those of different columns times 2^(1/2).
 
     Q is positive semidefinite: Schur products of such matrices, and a diagonal that is no smaller than theirs.
 
     Args:
         P: (d, M).
-        Sigma: (d, d) symmetric, positive semidefinite; the covariance of each class.
+        Sigma: (d, d) symmetric, positive semidefinite.
+        own: what Sigma_c is beside it.
         means: (d, C).
         weights: (C,) n_c, at least 0.
 
     Returns:
         (M, M), symmetric.
     """
-    R = linear_covariance(P, Sigma)
-    scale = R.diagonal().clamp_min(0).sqrt()
+    R = product(P.T, product(Sigma, P))
+    R = (R + R.T).div_(2)  # symmetric to the bit
+    n, b, F = weights.to(R).unsqueeze(1), own.shares.unsqueeze(1), own.factors.mT @ P  # F: (C, k, M)
+    variances = b * R.diagonal().clamp_min(0) + F.square().sum(dim=1)
+    scale = variances.sqrt()
     inverse = torch.where(scale > 0, 1 / scale, 0)
-    R.mul_(inverse).mul_(inverse.unsqueeze(1))
     m = ((means.T @ P) * inverse).clamp(-_FAR, _FAR)
     Phi, phi = torch.special.ndtr(m), torch.exp(-m.square() / 2) / math.sqrt(2 * math.pi)
-    roots = weights.to(m).sqrt().unsqueeze(1) * scale
-    Q = gram(roots * Phi).mul_(R)
-    Q.add_(gram(roots * phi).mul_(R.square_()), alpha=0.5)
+    live = (scale > 0).to(R)
+    first, second = n.sqrt() * Phi * live, n.sqrt() * phi * inverse
+    Q = gram(b.sqrt() * first).mul_(R)
+    add_gram(Q, (F * first.unsqueeze(1)).flatten(0, 1))
+    Q.add_(gram((F * (b.sqrt() * second).unsqueeze(1)).flatten(0, 1)).mul_(R))
+    one, other = torch.triu_indices(F.shape[1], F.shape[1])
+    K = F[:, one] * F[:, other] * torch.where(one == other, 0.5, 1.0).to(F).sqrt().unsqueeze(1)
+    add_gram(Q, (K * second.unsqueeze(1)).flatten(0, 1))
+    Q.add_(gram(b * second).mul_(R.square_()), alpha=0.5)
     # The variance over s^2, in a form whose terms do not cancel where m is large.
     exact = m.square() * Phi * torch.special.ndtr(-m) + Phi + m * phi * (1 - 2 * Phi) - phi.square()
     cut = Phi.square() + phi.square() / 2  # the series after order 2, never larger except by rounding
-    Q.diagonal().copy_((roots.square() * torch.maximum(exact, cut)).sum(dim=0))
+    Q.diagonal().copy_((n * variances * torch.maximum(exact, cut)).sum(dim=0))
     return Q

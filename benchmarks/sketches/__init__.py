@@ -1,1 +1,0 @@
-"""Variants of the centred sketch, side by side: what `sketch_variants.py` runs."""
