@@ -290,7 +290,7 @@ def test_what_does_not_fit_the_context_is_refused():
     with pytest.raises(UserError, match="method.class_rank=9 is more than the backbone's 8 features"):
         knobs(class_rank=9).check(context_of(8), [2])
     for linear in ({"M": None}, {"activation": "none"}):
-        with pytest.raises(UserError, match="method.remainder=gaussian is of random features of ReLU"):
+        with pytest.raises(UserError, match="method.remainder=gaussian needs random features of ReLU"):
             knobs(**linear).check(context_of(8), [2])
         knobs(class_rank=9, remainder="isotropic", **linear).check(context_of(8), [2])
     with pytest.raises(UserError, match="method.class_rank=500 needs .* for products of directions of each class"):

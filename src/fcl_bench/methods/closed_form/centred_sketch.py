@@ -241,7 +241,7 @@ class CentredSketch(RidgeMethod):
         if self.remainder == "isotropic":
             return
         if self.M is None or self.activation != "relu":
-            raise UserError("method.remainder=gaussian is of random features of ReLU", "method.remainder=isotropic")
+            raise UserError("method.remainder=gaussian needs random features of ReLU", "method.remainder=isotropic")
         if self.class_rank > context.inputs:
             raise UserError(
                 f"method.class_rank={self.class_rank} is more than the backbone's {context.inputs} features",
