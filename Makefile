@@ -57,13 +57,11 @@ RIDGES := method=afl,stsa $(BOTH)
 DISCRIMINANTS := method=fedncm,fedlda,fedklda
 FEW := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 $(COMPACT) $(FIVE)
 closed-form: $(VENV)/.run
-	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=32 $(BOTH)
-	$(COMPARED) $(FOUR) $(GAUSSIAN) method.rank=16,56,64 $(SCALED)
-	$(COMPARED) $(FOUR) $(GAUSSIAN) method.input_remainder=diagonal method.rank=32 $(SCALED)
+	$(COMPARED) $(FOUR) $(GAUSSIAN) $(SCALED)
+	$(COMPARED) $(FIVE) $(GAUSSIAN)
 	$(COMPARED) $(FOUR) $(ISOTROPIC) method.rank=32 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=8,16,64 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=32
-	$(COMPARED) $(FIVE) $(GAUSSIAN) method.ridge=auto method.rank=32 $(BOTH)
 	$(CIFAR) $(FIVE) method=stsa method.gamma=0.001,10000,auto $(BOTH)
 	for setting in "split.imbalance=1" "split.imbalance=0.1"; do \
 		$(COMPARED) $(FIVE) $$setting method=centralised_ridge method.ridge=0.001,auto $(BOTH) && \
@@ -74,7 +72,7 @@ closed-form: $(VENV)/.run
 		$(COMPARED) $(FIVE) $$setting $(DISCRIMINANTS) && \
 		$(COMPARED) $(FIVE) $$setting method=fedfecam method.tukey=1 || exit 1; \
 	done
-	$(COMPARED) $(FIVE) split.imbalance=0.1 $(GAUSSIAN) method.rank=32 $(BOTH)
+	$(COMPARED) $(FIVE) split.imbalance=0.1 $(GAUSSIAN) $(BOTH)
 	$(COMPARED) $(FIVE) split.imbalance=0.1 $(ISOTROPIC) method.rank=32 $(BOTH)
 	$(COMPARED) $(FIVE) split.imbalance=0.1 method=air $(BOTH)
 	$(COMPARED) $(FIVE) split.imbalance=0.1 method=air method.correction=logits
@@ -84,9 +82,8 @@ closed-form: $(VENV)/.run
 	$(COMPARED) beta=0.1 clients=20 method=stsa_e method.gamma=1e6 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=512 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=centralised_ridge method.ridge=0.001
-	$(COMPARED) beta=0.1,1 clients=100 $(GAUSSIAN) method.rank=32 $(BOTH)
 	$(COMPARED) beta=0.1,1 clients=100 $(ISOTROPIC) method.rank=32 $(SCALED)
-	$(COMPARED) $(FIVE) method.M=4096 $(GAUSSIAN) method.rank=32 $(SCALED)
+	$(COMPARED) $(FIVE) method.M=8192 $(GAUSSIAN) method.rank=40 method.ridge=auto $(SCALED)
 	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=0.001
 	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=auto $(SCALED)
 	$(FEW) $(GAUSSIAN) $(BOTH)
@@ -99,7 +96,7 @@ closed-form: $(VENV)/.run
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=1 --name closed-form
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=1 --where beta=0.1 \
 		--where clients=5 --where method.scale_scores=true --where method.rank=8,16,32,64,512 --where method.ridge=0,0.001 \
-		--where method.input_remainder=isotropic --where method.M=null,2048 --name closed-form-figure
+		--where method.M=null,2048 --name closed-form-figure
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
 	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
 
