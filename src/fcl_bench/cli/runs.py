@@ -24,7 +24,7 @@ def work(arguments: list[str]) -> int:
     """Do what is asked for. Raises a `UserError` for wrong options, and for runs that contradict themselves."""
     options = parsed(arguments)
     # Imported only now, so that errors about wrong options are quick.
-    from fcl_bench.results.finding import run_folder
+    from fcl_bench.execution.finding import run_folder
 
     options.work([run_folder(given, options.out) for given in options.runs], options)
     return DONE
