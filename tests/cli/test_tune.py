@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -52,6 +53,13 @@ def test_ranges_as_they_are_typed(typed, found):
 def test_what_is_no_range_is_told(typed):
     with pytest.raises(UserError, match="is no range"):
         parse_range(typed)
+
+
+def test_a_range_in_another_form_is_told_in_ours():
+    with pytest.raises(
+        UserError, match=re.escape("a=1e0..1e6 is no range (did you mean 'a=log(1,1e6)'? Others: log(1e-4,1),")
+    ):
+        parse_range("a=1e0..1e6")
 
 
 def test_values_are_in_their_ranges():
@@ -173,6 +181,16 @@ def test_without_a_range_the_methods_own_knobs_are_searched(command, tmp_path):
     assert STSA.search_space()
     for key in STSA.search_space():
         assert f"method.{key}=" in out
+
+
+@pytest.mark.slow
+def test_an_exact_tie_is_called_one(command, tmp_path):
+    """AFL removes its clients' regularisers, so gamma changes no answer."""
+    pytest.importorskip("optuna")
+    typed = ("tune", "method=afl", "data=digits", "tasks=2", "clients=2", f"out={tmp_path}", "--no-pruning")
+    code, out, _ = command(*typed, "method.gamma=1,2", "--trials", "6")
+    assert code == 0
+    assert "an exact tie: 2 choices have this A_avg; the first is called the best below" in out
 
 
 @pytest.mark.slow
