@@ -18,8 +18,6 @@ from fcl_bench.execution.run_json import TASK_AGNOSTIC, Result, RunRecord
 
 #: The most tasks of a long stream that are shown, spread over it.
 _SHOWN = 12
-#: Parts of run.json that say nothing of the run's result or costs.
-_ELSEWHERE = ("files", "features")
 
 
 def _bytes(size: int) -> str:
@@ -119,7 +117,7 @@ def _details(record: Mapping[str, Any]) -> Table:
     table = Table()
     table.add_column("run.json", overflow="fold")
     table.add_column("value", overflow="fold")
-    return _in_parts(table, (_facts({part: record[part]}) for part in told if part not in _ELSEWHERE))
+    return _in_parts(table, (_facts({part: record[part]}) for part in told if part not in ("files", "features")))
 
 
 def _in_parts(table: Table, parts: Iterable[Iterable[tuple[str, str]]]) -> Table:
