@@ -290,11 +290,13 @@ def target_class(group: str, path: Any) -> type:
         raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
         found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        # Handled only if the named module itself is missing; a module missing inside it is a different error.
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
+    except Exception as error:
+        if module.startswith("fcl_bench.") and not isinstance(error, ModuleNotFoundError):
+            raise  # a bug of ours
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            remedy = f"python -c 'import {module}' shows where"
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{group}._target_={path} cannot be imported: {why}", remedy) from error
     if found is None:
         raise UserError(f"{group}._target_={path} cannot be imported: {module} has no {name}", remedy)
     # A class that extends a dataclass is none itself: its own knobs would be ignored.
