@@ -69,7 +69,7 @@ def test_a_method_that_ignores_the_partition_learns_the_same_from_any(name, knob
 
 
 def test_every_method_of_sums_alone_says_so_and_no_other_but_those_that_recover_them():
-    recover = {"afl", "afcl", "centralised_ridge", "centralised_softmax", "fedfecam"}
+    recover = {"afl", "afcl", "centralised_ridge", "fedfecam"}
     assert {name for name, _ in FREE} == {name for name in NAMES if summed(name)} | recover
 
 
