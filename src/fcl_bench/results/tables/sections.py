@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
-import yaml
 from rich.cells import cell_len
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
-from fcl_bench.config import YAML_LOADER, text
+from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.results.best import Verdict
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
@@ -24,8 +22,6 @@ from fcl_bench.results.tables.rivals import constants, indifferent, legend, verd
 ALWAYS_APART = ("device", "protocol")
 #: Columns of the difference from the best, and its interval -> the attribute of a `Verdict`.
 _INTERVAL = {"behind": "behind", "behind_low": "low", "behind_high": "high"}
-#: What the note below a table says of a measure if it is shown.
-_NOTES: dict[str, str] = yaml.load(Path(__file__).with_name("notes.yaml").read_text(), Loader=YAML_LOADER)
 #: The measures of the summary unless others are asked for.
 _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
@@ -127,7 +123,7 @@ def _table(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[s
                 values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in numbers.items()}
         sheet_rows.append(cells)
     seeds = "n seeds." if alone else "seeds (number of seeds)."
-    words = [_NOTES[measure.name] for measure in measures if measure.name in _NOTES]
+    words = [measure.note for measure in measures if measure.note]
     told = indifferent(summary) if any(measure.section == "accuracy" for measure in measures) else ""
     note = " ".join(filter(None, [f"Mean ± standard deviation over {seeds}", told, legend(summary, found)]))
     notes = [*constants(summary), *([" ".join(words)] if words else []), note]
