@@ -138,14 +138,14 @@ def test_a_run_prints_its_tables_and_its_folder(command, tmp_path):
         "run folder: ",
     ):
         assert title in out
-    assert "Runtime" not in out
+    assert "runtime." not in out
     folder = Path(out.split("run folder: ")[1].splitlines()[0])
     assert (folder / "run.json").exists()
     code, out, _ = command(f"out={tmp_path}", *SMALL, "details=true")
     assert code == 0
     assert "complete already" in out
-    for title in ("Over the stream", "Communication", "Runtime"):
-        assert title in out
+    for key in ("metrics.retention", "communication.up_total_bytes", "runtime.peak_memory_bytes"):
+        assert key in out
     assert "details" not in (folder / "config.yaml").read_text()
 
 
