@@ -57,7 +57,7 @@ def test_the_order_of_turns_changes_nothing_but_rounding(name):
 def dealt(clients: list, into: int) -> list:
     """The same samples, dealt to so many clients in turn."""
     inputs, labels = (torch.cat(parts) for parts in zip(*clients, strict=True))
-    return [(inputs[first::into], labels[first::into]) for first in range(into)]
+    return [(inputs[first::into], labels[first::into].contiguous()) for first in range(into)]
 
 
 @pytest.mark.parametrize("into", [1, 5])
