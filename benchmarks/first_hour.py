@@ -81,6 +81,11 @@ TASKS = (
         interrupted="outputs/runs/fedavg-*/checkpoint/state.json",
     ),
     Task("a sweep of 12 runs", ("fcl-bench -m method=stsa,afl,fedran beta=0.1,1 seed=0,1",), r"fcl-tables --sweep \w+"),
+    Task(
+        "a sweep that trains on features",
+        ("fcl-bench -m method=fedavg method.trains=features method.training.rounds=10 beta=0.1,1 seed=0,1",),
+        r"fcl-tables --sweep \w+",
+    ),
     Task("the table of the sweep", ("fcl-tables --latest",), r"written: .*summary\.\* "),
     Task("figures, and a page", ("fcl-tables --figures --html",), r"written: .*\bhtml\b"),
     Task("reference results beside ours", ("fcl-tables --reference",), "reference"),

@@ -94,6 +94,25 @@ def test_a_class_that_lacks_something_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("import nothing_like_it", "ModuleNotFoundError: No module named 'nothing_like_it'"),
+        ("def x(:", "SyntaxError: invalid syntax"),
+        ("x = undefined", "NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_in_one_line(source, told, tmp_path, monkeypatch, command):
+    module = f"broken_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code, _, err = command(f"method._target_={module}.Mine", f"out={tmp_path / 'out'}")
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"method._target_={module}.Mine cannot be imported: {told}" in err
+    assert f"(python -c 'import {module}' shows where)" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_data_set_that_extends_one_of_ours_needs_another_name(tmp_path, monkeypatch, command):
     module = f"extending_{tmp_path.name}"
     source = "from dataclasses import dataclass\nfrom fcl_bench.data.sources.digits import Digits\n\n"

@@ -10,7 +10,9 @@ from importlib import import_module
 import pytest
 
 from fcl_bench.cli import overrides
+from fcl_bench.composition import choices_of
 from fcl_bench.config import GROUPS
+from fcl_bench.errors import choices
 from fcl_bench.flower.node import parsed
 from tests.conftest import REPOSITORY
 from tests.small_methods import ALIASES, NAMES
@@ -90,6 +92,13 @@ def test_every_method_has_its_page_and_row():
     for name in NAMES:
         assert f"| `{name}` |" in table
         assert (METHODS / f"{name}.md").exists()
+
+
+def test_the_readmes_number_of_methods_is_that_of_errors():
+    told = re.search(r"runs \[(\d+) methods\]\(\S+\) under (\d+) names", (REPOSITORY / "README.md").read_text())
+    assert told is not None
+    assert (int(told[1]), int(told[2])) == (len(NAMES), len(NAMES) + len(ALIASES))
+    assert choices(choices_of("method"), "zzz") == f"one of {told[2]} choices"
 
 
 @pytest.mark.parametrize(("alias", "method"), ALIASES.items())

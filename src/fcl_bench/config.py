@@ -171,6 +171,7 @@ class _Scalars:
     evaluate_rounds: int = knob(0, least=0)
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
     predictions: bool = False
+    details: bool = knob(False, identity=False)
     # Clients side by side, and algorithms chosen by their time, round differently.
     parallel_clients: str = "1"
     cudnn: str = knob("deterministic", choices=CUDNN_CHOICES)
@@ -276,7 +277,9 @@ def load_settings(config: DictConfig) -> Settings:
         knobs = {name: value for name, value in node.items() if name not in {"_target_", *common.get(group, ())}}
         groups[group] = typed_instance(target_class(group, node.get("_target_")), knobs, group)
     given = {name: value for name, value in plain["data"].items() if name in HELD_OUT}
-    return Settings(scalars, **groups, held_out=typed_instance(HeldOut, given, "data"), resolved=plain)
+    held_out = typed_instance(HeldOut, given, "data")
+    plain.pop("details", None)  # config.yaml is not about the terminal
+    return Settings(scalars, **groups, held_out=held_out, resolved=plain)
 
 
 def target_class(group: str, path: Any) -> type:
@@ -287,11 +290,13 @@ def target_class(group: str, path: Any) -> type:
         raise UserError(f"{group}._target_={path} names no class", remedy)
     try:
         found = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        # Handled only if the named module itself is missing; a module missing inside it is a different error.
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(f"{group}._target_={path} cannot be imported: {error}", remedy) from error
+    except Exception as error:
+        if module.startswith("fcl_bench.") and not isinstance(error, ModuleNotFoundError):
+            raise  # a bug of ours
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            remedy = f"python -c 'import {module}' shows where"
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{group}._target_={path} cannot be imported: {why}", remedy) from error
     if found is None:
         raise UserError(f"{group}._target_={path} cannot be imported: {module} has no {name}", remedy)
     # A class that extends a dataclass is none itself: its own knobs would be ignored.

@@ -131,20 +131,22 @@ def test_a_run_prints_its_tables_and_its_folder(command, tmp_path):
     code, out, err = command(f"out={tmp_path}", *SMALL)
     assert (code, err) == (0, "")
     for title in (
-        "All classes seen",
-        "Over the stream",
-        "Communication",
-        "Runtime",
+        "accuracy on all classes seen",
         "A_T",
         "forgetting",
+        "upload, busiest client and task",
         "run folder: ",
     ):
         assert title in out
-    folder = Path(out.split("run folder: ")[1].strip())
+    assert "runtime." not in out
+    folder = Path(out.split("run folder: ")[1].splitlines()[0])
     assert (folder / "run.json").exists()
-    code, out, _ = command(f"out={tmp_path}", *SMALL)
+    code, out, _ = command(f"out={tmp_path}", *SMALL, "details=true")
     assert code == 0
     assert "complete already" in out
+    for key in ("metrics.retention", "communication.up_total_bytes", "runtime.peak_memory_bytes"):
+        assert key in out
+    assert "details" not in (folder / "config.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 import pytest
@@ -99,3 +100,51 @@ def test_wrong_words_get_one_line(command, typed, told):
     assert (code, printed) == (2, "")
     assert told in error
     assert len(error.splitlines()) == 1
+
+
+def rows(printed: str) -> dict[str, list[str]]:
+    """First cell -> the other cells of a printed table's row."""
+    lines = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
+    return {first: rest for first, *rest in lines}
+
+
+def test_two_runs_are_compared_by_settings_and_measures(run, command, tmp_path):
+    other = shutil.copytree(run, tmp_path / "runs" / "other")
+    resealed(other, {"metrics.A_avg": 50.0, "beta": 1.0, "metrics.forgetting": None})
+    code, printed, told = command("runs", "compare", str(run), str(other))
+    assert (code, told) == (0, "")
+    found = rows(printed)
+    assert found["beta"] == ["0.1", "1", ""]
+    assert "seed" not in found
+    assert found["A_avg (%)"][1] == "50"
+    assert found["A_avg (%)"][2] == "one seed, no interval"
+    assert found["forgetting (%)"][1] == "not defined"
+    assert found["upload (MiB)"][0] == found["upload (MiB)"][1]
+
+
+@pytest.mark.slow
+def test_accuracies_are_paired_where_answers_are_stored(command, tmp_path):
+    usual = ("tasks=2", "clients=2", "predictions=true")
+    folders = [run_in(tmp_path, f"method={name}", *usual).folder for name in ("afl", "fedncm")]
+    code, printed, _ = command("runs", "compare", *map(str, folders))
+    assert code == 0
+    found = rows(printed)
+    assert found["method"] == ["afl", "fedncm", ""]
+    assert found["A_T (%)"][2].startswith("behind the best by ")
+    assert re.search(r" \(1 seed, \d+ test samples\)$", found["A_T (%)"][2])
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_other_than_two_runs_are_not_compared(number, run, command):
+    code, _, told = command("runs", "compare", *[str(run)] * number)
+    assert code == 2
+    assert told == (
+        "fcl-bench: error: runs compare takes two complete, undamaged runs (fcl-bench runs compare RUN RUN)\n"
+    )
+
+
+def test_a_damaged_run_is_not_compared(run, command):
+    (run / "tasks.csv").write_text("")
+    code, _, told = command("runs", "compare", str(run), str(run))
+    assert code == 2
+    assert "takes two complete, undamaged runs" in told

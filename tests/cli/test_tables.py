@@ -198,6 +198,7 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
         (["--paper", "fedran", "--table", "Table 44"], "--table Table 44 is not in --paper fedran"),
         (["--paper", "fedran", "--by", "method"], "are not for --paper"),
         (["--paper", "fedran", "--reference"], "are not for --paper"),
+        (["--latst"], "unrecognized arguments: --latst (did you mean --latest? fcl-tables --help lists the options)"),
         (["beta=1"], "unrecognized arguments: beta=1 (fcl-tables --help"),
     ],
 )

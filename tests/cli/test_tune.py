@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -54,6 +55,13 @@ def test_what_is_no_range_is_told(typed):
         parse_range(typed)
 
 
+def test_a_range_in_another_form_is_told_in_ours():
+    with pytest.raises(
+        UserError, match=re.escape("a=1e0..1e6 is no range (did you mean 'a=log(1,1e6)'? Others: log(1e-4,1),")
+    ):
+        parse_range("a=1e0..1e6")
+
+
 def test_values_are_in_their_ranges():
     optuna = pytest.importorskip("optuna")
     trial = optuna.trial.FixedTrial({"a": 0.123456, "b": 64, "c": "x", "d": 0.5})
@@ -82,7 +90,10 @@ def test_without_optuna_one_line_says_so(command, tmp_path, monkeypatch):
         (("method=fedncm",), "tune has nothing to search: method=fedncm declares no knob of its own"),
         ((*TYPED, "--on-test", "data.validation=0.2"), "tune says itself what trials are tested on (--on-test"),
         ((*TYPED, "data.test=true"), "tune says itself what trials are tested on (--on-test"),
-        (("method=stsa", "method.gamma=1e0..1e6"), "method.gamma=1e0..1e6 is not known (choices: auto"),
+        (
+            ("method=stsa", "method.gamma=1e0..1e6"),
+            "method.gamma=1e0..1e6 is no range (did you mean 'method.gamma=log(1,1e6)'?",
+        ),
         ((*TYPED, "--trials", "0"), "--trials 0 is out of range"),
         ((*TYPED, "--metric", "A_avgg"), "did you mean A_avg"),
         ((*TYPED, "--study", "a/b"), "--study a/b is not a plain name"),
@@ -173,6 +184,16 @@ def test_without_a_range_the_methods_own_knobs_are_searched(command, tmp_path):
     assert STSA.search_space()
     for key in STSA.search_space():
         assert f"method.{key}=" in out
+
+
+@pytest.mark.slow
+def test_an_exact_tie_is_called_one(command, tmp_path):
+    """AFL removes its clients' regularisers, so gamma changes no answer."""
+    pytest.importorskip("optuna")
+    typed = ("tune", "method=afl", "data=digits", "tasks=2", "clients=2", f"out={tmp_path}", "--no-pruning")
+    code, out, _ = command(*typed, "method.gamma=1,2", "--trials", "6")
+    assert code == 0
+    assert "an exact tie: 2 choices have this A_avg; the first is called the best below" in out
 
 
 @pytest.mark.slow

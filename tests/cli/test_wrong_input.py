@@ -192,6 +192,7 @@ BAD_INPUT = [
     ("label_rate=1e-9", "label_rate=1e-09 leaves no label"),
     ("method._target_=nowhere.Nothing", "method._target_=nowhere.Nothing cannot be imported"),
     ("method._target_=pathlib.Path", "is not a"),
+    ("help", "help is not key=value (did you mean --help?)"),
     (
         "method._target_=pathlib.Paht",
         "cannot be imported: pathlib has no Paht (module.Class of an installed package, or",

@@ -13,9 +13,8 @@ from PIL import Image
 
 from fcl_bench.cli.data import main
 from fcl_bench.data.sources.hub import fetch
-from tests.conftest import write_features
 from tests.data.fake_hub import FakeHub
-from tests.data.hub_copies import COPIES, png
+from tests.data.hub_copies import COPIES
 from tests.small_runs import settings_for
 
 
@@ -68,95 +67,31 @@ def test_prepare_brings_everything_a_run_needs(call, hub, tmp_path, monkeypatch,
     assert "downloading" not in out
 
 
-def test_check_finds_damage_and_prepare_mends_it(call, hub, tmp_path):
+def test_prepare_mends_a_damaged_file(call, hub, tmp_path):
     pinned(hub, tmp_path, "cifar10")
-    code, out, err = call("check", "cifar10")
-    assert code == 2
-    assert out.startswith("wrong: data=cifar10: uoft-cs/cifar10 is not on this machine (data.path=FOLDER with ")
-    assert err == "fcl-bench-data: error: data=cifar10: 1 thing is wrong (listed above, a line each)\n"
     call("prepare", "cifar10")
     [file] = (tmp_path / "home" / "hub").rglob("test-*.parquet")
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    code, out, err = call("check", "cifar10")
-    assert code == 2
-    assert out == f"wrong: {file} is missing or damaged: its checksum is wrong\n"
-    code, out, err = call("prepare", "cifar10")
+    code, _, err = call("prepare", "cifar10")
     assert code == 0
-    assert "is damaged and will be downloaded again" in err
+    assert f"{file} is damaged and will be downloaded again" in err
     assert file.read_bytes() == content
-    code, out, err = call("check", "cifar10")
-    # The checksums are right; but seven images are not CIFAR-10.
-    assert code == 2
-    assert "\nright: the checksums in " in f"\n{out}"
-    assert "wrong: 3 classes, not 10\nwrong: 7 samples, not 60,000\n" in out
-    assert "data=cifar10: 2 things are wrong" in err
-    code, out, err = call("check", "cifar10", "data.classes=2")
-    assert code == 0, out
-    assert "right: 2 classes, 3 training and 2 test samples\nright: every image can be decoded\n" in out
-
-
-def test_check_names_every_image_that_cannot_be_decoded(call, tmp_path):
-    for side in ("train", "test"):
-        for name in ("a", "b"):
-            (tmp_path / "d" / side / name).mkdir(parents=True)
-            for number in range(3):
-                (tmp_path / "d" / side / name / f"{number}.png").write_bytes(png(number, 0, 0))
-    code, out, _ = call("check", "imagefolder", f"data.path={tmp_path}/d")
-    assert code == 0
-    assert "right: 2 classes, 6 training and 6 test samples" in out
-    (tmp_path / "d/train/a/1.png").write_bytes(b"no image")
-    (tmp_path / "d/test/b/2.png").write_bytes(png(1, 2, 3)[:40])
-    code, out, err = call("check", "imagefolder", f"data.path={tmp_path}/d")
-    assert code == 2
-    wrong = [line for line in out.splitlines() if line.startswith("wrong: ")]
-    assert len(wrong) == 2
-    assert "train/a/1.png cannot be read: not an image" in wrong[0]
-    assert "test/b/2.png cannot be read" in wrong[1]
-    assert "2 things are wrong" in err
-
-
-def test_check_reads_feature_files_and_digits(call, tmp_path):
-    path = write_features(tmp_path / "f.npz")
-    assert call("check", "features", f"data.path={path}")[0] == 0
-    code, out, _ = call("check", "digits")
-    assert code == 0
-    assert out == "right: 10 classes, 1,442 training and 355 test samples\nright: every image can be decoded\n"
-    write_features(path, y_test=np.full(60, 3))
-    code, out, _ = call("check", "features", f"data.path={path}")
-    assert code == 0
-    assert "right: but 5 classes have no test sample and count in no accuracy" in out
-    write_features(path, y_train=np.full(240, 3))
-    code, out, _ = call("check", "features", f"data.path={path}")
-    assert code == 2
-    assert "wrong: 5 classes of the test set have no training sample" in out
-
-
-def test_a_folder_that_was_carried_here_is_checked_by_its_own_sums(call, hub, tmp_path):
-    pinned(hub, tmp_path, "tiny_imagenet")
-    call("prepare", "tiny_imagenet")
-    folder = tmp_path / "home/hub/datasets--zh-plus--tiny-imagenet"
-    assert f"right: the checksums in {folder} are right" in call("check", "tiny_imagenet", f"data.path={folder}")[1]
-    [file] = folder.rglob("valid-*.parquet")
-    file.resolve().unlink()
-    code, out, _ = call("check", "tiny_imagenet", f"data.path={folder}")
-    assert code == 2
-    assert f"wrong: {file} is missing or damaged" in out
 
 
 WRONG = [
     ("", "the following arguments are required: COMMAND (fcl-bench-data --help"),
     ("fetch", "invalid choice: 'fetch'"),
-    ("check", "the following arguments are required: NAME"),
-    ("check cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
-    ("check cifar10 method=stsa", "method=stsa is no key of data (data.KEY=VALUE, such as data.path=FOLDER)"),
-    ("check cifar10 data.pth=x", "unknown key data.pth (did you mean data.path"),
-    ("check domainnet data.per_domain=0", "data.per_domain=0 is out of range"),
-    ("check digits data.path", "data.path is not key=value"),
+    ("prepare", "the following arguments are required: NAME"),
+    ("prepare cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
+    ("prepare cifar10 method=stsa", "method=stsa is no key of data (data.KEY=VALUE, such as data.path=FOLDER)"),
+    ("prepare cifar10 data.pth=x", "unknown key data.pth (did you mean data.path"),
+    ("prepare domainnet data.per_domain=0", "data.per_domain=0 is out of range"),
+    ("prepare digits data.path", "data.path is not key=value"),
     ("prepare cifar10 data.path={}/none", "data.path={}/none does not exist"),
     ("prepare imagefolder", "data=imagefolder needs data.path"),
     ("list all", "unrecognized arguments: all"),
-    ("check digits --fast", "unrecognized arguments: --fast"),
+    ("prepare digits --fast", "unrecognized arguments: --fast"),
 ]
 
 

@@ -73,7 +73,6 @@ COUNTS = st.one_of(st.none(), st.integers(1, 4))
 def test_a_subset_is_the_first_images_of_the_first_classes(train, test, classes, skipped, per_class, test_per_class):
     knobs = {"classes": classes, "skip_classes": skipped, "per_class": per_class, "test_per_class": test_per_class}
     source = InMemory(train, test, **knobs)
-    assert source.whole() == (knobs == {"classes": None, "skip_classes": 0, "per_class": None, "test_per_class": None})
     left = sorted(set(train))[skipped:]
     if not left:
         told = rf"data\.skip_classes={skipped} leaves none of the {len(set(train))} classes"

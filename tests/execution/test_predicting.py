@@ -8,8 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
+import fcl_bench
 from fcl_bench.errors import UserError
 from fcl_bench.execution.predicting import Model
+from fcl_bench.results.verifying import verify
 from tests.conftest import write_features
 from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import run_in, settings_for
@@ -124,7 +126,7 @@ def test_a_task_without_test_samples_counts_where_batches_are_of_one_task(tmp_pa
         model.answers(arrays["x_test"][:2], [0, 6])
 
 
-def test_class_names_come_with_the_model(tmp_path):
+def test_class_names_come_with_the_model_and_the_run(tmp_path):
     """Of a folder per class; what is predicted is the label all the same."""
     rng = np.random.default_rng(0)
     for side, count in (("train", 6), ("test", 2)):
@@ -138,6 +140,12 @@ def test_class_names_come_with_the_model(tmp_path):
     outcome = run_in(tmp_path, *usual, "data=imagefolder", f"data.path={tmp_path / 'images'}")
     model = Model(outcome.folder / "model.safetensors", "cpu")
     assert dict(zip(model.labels.tolist(), model.class_names.tolist(), strict=True)) == {0: "ant", 1: "bee", 2: "cat"}
+    names = pd.read_csv(outcome.folder / "class_accuracy.csv").columns.tolist()
+    assert names == model.class_names.tolist()
+    with np.load(outcome.folder / "confusion.npz") as confusion:
+        assert confusion["class_names"].tolist() == names
+    assert fcl_bench.load(outcome.folder).class_accuracy.columns.tolist() == model.labels.tolist()
+    assert not verify(outcome.folder).wrong
     files = sorted((tmp_path / "images" / "test").rglob("*.png"))
     said = model.predict(files)
     assert 100 * (said == np.repeat([0, 1, 2], 2)).mean() == outcome.record["metrics"]["A_T"] == 100

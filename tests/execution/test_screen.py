@@ -6,6 +6,7 @@ import re
 
 from fcl_bench.execution.screen import print_record
 
+RAW = {"kind": "features", "sample_bytes": 100, "busiest_bytes": 2048, "total_bytes": 2 * 10**8}
 COUNTS = ("synthetic_images", "sample_gradients", "reconstructed_images")
 COUNTS += ("one_sample_sums", "one_sample_moments", "revealed_samples")
 
@@ -66,89 +67,78 @@ def test_undefined_metrics_say_so(capsys):
     out = capsys.readouterr().out
     assert "not defined" in out
     assert "nan" not in out.lower()
-    assert out.rstrip().endswith("run folder: outputs/runs/x")
+    assert "run folder: outputs/runs/x\n" in out
+    assert out.splitlines()[-1].startswith("next: fcl-tables puts runs side by side; ")
+
+
+def test_one_table_answers_and_the_rest_is_asked_for(capsys):
+    record = record_of([75.0, 60.0], forgetting=12.5)
+    record["communication"]["raw"] = {**RAW, "uploads": 1200, "larger": 1100}
+    print_record(record, "/tmp/my out/runs/x")
+    out = capsys.readouterr().out
+    rows = re.findall(r"^│ (.+?) +│ +(\S+(?: \w+)?) │$", out, flags=re.M)
+    assert rows == [
+        ("after task 1", "75.00"),
+        ("after task 2", "60.00"),
+        ("A_avg", "2.00"),
+        ("A_T", "3.00"),
+        ("forgetting", "12.50"),
+        ("upload, busiest client and task", "2.00 MiB"),
+        ("seconds per task (mean client + server)", "1.000 s"),
+        ("seconds in all", "1.00 s"),
+    ]
+    assert out.count("┏") == 1
+    for text in ("larger than", "134.27", "partition:", "peak memory", "warning"):
+        assert text not in out
+    assert "next: fcl-tables --out '/tmp/my out' puts" in out
+    print_record(record, "outputs/runs/x", details=True)
+    assert "details=true" not in capsys.readouterr().out
+
+
+def details(capsys, record) -> dict[str, str]:
+    """What the table of all details has, by key of run.json."""
+    print_record(record, "x", details=True)
+    out = capsys.readouterr().out
+    return dict(re.findall(r"^│ ([\w.]+) +│ +(.+?) +│$", out.partition("run.json")[2], flags=re.M))
 
 
 def test_sizes_are_in_readable_units_and_a_cache_hit_shows_what_it_saved(capsys):
-    print_record(record_of([75.0, 60.0]), "x")
-    out = capsys.readouterr().out
-    for text in ("2.00 MiB", "8.8 KiB", "16 B", "953.67 MiB", "134.27 MiB", "866.00 s"):
-        assert text in out
+    record = record_of([75.0, 60.0])
+    record["communication"]["raw"] = RAW
+    told = details(capsys, record)
+    assert told["communication.up_max_bytes"] == "2.00 MiB"
+    assert told["communication.up_total_max_bytes"] == "8.8 KiB"
+    assert told["communication.down_max_bytes"] == "16 B"
+    assert told["communication.up_total_bytes"] == "953.67 MiB"
+    assert told["communication.raw.total_bytes"] == "190.73 MiB"
+    assert told["communication.accounting.fedran_mib"] == "134.27"
+    assert told["runtime.feature_cost_seconds"] == "866 s"
+    assert told["runtime.feature_cache_hit"] == "True"
+
+
+def test_details_leave_out_what_is_nothing_and_cut_long_lists(capsys):
+    record = record_of([float(100 - t) for t in range(20)], stability_by_task=[None, 98.0])
+    told = details(capsys, {**record, "report": {"pairs": [[1, 2]], "rows": [{"a": 1}], "name": "[b]"}})
+    assert told["metrics.accuracy"].endswith("89, ...")
+    assert told["metrics.stability_by_task"] == "not defined, 98"
+    assert (told["report.name"], told["report.pairs"]) == ("[b]", "[1, 2]")
+    assert "report.rows" not in told
+    assert "runtime.feature_seconds" not in told
+    assert not [key for key in told if key.startswith(("privacy", "files", "absences", "client_"))]
 
 
 def test_a_long_stream_shows_its_first_and_last_task_and_few_between(capsys):
     print_record(record_of([float(100 - t / 10) for t in range(200)]), "x")
-    found = re.findall(r"^│ (\d+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.M)
+    found = re.findall(r"^│ after task (\d+) +│ +([\d.]+) │", capsys.readouterr().out, flags=re.M)
     assert len(found) == 12
     assert (found[0], found[-1]) == (("1", "100.00"), ("200", "80.10"))
     assert all(float(value) == 100 - (int(task) - 1) / 10 for task, value in found)
 
 
-def test_scarce_labels_are_counted(capsys):
+def test_what_clients_keep_and_reveal_is_among_the_details(capsys):
     record = record_of([75.0, 60.0])
-    print_record(record, "x")
-    assert "given a label" not in capsys.readouterr().out
-    record["labels"] = {"rate": 0.2, "samples": 100, "labelled": 20, "accepted": 60, "right": 45}
-    print_record(record, "x")
-    out = capsys.readouterr().out
-    for line in (r"training samples +100", r"labelled +20", r"given a label by their client +60", r"right +45"):
-        assert re.search(line, out)
-
-
-def test_what_clients_keep_has_a_table_where_they_keep_something(capsys):
-    record = record_of([75.0, 60.0])
-    kept = {"client_storage_bytes": {}, "client_storage_max_bytes": 0, "client_samples_kept": 0}
-    print_record({**record, **kept}, "x")
-    assert "Stored by a client" not in capsys.readouterr().out
-    kept = {"client_storage_bytes": {"images": 3000}, "client_storage_max_bytes": 3000, "client_samples_kept": 15}
-    print_record({**record, **kept}, "x")
-    out = capsys.readouterr().out
-    for line in (r"images +2\.9 KiB", r"raw samples \(images, features\) +15"):
-        assert re.search(line, out)
     kept = {"client_storage_bytes": {"images": 3000, "model": 900}, "client_storage_max_bytes": 3100}
-    print_record({**record, "client_samples_kept": 15, **kept}, "x")
-    assert re.search(r"all kinds together +3\.0 KiB", capsys.readouterr().out)
-
-
-def test_uploads_stand_beside_raw_samples_with_a_warning_where_they_are_larger(capsys):
-    record = record_of([75.0, 60.0])
-    raw = {"kind": "features", "sample_bytes": 100, "busiest_bytes": 2048, "total_bytes": 2 * 10**8}
-    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 1100}
-    print_record(record, "x")
-    out = capsys.readouterr().out
-    assert re.search(r"raw samples, same client and task +2\.0 KiB", out)
-    assert re.search(r"raw samples, everyone +190\.73 MiB", out)
-    assert "warning: 1,100 of 1,200 uploads (per client and task) are larger than the client's raw features" in out
-    assert "together are 5.00 times as large" in out
-    record["communication"]["raw"] = {**raw, "total_bytes": 10**10, "uploads": 1200, "larger": 1}
-    print_record(record, "x")
-    out = capsys.readouterr().out
-    assert "warning: 1 of 1,200" in out
-    assert "times as large" not in out
-    record["communication"]["raw"] = {**raw, "uploads": 1200, "larger": 0}
-    print_record(record, "x")
-    assert "warning" not in capsys.readouterr().out
-
-
-def test_samples_that_left_alone_have_a_table(capsys):
-    record = record_of([75.0, 60.0])
-    privacy = record["privacy"]
-    told = {"one_sample_sums": 1234, "one_sample_moments": 0, "revealed_samples": 12}
-    print_record({**record, "privacy": {**privacy, **told}}, "x")
-    out = capsys.readouterr().out
-    assert re.search(r"sums of one sample that clients sent +1,234", out)
-    assert re.search(r"training samples that were sent alone +12\n", out)
-    assert "second moments" not in out
-    print_record(record, "x")
-    assert "left the clients" not in capsys.readouterr().out
-    print_record({**record, "privacy": {**privacy, "sample_gradients": 3}}, "x")
-    assert "gradients of single samples" in capsys.readouterr().out
-
-
-def test_lost_clients_are_shown_without_faults(capsys):
-    """Of a federation whose rounds go on without them."""
-    counts = {"silent": 0, "gone": 0, "lost": 3, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
-    print_record({**record_of([75.0]), "faults": "none", "absences": counts}, "x")
-    assert re.search(r"lost on the way, or too late +3", capsys.readouterr().out)
-    print_record({**record_of([75.0]), "faults": "none", "absences": {**counts, "lost": 0}}, "x")
-    assert "Turns of clients that failed" not in capsys.readouterr().out
+    told = details(capsys, {**record, **kept, "privacy": {**record["privacy"], "one_sample_sums": 1234}})
+    assert told["client_storage_bytes.images"] == "2.9 KiB"
+    assert told["client_storage_max_bytes"] == "3.0 KiB"
+    assert told["privacy.one_sample_sums"] == "1,234"

@@ -371,3 +371,15 @@ def test_what_the_user_says_shares_a_panel(tmp_path):
     assert names == ["l2p features=one", "l2p features=two", "stsa"]
     with pytest.raises(UserError, match="--together featurs is no key of the setting .did you mean features"):
         split_by_setting(frame, ["featurs"])
+
+
+def test_lines_that_the_quantity_does_not_move_are_named_and_alone_they_are_no_figure(tmp_path):
+    flat = [
+        {"method": "afl", "beta": beta, "data": data, "A_T": 70.0 + len(data)} for beta in (0.1, 1.0) for data in "ab"
+    ]
+    moved = [{"method": "fedavg", "beta": beta, "A_T": 60.0 + beta, "data": "a"} for beta in (0.1, 1.0)]
+    only = ["accuracy_against_beta"]
+    assert figures_of(tmp_path, *flat, only=only) == {}
+    told = caption(figures_of(tmp_path, *flat, *moved, only=only)["accuracy_against_beta"])
+    assert "Flat, since beta does not change their accuracy: afl." in told
+    assert "Flat" not in caption(figures_of(tmp_path, *moved, only=only)["accuracy_against_beta"])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +16,11 @@ from markdown_it import MarkdownIt
 from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexMacroNode, LatexWalker
 
-from fcl_bench.results.tables.cells import Cell, Sheet
-from fcl_bench.results.tables.markup import latex_table, markdown_page
+from fcl_bench.results.tables import latex
+from fcl_bench.results.tables.cells import Cell, Sheet, Table
+from fcl_bench.results.tables.latex import bibliography, latex_table, latex_text
+from fcl_bench.results.tables.markup import markdown_page, table_files
+from tests.small_methods import NAMES
 
 NASTY = ["a|b", "50 % & more", "[5]", "< 3", "> 10", "A_avg_tasks", "~^{}$#\\", "*not bold*", "`x`", "-", "1 ± 0.2 (3)"]
 CONTENT = st.sampled_from(NASTY) | st.text(st.sampled_from("ab1 .,_%&#$\\{}[]<>|*`~^±×-"), min_size=1).filter(str.strip)
@@ -65,17 +71,17 @@ def test_marks_are_bold_in_markdown():
 
 
 def latex_cells(source: str) -> tuple[str, list[list[str]]]:
-    """Name of the only environment, and its rows as text; strictly parsed."""
+    """Name of the innermost environment, and its rows as text; strictly parsed."""
     nodes, _, _ = LatexWalker(source, tolerant_parsing=False).get_latex_nodes()
-    [environment] = [node for node in nodes if isinstance(node, LatexEnvironmentNode)]
+    while inner := [node for node in nodes if isinstance(node, LatexEnvironmentNode)]:
+        [environment] = inner
+        nodes = environment.nodelist
     rows: list[list[list]] = [[[]]]
-    rules = {"toprule", "midrule", "bottomrule", "endfirsthead", "endhead", "endfoot", "endlastfoot"}
+    rules = {"toprule", "midrule", "bottomrule", "endhead"}
     for node in environment.nodelist:
         if isinstance(node, LatexMacroNode) and node.macroname == "\\":
             rows.append([[]])
-        elif node.isNodeType(LatexEnvironmentNode) or not (
-            isinstance(node, LatexMacroNode) and node.macroname in rules
-        ):
+        elif not (isinstance(node, LatexMacroNode) and node.macroname in rules):
             if getattr(node, "specials_chars", "") == "&":
                 rows[-1].append([])
             else:
@@ -85,15 +91,77 @@ def latex_cells(source: str) -> tuple[str, list[list[str]]]:
     return environment.environmentname, [row for row in read if row != [""]]
 
 
+def as_latex_has_it(text: str) -> str:
+    """A number's deviation as siunitx reads it, and no number of seeds."""
+    return re.sub(r"^([\d.]+) ± ([\d.]+) \(\d+\)$", r"\1 +- \2", one_line(text))
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(sheets())
 def test_latex_parses_to_the_cells_that_were_written(sheet):
     environment, rows = latex_cells(latex_table(sheet))
     assert environment == "tabular"
-    plain = [[one_line(h) for h in sheet.headers], *([one_line(cell.text) for cell in row] for row in sheet.rows)]
+    texts = sheet.texts
+    plain = [[one_line(h) for h in sheet.headers]]
+    for row in sheet.rows:
+        cells = [one_line(cell.text) for cell in row]
+        plain.append([*cells[:texts], *map(as_latex_has_it, cells[texts:])])
     # The parser has another character for a circumflex.
     assert [[one_line(cell).replace("ˆ", "^") for cell in row] for row in rows] == plain
+
+
+def paper_sheet() -> Sheet:
+    rows = [
+        [Cell("afl rank=2"), Cell("0.1"), Cell("2"), Cell("95.21 ± 0"), Cell("0.0161 ± 0.0002", "bold")],
+        [Cell("fedavg [gate: chance]"), Cell("0.1"), Cell("3"), Cell("9.50"), Cell("not run", absent=True)],
+        [Cell("of_my_own"), Cell("1"), Cell("3"), Cell("95.30 ± 1.00 [gate: rising]", "bold"), Cell("2.00")],
+    ]
+    return Sheet("Summary", ["method", "beta", "n", "A_avg (%)", "A_T (%)"], rows, 2, ["Note %"], facets=(1,))
+
+
+def test_a_table_for_a_paper_has_names_symbols_groups_and_n_in_its_caption():
+    source = latex_table(paper_sheet())
+    lines = source.splitlines()
+    assert lines[lines.index(r"\toprule") - 1] == r"\begin{tabular}{lSS}"
+    assert lines[lines.index(r"\toprule") + 1] == r"method & {$\bar A$ (\%)} & {$A_T$ (\%)} \\"
+    assert lines[lines.index(r"\toprule") + 2 : -3] == [
+        r"\midrule",
+        r"\multicolumn{3}{l}{\emph{beta 0.1}} \\",
+        r"AFL~\cite{he2025}, rank=2 & 95.21 +- 0.00 & \bfseries 0.0161 +- 0.0002 \\",
+        r"FedAvg~\cite{mcmahan2017}$^\dagger$ & 9.50 & {not run} \\",
+        r"\midrule",
+        r"\multicolumn{3}{l}{\emph{beta 1}} \\",
+        r"of\_my\_own & \bfseries 95.30 +- 1.00 {$^\dagger$} & 2.00 \\",
+        r"\bottomrule",
+    ]
+    [caption] = [line for line in lines if line.startswith(r"\caption")]
+    assert r"Summary: mean $\pm$ standard deviation over 2 to 3 seeds." in caption
+    assert r"$\dagger$: not a fair sample of the method (chance, rising)." in caption
+    assert source.endswith("% Note %\n")
+    assert latex_cells(source)[0] == "tabular"
+    assert re.findall(r"@\w+\{(\w+),", bibliography(source)) == ["he2025", "mcmahan2017"]
+
+
+def test_every_method_has_a_name_for_papers_and_what_it_cites_is_there():
+    entries = (Path(latex.__file__).parent / "methods.bib").read_text()
+    keys = re.findall(r"^@\w+\{(\w+),$", entries, re.M)
+    assert len(keys) == len(set(keys))
+    assert entries.count("{") == entries.count("}")
+    cited = set()
+    for name in NAMES:
+        sheet = Sheet("t", ["method", "A_T (%)"], [[Cell(name), Cell("1.00")]], 1)
+        source = latex_table(sheet)
+        assert f"\n{latex_text(name)} & 1.00" not in source, f"conf/method/{name}.yaml needs a line # LaTeX: NAME"
+        cited |= set(re.findall(r"\\cite\{(\w+)\}", source))
+    assert cited == set(keys)
+
+
+def test_the_files_of_a_table_have_what_it_cites_beside_it():
+    nothing = pd.DataFrame({"a": [1]})
+    files = table_files(Table("summary", paper_sheet(), nothing, nothing), ["tex"])
+    assert files.keys() == {"tex", "bib", "runs.csv"}
+    assert table_files(Table("summary", paper_sheet(), nothing, nothing), ["md"]).keys() == {"md", "runs.csv"}
 
 
 def test_a_long_table_breaks_over_pages():
@@ -101,12 +169,10 @@ def test_a_long_table_breaks_over_pages():
     source = latex_table(sheet)
     environment, rows = latex_cells(source)
     assert environment == "longtable"
-    # The headers stand on the first page and on every later one, and each page but the last says that more follows.
+    # The headers, which stand on every page, follow the caption.
     assert rows[1] == ["a", "b"]
-    assert rows[0][1] == "b"
-    assert "Continued on next page" in rows[2][0]
-    assert rows[3:] == [[str(i), "1.0"] for i in range(60)]
-    assert r"\usepackage{longtable}" in source.splitlines()[1]
+    assert source.index(r"\endhead") < source.index("0 & 1.0")
+    assert rows[2:] == [[str(i), "1.0"] for i in range(60)]
 
 
 @pytest.mark.parametrize("rows", [len(NASTY), 60])
@@ -116,8 +182,10 @@ def test_latex_compiles_where_there_is_a_tex(rows, tmp_path):
         pytest.skip("no TeX on this machine; the tables are parsed instead")
     cells = [[Cell(NASTY[i % len(NASTY)]), Cell("1.00 ± 0.20 (3)", "bold")] for i in range(rows)]
     (tmp_path / "table.tex").write_text(latex_table(Sheet("t", ["50 %", "A_avg"], cells, 1)))
-    head = r"\documentclass{article}\usepackage{booktabs}\usepackage{longtable}"
-    page = head + r"\begin{document}\input{table}\end{document}"
+    (tmp_path / "other.tex").write_text(latex_table(paper_sheet()))
+    head = r"\documentclass{article}\usepackage{booktabs,longtable,siunitx}"
+    setup = r"\sisetup{separate-uncertainty, detect-weight, mode=text}"
+    page = head + setup + r"\begin{document}\input{table}\input{other}\end{document}"
     (tmp_path / "page.tex").write_text(page)
     line = [programs[0], "page.tex"] if programs[0] == "tectonic" else [programs[0], "-halt-on-error", "page.tex"]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
 from fcl_bench.errors import UserError
@@ -263,20 +264,60 @@ def test_small_sizes_keep_three_digits():
 @pytest.mark.parametrize("kept", [0.0, 2.0])
 def test_the_note_explains_what_is_shown_and_nothing_else(kept):
     sheet = summary_sheet(summary_of({"client_storage_mib": kept}))
-    assert ("kept by a client (MiB)" in sheet.headers) == ("Kept by a client: " in sheet.notes[-1]) == (kept > 0)
-    assert "Upload: " in sheet.notes[-1]
+    assert ("kept by a client (MiB)" in sheet.headers) == ("Kept by a client: " in sheet.notes[-2]) == (kept > 0)
+    assert "Upload: " in sheet.notes[-2]
 
 
 def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
     sheet = summary_sheet(summary)
-    assert screen_table(summary, sheet, 10_000)[1] == []
-    table, left_out = screen_table(summary, sheet, 80)
+    assert screen_table(summary, sheet, 10_000, whole=True)[1] == []
+    table, left_out = screen_table(summary, sheet, 80, whole=True)
     assert left_out == ["seconds per task", "FedRAN's count (MiB)"]
     assert [column.header for column in table.columns] == sheet.headers[:-2]
-    assert [column.header for column in screen_table(summary, sheet, 1)[0].columns] == sheet.headers[:5]
+    assert [column.header for column in screen_table(summary, sheet, 1, True)[0].columns] == sheet.headers[:5]
+
+
+def test_the_screen_has_the_few_measures_that_answer_most_questions_unless_others_are_asked_for():
+    summary = summary_of({"fedran_mib": 1.0}, {"beta": 1.0})
+    sheet = summary_sheet(summary)
+    table, left_out = screen_table(summary, sheet, 10_000, whole=False)
+    assert left_out == ["FedRAN's count (MiB)"]
+    assert [column.header for column in table.columns] == sheet.headers[:-1]
 
 
 def test_a_bar_in_a_name_does_not_break_the_markdown():
     page = markdown(summary_of({"data": "a|b"}, {"data": "c"}))
     assert "| a\\|b |" in page
+
+
+def configured(folder, method="afl.AFL", **changes):
+    """A run's folder with no more than what says whether the partition counts."""
+    nothing = {"_target_": "fcl_bench.options.none.NoOption"}
+    knobs = changes.pop("knobs", {})
+    config = {**dict.fromkeys(("adapt", "faults", "noise"), nothing), "label_rate": 1.0, "data": {}, **changes}
+    config["method"] = {"_target_": f"fcl_bench.methods.closed_form.{method}", **knobs}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return {"path": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "holds"),
+    [
+        ({}, True),
+        ({"method": "fedran.FedRAN"}, False),
+        ({"knobs": {"ri": False}}, False),
+        ({"label_rate": 0.5}, False),
+        ({"data": {"validation": 0.1}}, False),
+        ({"noise": {"_target_": "fcl_bench.options.noise.gaussian.Gaussian"}}, False),
+        ({"method": "gone.Gone"}, False),
+    ],
+)
+def test_a_table_says_where_the_partition_changes_nothing(changes, holds, tmp_path):
+    runs = [{"beta": beta, "seed": seed} for beta in (0.1, 1.0) for seed in (0, 1)]
+    summary = summary_of(*(run | configured(tmp_path / str(n), **changes) for n, run in enumerate(runs)))
+    told = "fedran: accuracy does not depend on beta, but for rounding; seeds change the class order and"
+    assert (told in summary_sheet(summary).notes[-1]) == holds
+    alone = summary_of(configured(tmp_path / "alone", **changes))
+    assert "does not depend" not in summary_sheet(alone).notes[-1]

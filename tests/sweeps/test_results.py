@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
-from fcl_bench.sweeps.summary import results_table, varying, warnings
+from fcl_bench.sweeps.summary import results_table, unmoved, varying, warnings
 
 
 def report_of(number: int, *overrides: str, **changes) -> JobReport:
@@ -46,8 +47,26 @@ def test_a_list_in_brackets_is_shown_as_it_was_typed(capsys):
 
 
 def test_warnings_are_told_once_with_their_number():
-    reports = [report_of(n, warnings=["few", f"own {n}"]) for n in range(2)]
-    assert warnings(reports) == ["  few (2 runs)", "  own 0", "  own 1"]
-    many = warnings([report_of(0, warnings=[f"w{n}" for n in range(20)])])
+    reports = [report_of(n, warnings=["few", f"own {'ab'[n]}"]) for n in range(2)]
+    assert warnings(reports) == ["  few (2 runs)", "  own a", "  own b"]
+    many = warnings([report_of(0, warnings=["w" * n for n in range(1, 21)])])
     assert many[-1] == "  and 12 more, in what the runs printed"
     assert len(many) == 9
+
+
+def test_warnings_that_differ_in_numbers_alone_are_one():
+    texts = ("rank 54 of 64, condition above 2.6e+09", "rank 51 of 64, condition above 3.7e+9", "rank low")
+    reports = [report_of(n, warnings=[text]) for n, text in enumerate(texts)]
+    assert warnings(reports) == [f"  {texts[0]} (2 runs)", "  rank low"]
+
+
+def test_settings_that_no_partition_changes_are_named_with_what_varied(monkeypatch):
+    monkeypatch.setattr(RunFolder, "ignores_partition", lambda folder: "afl" in folder.path.name)
+    typed = [(m, b, s) for m in ("afl", "fedavg") for b in ("0.1", "1") for s in "01"]
+    reports = [report_of(n, f"method={m}", f"beta={b}", f"seed={s}", run=m) for n, (m, b, s) in enumerate(typed)]
+    seeds = "seeds change the class order and the projection only."
+    told = unmoved(reports, varying(report.overrides for report in reports))
+    assert told == f"method=afl: accuracy does not depend on beta, but for rounding; {seeds}"
+    assert unmoved(reports[:2], {"seed"}) == f"all runs: {seeds}"
+    assert unmoved(reports[4:], {"beta", "seed"}) == ""
+    assert unmoved(reports[:1], {"method"}) == ""

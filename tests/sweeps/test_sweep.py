@@ -47,9 +47,9 @@ def test_jobs_side_by_side_share_the_cores_and_report_back(command, tmp_path, pl
     for number in (3, 4):
         assert re.search(rf"run {number} of 4 failed: beta=-1 method.ridge=\S+: beta=-1.0 is out of range", err)
     # The jobs' own output is in files of theirs.
-    assert "All classes seen" not in out
+    assert "accuracy on all classes seen" not in out
     [sweep] = (tmp_path / "with space" / "sweeps").iterdir()
-    assert "All classes seen" in (sweep / "jobs" / "0.log").read_text()
+    assert "accuracy on all classes seen" in (sweep / "jobs" / "0.log").read_text()
     assert "beta=-1.0 is out of range" in (sweep / "jobs" / "2.log").read_text()
     # Each worker imported torch with its share of the cores.
     records = [json.loads(path.read_text()) for path in (tmp_path / "with space" / "runs").glob("*/run.json")]
@@ -323,8 +323,8 @@ def test_jobs_that_do_not_compose_fail_and_the_others_run(command, tmp_path):
     assert f"    fcl-bench out={tmp_path} method.M=16 tasks=2 clients=2 method=nope seed=1\n" in out
     # What the runs printed is in files, and one command makes tables of these runs.
     [sweep] = (tmp_path / "sweeps").iterdir()
-    assert "All classes seen" not in out
-    assert "All classes seen" in (sweep / "jobs" / "1.log").read_text()
+    assert "accuracy on all classes seen" not in out
+    assert "accuracy on all classes seen" in (sweep / "jobs" / "1.log").read_text()
     assert f"fcl-tables --out {tmp_path} --sweep {sweep.name}" in out
     assert "│ method=stsa │" in out
 

@@ -320,7 +320,7 @@ def test_the_command_takes_every_choice(choice, tmp_path, command):
     data = write_features(tmp_path / "f.npz")
     code, out, err = command(f"out={tmp_path}", *SMALL, f"data.path={data}", f"logger={choice}")
     assert (code, err) == (0, "")
-    folder = Path(out.split("run folder: ")[1].strip())
+    folder = Path(out.split("run folder: ")[1].splitlines()[0])
     assert folder.name == settings_name(tmp_path, data)
     assert "logger" not in yaml.safe_load((folder / "config.yaml").read_text())
 

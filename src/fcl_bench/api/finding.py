@@ -10,9 +10,9 @@ import pandas as pd
 
 from fcl_bench.api.recorded import Run
 from fcl_bench.config import text
+from fcl_bench.execution.finding import run_folder
 from fcl_bench.files import user_path
 from fcl_bench.results.collect import collect, selected
-from fcl_bench.results.finding import run_folder
 
 #: The columns that come first, in this order.
 FIRST = (

@@ -39,19 +39,23 @@ def run(method: str | None = None, *, overrides: Overrides = (), **keys: Any) ->
     return _run(typed(overrides, _with_method(method, keys)))
 
 
-def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame:
+def sweep(*methods: str | Iterable[str], overrides: Overrides = (), **keys: Any) -> pd.DataFrame:
     """Carry out a run for every combination, one after the other in this process; complete runs are loaded.
 
     Args:
-        methods: values of `method=`; the default if there is none.
+        methods: values of `method=`, one by one or in lists; the default if there is none.
         overrides: overrides of all runs; see `run`.
         keys: as in `run`; a list, a tuple, a range or an array is swept (a list as one value is a list in a list).
 
     Returns:
         One row per run, in the order of the combinations: the swept keys, the columns of `runs`, and `error`, which
         says why a run failed and is None for the others.
+
+    Raises:
+        UserError: every run failed; with what the first one said.
     """
-    keys = _with_method(methods or None, keys)
+    names = [name for given in methods for name in ([given] if isinstance(given, str) else given)]
+    keys = _with_method(names or None, keys)
     axes = {key: list(value) if _swept(value) else [value] for key, value in keys.items()}
     rows = []
     with sharing():
@@ -59,6 +63,8 @@ def sweep(*methods: str, overrides: Overrides = (), **keys: Any) -> pd.DataFrame
             job = dict(zip(axes, values, strict=True))
             shown = {key: value for key, value in job.items() if _swept(keys[key])}
             rows.append({**shown, **_row(overrides, job)})
+    if rows and all(row["error"] for row in rows):
+        raise UserError(f"all {len(rows)} runs failed, the first: {rows[0]['error']}", "fcl_bench.run for one of them")
     frame = frame_of(rows)
     # Where no run was made, these columns are there as well, and empty.
     absent = [name for name in dict.fromkeys((*FIRST, *MEASURES, "run_id", "path")) if name not in frame]

@@ -83,7 +83,7 @@ class Run:
     @property
     def accuracy_matrix(self) -> pd.DataFrame:
         """(T, T): accuracy on each task's test samples (column) after each task (row)."""
-        return self._matrix("accuracy_matrix.csv", "task_")
+        return self._after("accuracy_matrix.csv", "task", range(self.record["tasks"]))
 
     @property
     def uploads(self) -> pd.DataFrame:
@@ -93,7 +93,8 @@ class Run:
     @property
     def class_accuracy(self) -> pd.DataFrame:
         """(T, C): accuracy of each class (column, its label) after each task (row); NaN before it is seen."""
-        return self._matrix("class_accuracy.csv", "class_").rename_axis(columns="class")
+        with np.load(self._file("confusion.npz")) as file:
+            return self._after("class_accuracy.csv", "class", file["class_order"])
 
     @property
     def client_accuracy(self) -> pd.DataFrame:
@@ -163,10 +164,8 @@ class Run:
         matrix, seen = self.accuracy_matrix.to_numpy(float), self.tasks["classes_seen"].tolist()
         return accuracy_figure(headline(self.record), self.metrics["accuracy"], matrix, seen)
 
-    def _matrix(self, name: str, prefix: str) -> pd.DataFrame:
-        table = self._table(name)
-        table.columns = pd.Index([int(column.removeprefix(prefix)) for column in table.columns], name=prefix[:-1])
-        return table.rename_axis(index="after")
+    def _after(self, name: str, of: str, columns: Sequence[int] | np.ndarray) -> pd.DataFrame:
+        return self._table(name).set_axis(pd.Index(columns, name=of), axis="columns").rename_axis(index="after")
 
     def _table(self, name: str) -> pd.DataFrame:
         return pd.read_csv(self._file(name))

@@ -198,7 +198,7 @@ def carry_out(config: Any, warned: list[str]) -> Ended:
 
             if outcome.was_complete:
                 say("this run is complete already; its record follows (force=true repeats the run)")
-            print_record(outcome.record, str(outcome.folder))
+            print_record(outcome.record, str(outcome.folder), settings.scalars.details)
         sys.stdout.flush()
     except Exception as error:
         explained = storage_error(error, _ROOM) or _out_of_time(error)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -125,4 +127,7 @@ class Parser(argparse.ArgumentParser):
     """An argument parser with one-line errors, like the rest of the project."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message, f"{self.prog} --help lists the options")
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        options = re.findall(r"--[a-z][\w-]+", self.format_help()) if unknown else []
+        near = difflib.get_close_matches(unknown[1], options, n=1) if unknown else []
+        raise UserError(message, f"{f'did you mean {near[0]}? ' if near else ''}{self.prog} --help lists the options")

@@ -1,4 +1,4 @@
-"""The command `fcl-bench-data`: list data sets, download them ahead of a run, check the files that are here."""
+"""The command `fcl-bench-data`: list data sets, download them ahead of a run, and mend damaged downloads."""
 
 from __future__ import annotations
 
@@ -30,14 +30,11 @@ def _work() -> int:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     what = "every data set: its size, licence, hub name and revision, and whether it is here"
     commands.add_parser("list", help=what).set_defaults(work=_list)
-    for name, work, what in (
-        ("check", _check, "look for missing and damaged files, wrong counts and images that can't be decoded"),
-        ("prepare", _prepare, "download it, or what an interrupted download left, and verify the checksums"),
-    ):
-        command = commands.add_parser(name, help=what, description=f"{name}: {what}")
-        command.add_argument("name", metavar="NAME", help="as in data=NAME")
-        command.add_argument("keys", nargs="*", metavar="data.KEY=VALUE", help="such as data.path=FOLDER")
-        command.set_defaults(work=work)
+    what = "download it, or what an interrupted download left; verify checksums, and get damaged files again"
+    prepare = commands.add_parser("prepare", help=what, description=f"prepare: {what}")
+    prepare.add_argument("name", metavar="NAME", help="as in data=NAME")
+    prepare.add_argument("keys", nargs="*", metavar="data.KEY=VALUE", help="such as data.path=FOLDER")
+    prepare.set_defaults(work=_prepare)
     arguments = parser.parse_args(without_folders(sys.argv[1:]))
     log_to_terminal("fcl-bench-data")
     arguments.work(arguments)
@@ -90,21 +87,6 @@ def _prepare(arguments: argparse.Namespace) -> None:
         log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
     dataset = source.load()
     print(f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples")
-
-
-def _check(arguments: argparse.Namespace) -> None:
-    from fcl_bench.data.sources.checking import check
-
-    source = _source(arguments.name, arguments.keys)
-    findings = check(source)
-    for line in findings.right:
-        print(f"right: {line}")
-    for line in findings.wrong:
-        print(f"wrong: {line}")
-    sys.stdout.flush()
-    if findings.wrong:
-        what = "1 thing is" if len(findings.wrong) == 1 else f"{len(findings.wrong)} things are"
-        raise UserError(f"data={source.name}: {what} wrong", "listed above, a line each")
 
 
 def _source(name: str, keys: list[str]) -> Source:

@@ -108,7 +108,7 @@ def ordered(arguments: list[str]) -> list[str]:
         else:
             from fcl_bench.cli.suggestions import no_override
 
-            raise no_override(argument, value, COMMANDS, f"such as method=fedran; {SEE_HELP}")
+            raise no_override(argument, value, [*COMMANDS, "--help", "--version"], f"such as method=fedran; {SEE_HELP}")
     for override in overrides:
         _require_plain_choice(override)
     sweep = bool({"-m", "--multirun"} & set(options))

@@ -1,4 +1,4 @@
-"""`fcl-bench runs`: what can be done with complete runs; so far, to verify them and to sign them."""
+"""`fcl-bench runs`: what can be done with complete runs: compare two, verify them, sign them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _VERIFY = (
     "uploads.csv, and compare them with what it says; exit with 2 unless all agree. A folder that was made up as a "
     "whole agrees with itself."
 )
+_COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
 
 
@@ -24,7 +25,7 @@ def work(arguments: list[str]) -> int:
     """Do what is asked for. Raises a `UserError` for wrong options, and for runs that contradict themselves."""
     options = parsed(arguments)
     # Imported only now, so that errors about wrong options are quick.
-    from fcl_bench.results.finding import run_folder
+    from fcl_bench.execution.finding import run_folder
 
     options.work([run_folder(given, options.out) for given in options.runs], options)
     return DONE
@@ -32,7 +33,7 @@ def work(arguments: list[str]) -> int:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """Parse what follows `fcl-bench runs`."""
-    parser = Parser(prog="fcl-bench runs", description="Complete runs: verify or sign them.")
+    parser = Parser(prog="fcl-bench runs", description="Complete runs: compare two, verify or sign them.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
     verify.set_defaults(work=_verify)
@@ -42,10 +43,36 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     sign.set_defaults(work=_sign)
     key = "a private key, unencrypted PEM; openssl genpkey -algorithm ed25519 makes one"
     sign.add_argument("--key", metavar="FILE", required=True, help=key)
-    for command in (verify, sign):
+    compare = commands.add_parser("compare", help="settings that differ, accuracies, bytes and seconds of two runs")
+    compare.set_defaults(work=_compare)
+    for command in (compare, verify, sign):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
         command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
     return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
+
+
+def _compare(folders: list[Path], _: argparse.Namespace) -> None:
+    """Print the settings in which two runs differ and their measures, with intervals where answers are stored."""
+    from fcl_bench.config import text
+    from fcl_bench.execution.folder import RunFolder
+    from fcl_bench.execution.screen import ScreenConsole, screen_table
+    from fcl_bench.results.best import BEST, judged
+    from fcl_bench.results.collect import RUN_COLUMNS, frame_of, run_row
+    from fcl_bench.results.measures import MEASURES
+    from fcl_bench.results.tables.cells import NOT_DEFINED
+
+    records = [RunFolder(folder).complete_record() for folder in folders]
+    if len(folders) != 2 or None in records:
+        raise UserError("runs compare takes two complete, undamaged runs", "fcl-bench runs compare RUN RUN")
+    runs = frame_of([run_row(folder, record) for folder, record in zip(folders, records, strict=True) if record])
+    configured = [key for key in runs if key not in (*RUN_COLUMNS[1:], *MEASURES)]
+    rows = [(key, *runs[key].map(text), "") for key in configured if runs[key].map(text).nunique() > 1]
+    for name in _COMPARED:
+        known = [{seed: (value, path)} for seed, value, path in runs[["seed", name, "path"]].itertuples(index=False)]
+        told = [verdict.why for verdict in judged(known, name, MEASURES[name].higher) if verdict.why != BEST]
+        values = runs[name].map("{:.4g}".format).replace("nan", NOT_DEFINED)
+        rows.append((MEASURES[name].header, *values, "".join(told[:1])))
+    ScreenConsole().print(screen_table("", ("", *(folder.name for folder in folders), "paired"), rows))
 
 
 def _sign(folders: list[Path], options: argparse.Namespace) -> None:

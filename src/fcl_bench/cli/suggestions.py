@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import yaml
 
 from fcl_bench.cli.knobs import WHOLE_RUNS, keys_ending, owners, top_level
 from fcl_bench.composition import choices_of, groups
+from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError, choices
 
-#: Words of papers and other tools -> our keys for them; a key with the same name as the word is suggested after these.
-_WORDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("alpha", "dirichlet_alpha", "dir_alpha", "concentration"), ("beta",)),
-    **dict.fromkeys(("learning_rate", "local_lr", "eta"), ("method.training.lr",)),
-    **dict.fromkeys(("epoch", "num_epochs", "local_epochs", "local_ep"), ("method.training.epochs",)),
-    **dict.fromkeys(
-        ("num_rounds", "n_rounds", "comm_rounds", "global_rounds", "communication_rounds"), ("method.training.rounds",)
-    ),
-    **dict.fromkeys(("bs", "batch", "batchsize", "local_bs"), ("method.training.batch_size",)),
-    **dict.fromkeys(("wd", "decay"), ("method.training.weight_decay",)),
-    **dict.fromkeys(("frac", "participation"), ("method.training.fraction",)),
-    **dict.fromkeys(("optim", "opt"), ("method.training.optimizer",)),
-    **dict.fromkeys(("k", "num_clients", "n_clients", "num_users", "users"), ("clients",)),
-    **dict.fromkeys(("t", "num_tasks", "n_tasks", "task"), ("tasks",)),
-    **dict.fromkeys(("random_seed", "seeds"), ("seed",)),
-    **dict.fromkeys(("dataset", "data_set"), ("data",)),
-    **dict.fromkeys(("data_path", "data_dir", "datadir", "root"), ("data.path",)),
-    **dict.fromkeys(("model", "net", "network", "arch"), ("backbone",)),
-    **dict.fromkeys(("ckpt", "weights"), ("backbone.checkpoint",)),
-    **dict.fromkeys(("algorithm", "algo", "alg", "strategy"), ("method",)),
-    **dict.fromkeys(("output", "output_dir", "outdir", "save_dir", "log_dir"), ("out",)),
-    **dict.fromkeys(("gpu", "cuda"), ("device",)),
-    **dict.fromkeys(("lambda", "lam", "reg"), ("method.ridge", "method.gamma")),
-    **dict.fromkeys(("random_features", "num_features"), ("method.M",)),
-    **dict.fromkeys(("dp", "eps", "privacy"), ("noise", "noise.epsilon")),
-    **dict.fromkeys(("secagg", "secure_aggregation"), ("secure",)),
-    "num_classes": ("data.classes",),
-    "quick": ("profile",),
-}
+#: Words of papers and other tools -> our keys for them.
+_KEYS_OF = yaml.load(Path(__file__).with_name("words.yaml").read_text(), Loader=YAML_LOADER)
+_WORDS = {word: keys.split() for keys, words in _KEYS_OF.items() for word in words}
 #: The part of a method with the usual keys of training, which are suggested before other keys of the same name.
 _USUAL = "method.training."
 #: The largest number of suggestions in one line.

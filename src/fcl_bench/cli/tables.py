@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 FORMATS = ("csv", "md", "tex")
 #: The figure that is drawn beside each summary, under its name.
 _OWN = "accuracy_against_bytes"
-#: Characters of a note above the table on the screen; the knobs of a method that trains a network have more.
-_LONGEST_NOTE = 600
 
 
 def main() -> int:
@@ -194,8 +192,9 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
     tables = {"": whole, **{f"{name}.": table for name, table in parts.items()}}
     contents: dict[str, str | bytes] = {}
+    doubts = mixed(runs)
     for prefix, table in tables.items():
-        table.sheet.notes[:0] = mixed(runs)
+        table.sheet.notes[:0] = doubts
         contents |= {f"{prefix}{suffix}": text for suffix, text in table_files(table, arguments.format).items()}
     asked = arguments.figures or []
     wanted = FIGURES if arguments.html else {*asked, _OWN}
@@ -216,7 +215,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
             title, sheets, svgs, {name: figure.caption for name, figure in figures.items()}, _about(runs)
         )
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
-    _show(summary, whole.sheet)
+    _show(summary, whole.sheet, bool(measures), doubts)
     return files
 
 
@@ -237,22 +236,21 @@ def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_ref
             f"there are runs for {', '.join(figures)}" if figures else "docs/how-to/figures.md says what each one needs"
         )
         without = " (reference results have no curves and no seconds)" if with_reference else ""
-        raise UserError(f"--figures {missing[0]}: too few runs for it{without}", there)
+        raise UserError(f"--figures {missing[0]}: too few runs for it, or no line that is not flat{without}", there)
 
 
-def _show(summary: pd.DataFrame, sheet: Sheet) -> None:
-    """Print the summary on the screen."""
+def _show(summary: pd.DataFrame, sheet: Sheet, whole: bool, doubts: list[str]) -> None:
+    """Print the summary on the screen: the table first, then what it means; settings are in the files."""
     from fcl_bench.execution.screen import ScreenConsole
     from fcl_bench.results.tables.sections import screen_table
 
     console = ScreenConsole()
-    table, left_out = screen_table(summary, sheet, console.width)
-    for note in sheet.notes[:-1]:
-        console.print(note if len(note) <= _LONGEST_NOTE else "What else does not vary: in the files.", markup=False)
+    table, left_out = screen_table(summary, sheet, console.width, whole)
     console.print(table)
-    console.print(sheet.notes[-1], markup=False)
-    if left_out:
-        console.print(f"Too wide for this terminal, in the files only: {', '.join(left_out)}.", markup=False)
+    for note in (*doubts, sheet.notes[-1]):
+        console.print(note, markup=False)
+    more = ["settings", *left_out]
+    console.print(f"In the files only: {', '.join(more)}.", markup=False)
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:

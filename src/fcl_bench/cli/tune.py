@@ -227,6 +227,9 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
     for trial in best:
         values = trial.user_attrs["values"]
         say(f"  {search.metric} {trial.value:.4g}  {' '.join(f'{key}={value}' for key, value in values.items())}")
+    ties = {str(trial.user_attrs["values"]) for trial in done if trial.value == best[0].value}
+    if len(ties) > 1:
+        say(f"an exact tie: {len(ties)} choices have this {search.metric}; the first is called the best below")
     multirun = ["-m"] if len(search.seeds) > 1 else []
     values = best[0].user_attrs["values"]
     overrides = search.overrides(values, ",".join(search.seeds))

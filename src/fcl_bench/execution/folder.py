@@ -15,15 +15,17 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from fcl_bench.config import YAML_LOADER
+from fcl_bench.config import YAML_LOADER, target_class
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
+from fcl_bench.typed import typed_instance
 
 if TYPE_CHECKING:
     from fcl_bench.execution.run_json import Result, RunRecord
+    from fcl_bench.protocol.method import Method
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +134,20 @@ class RunFolder:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
         found: dict[str, Any] = yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER)
         return found
+
+    def ignores_partition(self) -> bool:
+        """Whether beta, `clients` and the partition change no more than the rounding of the run's result.
+
+        A `UserError` says that the method's class cannot be imported.
+        """
+        config = self.config()
+        # Each of these goes by client: who answers, what is noised, and which samples have a label or are held out.
+        plain = all(config[group]["_target_"].endswith(".NoOption") for group in ("adapt", "faults", "noise"))
+        if not plain or config["label_rate"] != 1 or config["data"].get("validation"):
+            return False
+        knobs = {name: value for name, value in config["method"].items() if name != "_target_"}
+        method: Method = typed_instance(target_class("method", config["method"]["_target_"]), knobs, "method")
+        return method.ignores_partition
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""

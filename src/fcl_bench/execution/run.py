@@ -183,14 +183,14 @@ def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs
     from fcl_bench.execution.model_file import about, model_tensors
     from fcl_bench.execution.tables import confusion_arrays, run_tables, sample_files
 
-    dealt = plan.dealt
+    dealt, named = plan.dealt, plan.dealt.dataset.class_names
     return folder.write(
         record,
         plan.settings.resolved,
-        run_tables(federation, record["metrics"], inputs.adapted, dealt.shards),
+        run_tables(federation, record["metrics"], inputs.adapted, dealt.shards, named),
         {
             "partition.npz": partition_arrays(dealt.stream, dealt.shards, dealt.labelled),
-            "confusion.npz": confusion_arrays(federation),
+            "confusion.npz": confusion_arrays(federation, named),
         },
         (
             model_tensors(federation.server, torch.from_numpy(dealt.stream.class_order), inputs.adapted),

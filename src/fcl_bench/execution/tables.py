@@ -27,17 +27,18 @@ _TASKS = (
 
 
 def run_tables(
-    federation: Federation, metrics: Metrics, adapted: Adapted | None, shards: Sequence[Holdings]
+    federation: Federation, metrics: Metrics, adapted: Adapted | None, shards: Sequence[Holdings], named: Sequence[str]
 ) -> dict[str, Table]:
     """tasks.csv, accuracy_matrix.csv, task_aware_matrix.csv, class_accuracy.csv, uploads.csv; where there are any:
     client_accuracy.csv, routing_matrix.csv, validation_matrix.csv, bounds.csv, drift.csv, nodes.csv, rounds.csv.
 
     Args:
         shards: per task, who holds which training samples, as far as the server knows.
+        named: the data set's names of the labels 0, 1, ...; none if it has no names.
     """
     state, stream, tests = federation.state, federation.stream, federation.stream.test_sizes
     names = [f"task_{task.index}" for task in stream.tasks]
-    classes = [f"class_{label}" for label in stream.class_order]
+    classes = [named[label] if named else f"class_{label}" for label in stream.class_order]
     uploads = chain(adapted.ledger.values("") if adapted else (), state.ledger.values(""))
     tables: dict[str, Table] = {
         "tasks.csv": task_table(
@@ -121,14 +122,15 @@ def accuracy_by_client(federation: Federation, shards: Sequence[Holdings]) -> np
     return client_accuracy(accuracy_by_class(federation), shards, federation.stream.train_columns)
 
 
-def confusion_arrays(federation: Federation) -> dict[str, np.ndarray]:
-    """confusion.npz: `after`, `label`, `answer`, `samples` (n,) of the counts that are not 0, and `class_order` (C,).
+def confusion_arrays(federation: Federation, named: Sequence[str]) -> dict[str, np.ndarray]:
+    """confusion.npz: `after`, `label`, `answer`, `samples` (n,) of the counts that are not 0, and `class_order` (C,);
+    `class_names` (C,), if the data set has names (see `run_tables`).
 
     After task `after`, `samples` test samples of class `label` were classified as `answer`, both as columns.
     """
-    rows = federation.state.answers.confusion.array
-    named = {name: rows[name] for name in rows.dtype.names or ()}
-    return {**named, "class_order": federation.stream.class_order}
+    rows, order = federation.state.answers.confusion.array, federation.stream.class_order
+    names = {"class_names": np.array([named[label] for label in order])} if named else {}
+    return {**{name: rows[name] for name in rows.dtype.names or ()}, "class_order": order, **names}
 
 
 def sample_files(federation: Federation) -> dict[str, bytes]:

@@ -152,7 +152,7 @@ def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any], shar
 def work(arguments: list[str]) -> int:
     """Print where runs stand. Raises a `UserError` as `rank` does, and for wrong options."""
     options = parsed(arguments)
-    from fcl_bench.results.finding import run_folder
+    from fcl_bench.execution.finding import run_folder
 
     folders = [run_folder(given, options.out) for given in options.runs]
     _print(rank(*folders, track=options.track, out=user_path("--board", options.board)))

@@ -260,6 +260,7 @@ class Method(ABC):
     Attributes:
         revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
             old code are not taken for runs of the new.
+        ignores_partition: whether its model follows from the samples of all clients, to rounding, whoever holds which.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
         search: the few knobs of the class that matter most, each with the range in which `fcl-bench tune` tries it,
             beside those of its base classes; "" takes a base class's knob out.
@@ -267,6 +268,7 @@ class Method(ABC):
 
     name: ClassVar[str]
     revision: ClassVar[int] = 1
+    ignores_partition: bool = False
     resumes_within_tasks: ClassVar[bool] = False
     search: ClassVar[Mapping[str, str]] = {}
 

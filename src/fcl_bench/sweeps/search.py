@@ -56,6 +56,10 @@ def parse_range(override: str) -> tuple[str, Range] | None:
     key, _, value = override.partition("=")
     found = re.fullmatch(r"(log|uniform|int|int_log|choice)\((.*)\)", value)
     if found is None:
+        if dotted := re.fullmatch(r"([-+.\de]+?)(?:e0)?\.\.([-+.\de]+)", value):
+            raise UserError(
+                f"{override} is no range", f"did you mean '{key}=log({dotted[1]},{dotted[2]})'? Others: {_FORMS}"
+            )
         listed = "," in value and value[:1] not in ("[", "{", "'", '"') and "(" not in value
         return (key, Range("choice", tuple(value.split(",")))) if listed else None
     kind, values = found[1], tuple(part.strip() for part in found[2].split(","))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from fcl_bench.execution.screen import screen_table
+from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.screen import indifference, screen_table
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.tables.cells import decimals, mean_cell
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
@@ -69,6 +72,18 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> Table | None:
     return screen_table(f"Results, mean over the seeds{left_out}", headers, rows)
 
 
+def unmoved(reports: Iterable[JobReport], keys: set[str]) -> str:
+    """Which settings no partition changes, in a sentence; "" for none, or where none could show it."""
+    moot = {key for key in keys if key in ("beta", "clients") or key.partition(".")[0] == "partition"}
+    rest = keys - moot - {"seed"}
+    runs: dict[str, str] = {}
+    for report in reports:
+        if report.status == DONE and report.run:
+            runs.setdefault(name_of(report.overrides, rest) if rest else "all runs", report.run)
+    names = [name for name, run in runs.items() if RunFolder(Path(run)).ignores_partition()]
+    return indifference(names, moot, "seed" in keys)
+
+
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
     """Each reason for which jobs failed, and below it the commands that repeat these jobs.
 
@@ -84,8 +99,13 @@ def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:
 
 
 def warnings(reports: Iterable[JobReport]) -> list[str]:
-    """Each warning once, with the number of runs that had it."""
-    count = Counter(text for report in reports for text in report.warnings)
+    """Each warning once, with the number of runs that had it; those that differ in numbers alone are one warning."""
+    first: dict[str, str] = {}
+    count = Counter(
+        first.setdefault(re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", text), text)
+        for report in reports
+        for text in report.warnings
+    )
     lines = [f"  {text}" + (f" ({runs} runs)" if runs > 1 else "") for text, runs in count.items()]
     more = [f"  and {len(lines) - _WARNINGS} more, in what the runs printed"] if len(lines) > _WARNINGS else []
     return lines[:_WARNINGS] + more

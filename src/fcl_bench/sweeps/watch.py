@@ -20,7 +20,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.files import writable
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
-from fcl_bench.sweeps.summary import end_line, failures, results_table, varying, warnings
+from fcl_bench.sweeps.summary import end_line, failures, results_table, unmoved, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import ProgressLines, current_progress, progress, say
 
@@ -123,10 +123,14 @@ class Sweep:
 
     def _results(self, reports: list[JobReport]) -> None:
         """Print the table of results, and the command that makes tables and figures of exactly these runs."""
-        table = results_table(reports, varying(report.overrides for report in reports))
+        keys = varying(report.overrides for report in reports)
+        table = results_table(reports, keys)
         if table is None:
             return
-        ScreenConsole(file=self._screen).print(table)
+        console = ScreenConsole(file=self._screen)
+        console.print(table)
+        if told := unmoved(reports, keys):
+            console.print(told, soft_wrap=True, markup=False)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
             f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",

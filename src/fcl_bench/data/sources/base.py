@@ -117,10 +117,6 @@ class Source(ABC):
         """The hub repositories that the source needs; none if it reads local files."""
         return []
 
-    def whole(self) -> bool:
-        """Whether the knobs retain all images that `about` counts."""
-        return True
-
 
 def parts(group_of_sample: np.ndarray, groups: int) -> list[np.ndarray]:
     """The ascending indices of each group's samples, given each sample's group (n,); -1 means no group."""

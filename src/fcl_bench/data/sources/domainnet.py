@@ -64,9 +64,6 @@ class DomainNet(HubImages):
         labels, domains = (class_labels(table, column, self._key, side) for column in needed)
         return TableSide(labels, table, self.image_column, domains=domains)
 
-    def whole(self) -> bool:
-        return super().whole() and self.per_domain == 10_000
-
     def _class_folders(self) -> None:
         """None: class folders do not tell the domains."""
 

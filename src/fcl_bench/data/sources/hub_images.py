@@ -153,7 +153,7 @@ def _read_table(files: list[Path], image_column: str, needed: tuple[str, ...], k
         cause = error.__cause__ or error
         raise UserError(
             f"{key}: {names} in {files[0].parent} is not a readable parquet file: {first_line(cause)}",
-            "remove it and get it again; fcl-bench-data check names damaged files",
+            "fcl-bench-data prepare gets damaged files of the hub again; remove and replace others",
         ) from error
     finally:
         datasets.enable_progress_bars()

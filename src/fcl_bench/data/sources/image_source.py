@@ -84,9 +84,6 @@ class ImageSource(Source):
     per_class: int | None = knob(None, least=1)
     test_per_class: int | None = knob(None, least=1)
 
-    def whole(self) -> bool:
-        return self.classes is None and not self.skip_classes and self.per_class is None and self.test_per_class is None
-
     def _chosen_classes(self, labels: np.ndarray) -> np.ndarray | None:
         """The training labels that `skip_classes` and `classes` leave, ascending; None: all.
 

@@ -161,6 +161,7 @@ class AFCL(RidgeMethod):
     name: ClassVar[str] = "afcl"
     client_half = AFCLClient
     server_half = AFCLServer
+    ignores_partition = True
     in_tables = True
 
     M: int | None = knob(None, least=1)

@@ -222,6 +222,7 @@ class AFL(RidgeMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.ignores_partition = self.ri  # the regularisers that stay count the clients
         if self.upload == "sums" and self.aggregation == "recursive":
             raise UserError(
                 "method.upload=sums has no solutions for method.aggregation=recursive to aggregate",

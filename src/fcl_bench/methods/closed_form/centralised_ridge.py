@@ -62,6 +62,7 @@ class CentralisedRidge(RidgeMethod):
     name: ClassVar[str] = "centralised_ridge"
     client_half = CentralisedRidgeClient
     server_half = CentralisedRidgeServer
+    ignores_partition = True
     counts_samples = True
 
     ridge: float | str = ridge_knob(1e-3, least=0)

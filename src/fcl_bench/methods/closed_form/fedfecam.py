@@ -278,6 +278,7 @@ class FedFeCAM(ClosedFormMethod):
     search: ClassVar[Mapping[str, str]] = {"a1": "log(0.01,100)", "a2": "log(0.01,100)"}
     client_half = FedFeCAMClient
     server_half = FedFeCAMServer
+    ignores_partition = True
 
     M: int | None = knob(None, least=1)
     tukey: float = knob(0.5, above=0, most=1, words="above 0, at most 1 (none)")

@@ -202,6 +202,7 @@ class FedLDA(ClosedFormMethod):
     search: ClassVar[Mapping[str, str]] = {"shrinkage": "log(1e-6,0.5)"}
     client_half: ClassVar[type[FedLDAClient]] = FedLDAClient
     server_half: ClassVar[type[FedLDAServer]] = FedLDAServer
+    ignores_partition = True
     bounded: ClassVar[bool] = True
 
     M: int | None = knob(None, least=1)

@@ -97,6 +97,7 @@ class FedNCM(ClosedFormMethod):
     name: ClassVar[str] = "fedncm"
     client_half = FedNCMClient
     server_half = FedNCMServer
+    ignores_partition = True
 
     M: int | None = knob(None, least=1)
     similarity: str = knob("cosine", choices=("cosine", "euclid"))

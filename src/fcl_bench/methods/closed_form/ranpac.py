@@ -222,6 +222,7 @@ class RanPAC(RidgeMethod):
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient
     server_half = RanPACServer
+    ignores_partition = True
 
     ridge: float | str = knob(GCV, above=0, choices=(AUTO, GCV, HELD_OUT))
     scope: str = knob("all", choices=("all", "task"))

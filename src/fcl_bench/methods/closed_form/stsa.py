@@ -63,6 +63,7 @@ class STSA(RidgeMethod):
     name: ClassVar[str] = "stsa"
     client_half: ClassVar[type[STSAClient]] = STSAClient
     server_half: ClassVar[type[STSAServer]] = STSAServer
+    ignores_partition = True
     penalty_knob = "gamma"
     in_tables = True
 

@@ -26,7 +26,7 @@ from fcl_bench.results.figures.style import (
     Look,
     drawn,
 )
-from fcl_bench.results.tables.markup import latex_text
+from fcl_bench.results.tables.latex import latex_text
 
 #: The measures that figures of accuracy show side by side, and the labels of their axes.
 ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}

@@ -23,13 +23,30 @@ SWEPT = {
 
 
 def swept(summary: pd.DataFrame, quantity: str) -> pd.DataFrame:
-    """Return the rows of configurations that were run at two or more values of `quantity`, all else being equal."""
+    """Return the rows of configurations that were run at two or more values of `quantity`, all else being equal.
+
+    None if `quantity` changes the accuracy of none of them.
+    """
     rows = summary[summary[quantity].map(is_number)] if quantity in summary else summary.iloc[:0]
     if rows.empty:
         return rows
-    others = [column for column in setting(rows) if column != quantity]
-    values = rows[quantity].astype(float).groupby(signature(rows, [*others, "label"])).transform("nunique")
-    return rows[values > 1]
+    values = rows[quantity].astype(float).groupby(_line(rows, quantity)).transform("nunique")
+    rows = rows[values > 1]
+    return rows if len(_flat(rows, quantity)) < rows["label"].nunique() else rows.iloc[:0]
+
+
+def _line(rows: pd.DataFrame, quantity: str) -> pd.Series:
+    """Return, per row, what the points of its line have in common."""
+    return signature(rows, [*(column for column in setting(rows) if column != quantity), "label"])
+
+
+def _flat(rows: pd.DataFrame, quantity: str) -> list[str]:
+    """Return the labels all of whose lines are flat, to rounding."""
+    lines = rows[[f"{measure}_mean" for measure in ACCURACIES]].groupby(_line(rows, quantity))
+    moves = (
+        ((lines.transform("max") - lines.transform("min")) > 1e-9).any(axis=1).groupby(rows["label"], sort=False).any()
+    )
+    return list(moves.index[~moves])
 
 
 def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
@@ -57,4 +74,6 @@ def accuracy_against(summary: pd.DataFrame, quantity: str) -> Drawing:
         f"A line joins runs that differ in {quantity} only.",
         "Point: mean over seeds; bar: one standard deviation either way.",
     ]
+    if flat := _flat(summary, quantity):
+        about.append(f"Flat, since {quantity} does not change their accuracy: {', '.join(flat)}.")
     return drawing(shown, about, [partial(draw, measure) for measure in ACCURACIES])

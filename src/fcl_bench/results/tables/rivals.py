@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from fcl_bench.config import text
+from fcl_bench.errors import UserError
+from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.screen import indifference
 from fcl_bench.results.best import LEGEND, Verdict, judged, remarks
 from fcl_bench.results.measures import Measure
 from fcl_bench.results.summarise import CEILINGS, NO_PART, knobs, setting, signature
+
+#: Keys of the setting that decide who holds which samples.
+_DEALS = ("beta", "clients", "partition")
 
 
 def constants(summary: pd.DataFrame) -> list[str]:
@@ -45,6 +52,26 @@ def legend(summary: pd.DataFrame, found: Mapping[str, Mapping[Hashable, Verdict]
     """
     named = [(summary["label"][index], verdict) for of in found.values() for index, verdict in of.items()]
     return " ".join(filter(None, [LEGEND, NO_PART, remarks(named)]))
+
+
+def indifferent(summary: pd.DataFrame) -> str:
+    """Return which labels no partition changes, as their methods declare; "" for none, or where none could show it."""
+    names: list[str] = []
+    moot: set[str] = set()
+    for label, rows in summary.groupby("label", sort=False):
+        varied = {key for key in _DEALS if key in rows and rows[key].map(text).nunique() > 1}
+        if (varied or (rows["n"] > 1).any()) and all(map(_ignores_partition, rows["folders"])):
+            names.append(str(label))
+            moot |= varied
+    return indifference(names, moot, bool((summary["n"] > 1).any()))
+
+
+def _ignores_partition(folders: Sequence[str]) -> bool:
+    """Whether the first of a row's runs says so; reference runs have no folder, and a class may be gone."""
+    try:
+        return bool(folders[0]) and RunFolder(Path(folders[0])).ignores_partition()
+    except UserError:
+        return False
 
 
 def _shared(rows: pd.DataFrame, columns: list[str]) -> str:

@@ -16,33 +16,12 @@ from fcl_bench.results.best import Verdict
 from fcl_bench.results.measures import MEASURES, SECTIONS, Measure
 from fcl_bench.results.summarise import knobs, setting, signature, varying_setting
 from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, Cell, Sheet, Table, decimals, mean_cell, value_cell
-from fcl_bench.results.tables.rivals import constants, legend, verdicts
+from fcl_bench.results.tables.rivals import constants, indifferent, legend, verdicts
 
 #: Numbers that differ in these never share a column, such as seconds of two devices or accuracies of two protocols.
 ALWAYS_APART = ("device", "protocol")
 #: Columns of the difference from the best, and its interval -> the attribute of a `Verdict`.
 _INTERVAL = {"behind": "behind", "behind_low": "low", "behind_high": "high"}
-#: What the note below a table says of a measure if it is shown.
-_NOTES = {
-    "up_max_mib": "Upload: measured, of the busiest client and task, as sent.",
-    "raw_mib": (
-        "Raw samples: what that client's samples of that task would cost as they are, features in the wire's type or "
-        "images in bytes, with their labels."
-    ),
-    "times_raw": "Uploads / raw samples: of everyone, against the same samples sent as they are.",
-    "up_total_max_mib": "Upload of all tasks: of the busiest client over the stream.",
-    "client_storage_mib": "Kept by a client: the most that one client held between its turns.",
-    "revealed_percent": (
-        "Samples told alone: training samples that were the only one of a sum, or of a Gram matrix or covariance, that "
-        "left its client."
-    ),
-    "fedran_mib": "FedRAN's count: one task's upload in float64, with the nominal rank and columns for all classes.",
-    "stsa_mib": "STSA's count: all tasks' uploads in float32 with each task's own classes.",
-    "seconds_per_task": (
-        "Seconds per task: mean over tasks of (mean over clients of the client's time + the server's), without "
-        "features (FedRAN Eq. 1)."
-    ),
-}
 #: The measures of the summary unless others are asked for.
 _SHOWN = (
     *("A_avg", "A_T", "forgetting"),
@@ -51,6 +30,8 @@ _SHOWN = (
     *("revealed_percent", "synthetic_images", "sample_gradients", "reconstructed_images"),
     *("seconds_per_task", "fedran_mib", "stsa_mib"),
 )
+#: The measures of them on the screen.
+_ON_SCREEN = ("A_avg", "A_T", "forgetting", "up_max_mib", "seconds_per_task")
 
 
 def row_columns(summary: pd.DataFrame, by: Sequence[str]) -> list[str]:
@@ -142,12 +123,14 @@ def _table(name: str, summary: pd.DataFrame, measures: list[Measure], by: list[s
                 values[-1] |= {_column(f"{measure.name}_{k}", heading): v for k, v in numbers.items()}
         sheet_rows.append(cells)
     seeds = "n seeds." if alone else "seeds (number of seeds)."
-    words = [_NOTES[measure.name] for measure in measures if measure.name in _NOTES]
-    note = " ".join([f"Mean ± standard deviation over {seeds}", *words, legend(summary, found)])
+    words = [measure.note for measure in measures if measure.note]
+    told = indifferent(summary) if any(measure.section == "accuracy" for measure in measures) else ""
+    note = " ".join(filter(None, [f"Mean ± standard deviation over {seeds}", told, legend(summary, found)]))
+    notes = [*constants(summary), *([" ".join(words)] if words else []), note]
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.
     facets = facets if len(facets) < len(by) else ()
-    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), [*constants(summary), note], facets)
+    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), notes, facets)
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
@@ -184,17 +167,23 @@ def _numbers(row: pd.Series | None, measure: Measure, verdict: Verdict) -> dict[
     return {part: NOT_DEFINED if pd.isna(found) else found for part, found in parts.items()}
 
 
-def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int) -> tuple[ScreenTable, list[str]]:
-    """Return the summary for rich with lines between settings, and the last columns, which did not fit in `width`."""
-    columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
-    widths = [3 + max(map(cell_len, column)) for column in columns]
-    shown = len(sheet.headers)
-    while 1 + sum(widths[:shown]) > width and shown > sheet.texts + 3:
-        shown -= 1
+def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int, whole: bool) -> tuple[ScreenTable, list[str]]:
+    """Return the summary for rich with lines between settings, and the headers of columns that are only in the files.
+
+    Those are the last columns, if they do not fit in `width`, and unless the `whole` table is asked for all but a few.
+    """
+    few = {MEASURES[name].header for name in _ON_SCREEN}
+    shown = [at for at, header in enumerate(sheet.headers) if whole or at <= sheet.texts or header in few]
+    widths = [
+        3 + max(map(cell_len, (header, *(row[at].text for row in sheet.rows))))
+        for at, header in enumerate(sheet.headers)
+    ]
+    while 1 + sum(widths[at] for at in shown) > width and len(shown) > sheet.texts + 3:
+        shown.pop()
     table = ScreenTable()
-    for position, header in enumerate(sheet.headers[:shown]):
-        table.add_column(header, justify="left" if position < sheet.texts else "right", overflow="fold")
+    for at in shown:
+        table.add_column(sheet.headers[at], justify="left" if at < sheet.texts else "right", overflow="fold")
     blocks = [*signature(summary, setting(summary)), None]
     for row, block, following in zip(sheet.rows, blocks, blocks[1:], strict=False):
-        table.add_row(*(Text(cell.text, cell.mark) for cell in row[:shown]), end_section=block != following)
-    return table, sheet.headers[shown:]
+        table.add_row(*(Text(row[at].text, row[at].mark) for at in shown), end_section=block != following)
+    return table, [header for at, header in enumerate(sheet.headers) if at not in shown]
