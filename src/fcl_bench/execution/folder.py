@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import functools
 import logging
 import math
+import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 import yaml
 from omegaconf import OmegaConf
 
 from fcl_bench.config import YAML_LOADER
-from fcl_bench.data.partitions.base import Holdings
-from fcl_bench.data.splits.base import Stream
-from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
+from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 
 if TYPE_CHECKING:
+    import torch
+
+    from fcl_bench.data.partitions.base import Holdings
+    from fcl_bench.data.splits.base import Stream
+    from fcl_bench.engine.checkpoint import Checkpoint
     from fcl_bench.execution.run_json import Result, RunRecord
 
 log = logging.getLogger(__name__)
@@ -67,7 +72,13 @@ class RunFolder:
     def __init__(self, path: Path, run: str = "") -> None:
         self.path = path
         self.run = run
-        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA, run)
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The state of the unfinished run."""
+        from fcl_bench.engine.checkpoint import Checkpoint  # only now: who reads complete runs needs no tensors
+
+        return Checkpoint(self.path / "checkpoint", SCHEMA, self.run)
 
     def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
         """Return the run record, if the run is complete and every file matches its checksum.
@@ -130,8 +141,9 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
-        found: dict[str, Any] = yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER)
-        return found
+        # Each top-level key on its own: many runs share most of them, and parsing takes longer than all other reading.
+        parts = re.split(r"^(?=\w)", (self.path / "config.yaml").read_text(), flags=re.MULTILINE)
+        return {key: copy.deepcopy(value) for part in parts for key, value in _parsed(part).items()}
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
@@ -187,6 +199,11 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast("RunRecord", written)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(part: str) -> dict[str, Any]:
+    return yaml.load(part, Loader=YAML_LOADER) or {}
 
 
 def _cell(value: object) -> object:
