@@ -140,7 +140,7 @@ usage: fcl-bench [key=value ...]            one run
        fcl-bench show [group[=choice]|key]  what can be chosen; the keys, paper and cost of one choice
        fcl-bench tune key=RANGE [...]       search keys for the best result (see `fcl-bench tune --help`)
        fcl-bench-data list|check|prepare    list the data sets, check the files that are here, download one
-       fcl-tables [--help]                  the runs so far as one table and one figure
+       fcl-tables [--help]                  the runs so far as one table
        fcl-bench-node clients=0,1 [...]     serve clients of runs with transport=flower on this machine
 
 examples:
