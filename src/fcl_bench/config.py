@@ -326,8 +326,8 @@ def _lacks(kind: type) -> str:
 def text(value: Any) -> str:
     """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key (None, NaN, NA)."""
     # Tables ask this of each cell, so what most cells hold comes first.
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str | bool):
+        return str(value).lower() if isinstance(value, bool) else value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if is_number(value):

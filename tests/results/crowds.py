@@ -22,8 +22,13 @@ TASKS = 10
 _TOUCH = 1.0
 
 
-def crowd(folder: Path, methods: int, settings: Mapping[str, Sequence[float]]) -> pd.DataFrame:
-    """Runs of two seeds, of so many methods in each combination of `settings`; two ceilings, gates and ranks."""
+def crowd(folder: Path, methods: int, settings: Mapping[str, Sequence[float]], whole: bool = True) -> pd.DataFrame:
+    """Runs of two seeds, of so many methods in each combination of `settings`; two ceilings, gates and ranks.
+
+    Args:
+        folder: gets the folders of the runs.
+        whole: whether they have all files that figures read, or their curves alone.
+    """
     names = [*METHODS, *(f"a_method_of_ones_own_{number}" for number in range(methods))][:methods]
     ranked = names[:12:3]
     kinds = [{"method": name} for name in (*names, "centralised_ridge", "centralised") if name not in ranked]
@@ -41,14 +46,16 @@ def crowd(folder: Path, methods: int, settings: Mapping[str, Sequence[float]]) -
     frame = made_up(*runs)
     frame = frame.assign(folder=frame["run_id"])
     for run, final, tested in zip(frame["run_id"], frame["A_T"], frame["A_T_best"].notna(), strict=True):
-        _write(folder / run, final + np.linspace(25, 0, TASKS), tested)
+        curve = final + np.linspace(25, 0, TASKS)
+        (folder / run).mkdir()
+        (folder / run / "run.json").write_text(json.dumps({"metrics": {"accuracy": curve.tolist()}}))
+        if whole:
+            _write(folder / run, curve, tested)
     return frame
 
 
 def _write(folder: Path, curve: np.ndarray, tested: bool) -> None:
     """The files of a run that figures read: two rounds per task of two clients."""
-    folder.mkdir()
-    (folder / "run.json").write_text(json.dumps({"metrics": {"accuracy": curve.tolist()}}))
     matrix = np.where(np.tri(TASKS) > 0, curve[:, None], np.nan)
     pd.DataFrame(matrix).to_csv(folder / "accuracy_matrix.csv", index=False)
     numbers = [(task, round_, client) for task in range(TASKS) for round_ in (0, 1) for client in (0, 1)]

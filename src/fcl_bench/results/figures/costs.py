@@ -100,12 +100,8 @@ def _named(panels: Sequence[Panel], cost: str, most: int) -> set[str]:
     fronts = [pareto_front(panel.rows, cost, f"{measure}_mean") for panel in panels for measure in ACCURACIES]
     ahead = pd.concat(fronts)["family"].value_counts()
     rivals = rows[~rows["method"].isin(CEILINGS)]
-    kinds = (
-        rivals.assign(ahead=rivals.index.isin(ahead))
-        .groupby("family")
-        .agg(ahead=("ahead", "sum"), accuracy=("A_avg_mean", "mean"))
-    )
-    ranked = kinds.sort_values(["ahead", "accuracy"], ascending=False, kind="stable").index
+    accuracy = rivals.groupby("family")["A_avg_mean"].mean().sort_values(ascending=False, kind="stable")
+    ranked = sorted(accuracy.index, key=lambda family: -ahead.get(family, 0))
     return set(ranked if len(ranked) <= most else ranked[: most - 1])
 
 
