@@ -29,6 +29,8 @@ NO_PART = (
 #: The method by which the first tasks of others are judged, and what must be alike for that, beside setting and seed.
 YARDSTICK = "fedavg"
 _BUDGET = ("method.trains", "method.training.rounds", "method.training.epochs")
+#: How many runs a warning lists.
+_LISTED = 4
 #: Which part of its accuracy is too little, and by how many standard deviations it must be less.
 _TOO_LITTLE, _SURE = 0.5, 2.0
 
@@ -114,13 +116,12 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     tested = (frame["A_T_best"].notna() / every).fillna(0.0)
     frame = frame.iloc[tested.to_numpy().argsort(kind="stable")]
     key = signature(frame, [*configuration, "seed"])
-    for _, runs in frame[key.duplicated(keep=False)].groupby(signature(frame, configuration), sort=False):
+    told = frame.loc[key.duplicated(keep="last"), ["label", "seed", "run_id"]].to_numpy(object)
+    if len(told):
         log.warning(
-            "%s: seed %s was run more than once with one configuration (%s); only the newest%s counts",
-            runs["label"].iloc[0],
-            ", ".join(map(text, sorted(runs["seed"].unique()))),
-            ", ".join(runs["run_id"]),
-            _tested(runs),
+            "not counted, since a run of the same configuration and seed is newer or tested more rounds: %s%s",
+            "; ".join(f"{label}, seed {text(seed)} ({run})" for label, seed, run in told[:_LISTED]),
+            f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else "",
         )
     frame = frame[~key.duplicated(keep="last")]
     varying = [column for column in [*configuration, "seed"] if frame[column].map(text).nunique() > 1]
@@ -206,15 +207,6 @@ def gates_of(runs: pd.DataFrame) -> str:
     """Return the gates that any of the runs meets; "" for none."""
     met = runs.get("gates", [])  # reference tables have none, or empty cells
     return ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
-
-
-def _tested(runs: pd.DataFrame) -> str:
-    """Return the words of a warning on which of several runs counts; "" if none was tested within its tasks."""
-    known = runs[runs["A_T_best"].notna()]
-    if known.empty:
-        return ""
-    every = sorted(known["evaluate_rounds"].unique()) if "evaluate_rounds" in runs else []
-    return f" with evaluate_rounds={every[0]}" if len(every) > 1 else " with evaluate_rounds"
 
 
 def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:

@@ -200,16 +200,27 @@ def _numbers(row: Mapping[str, Any] | None, measure: Measure, verdict: Verdict) 
 
 
 def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int) -> tuple[ScreenTable, list[str]]:
-    """Return the summary for rich with lines between settings, and the last columns, which did not fit in `width`."""
-    columns = zip(sheet.headers, *([cell.text for cell in row] for row in sheet.rows), strict=True)
-    widths = [3 + max(map(cell_len, column)) for column in columns]
-    shown = len(sheet.headers)
-    while 1 + sum(widths[:shown]) > width and shown > sheet.texts + 3:
-        shown -= 1
+    """Return the summary for rich, and the last columns, which did not fit in `width`.
+
+    Where settings have two rows or more, the values of each stand above its rows, and not in columns.
+    """
+    blocks = list(signature(summary, setting(summary)))
+    above = sheet.facets if 2 * len(set(blocks)) <= len(blocks) else ()
+    places = [place for place in range(len(sheet.headers)) if place not in above]
+    wide = [
+        max([*map(cell_len, sheet.headers[p].split()), *(cell_len(row[p].text) for row in sheet.rows)]) for p in places
+    ]
+    least = sum(place < sheet.texts for place in places) + 3
+    # The method's column takes what the others leave, half of the width at least.
+    while 4 + min(wide[0], width // 2) + sum(3 + size for size in wide[1:]) > width and len(wide) > least:
+        wide.pop()
     table = ScreenTable()
-    for position, header in enumerate(sheet.headers[:shown]):
-        table.add_column(header, justify="left" if position < sheet.texts else "right", overflow="fold")
-    blocks = [*signature(summary, setting(summary)), None]
-    for row, block, following in zip(sheet.rows, blocks, blocks[1:], strict=False):
-        table.add_row(*(Text(cell.text, cell.mark) for cell in row[:shown]), end_section=block != following)
-    return table, sheet.headers[shown:]
+    for place, size in zip(places, [None, *wide[1:]], strict=False):
+        justify = "left" if place < sheet.texts else "right"
+        table.add_column(sheet.headers[place], justify=justify, overflow="fold", width=size)
+    for row, block, before, following in zip(sheet.rows, blocks, [None, *blocks], [*blocks[1:], None], strict=False):
+        if above and block != before:
+            table.add_row(Text(", ".join(f"{sheet.headers[p]} {row[p].text}" for p in above), "italic"))
+        cells = (Text(row[place].text, row[place].mark) for place, _ in zip(places, wide, strict=False))
+        table.add_row(*cells, end_section=block != following)
+    return table, [sheet.headers[place] for place in places[len(wide) :]]
