@@ -14,8 +14,7 @@ from fcl_bench.results.summarise import CEILINGS, NO_PART, knobs, setting, signa
 
 def constants(summary: pd.DataFrame) -> list[str]:
     """Return what all rows share in one line, then what the rows of each method share in another."""
-    columns = knobs(summary)
-    kinds = summary[columns].map(text).groupby(summary["method"])
+    kinds = summary[knobs(summary)].map(text).groupby(summary["method"])
     lone, first = kinds.nunique() == 1, kinds.first()
     methods = {method: _named(first.loc[method][lone.loc[method]]) for method in first.index}
     own = "; ".join(f"{method}: {values}" for method, values in methods.items() if values)
@@ -40,7 +39,7 @@ def verdicts(summary: pd.DataFrame, measures: Sequence[Measure]) -> Verdicts:
     for places in kinds.groupby(kinds, sort=False).groups.values():
         for measure in measures:
             rivals = [
-                row and dict(zip(row[0], zip(row[1][measure.name], row[2], strict=True), strict=True))
+                dict(zip(row[0], zip(row[1][measure.name], row[2], strict=True), strict=True)) if row else None
                 for row in map(runs.get, places)
             ]
             found[measure.name] |= zip(places, judged(rivals, measure.name, measure.higher), strict=True)

@@ -83,7 +83,7 @@ def summary_table(
     shown = list(measures) or [MEASURES[name] for name in _SHOWN if MEASURES[name].shown_for(summary[f"{name}_mean"])]
     lists = {column: [" ".join(map(str, value)) for value in summary[column]] for column in ("seeds", "run_ids")}
     return replace(
-        _table("summary", summary, shown, ["method", *varying_setting(summary)], known),
+        _table("summary", summary, shown, ["method", *varying_setting(summary)], constants(summary), known),
         values=summary.drop(columns=["family", "values", "folders"]).assign(**lists),
         runs=runs[["label", *runs.columns.drop(["label", "family", "written", "path"])]],
     )
@@ -109,11 +109,12 @@ def sections(
     shown = list(measures) or [m for m in MEASURES.values() if m.shown_for(summary[f"{m.name}_mean"])]
     by = row_columns(summary, by)
     tables = {name: [measure for measure in shown if measure.section == name] for name in SECTIONS}
-    return {name: _table(name, summary, columns, by, known) for name, columns in tables.items() if columns}
+    same = constants(summary)
+    return {name: _table(name, summary, columns, by, same, known) for name, columns in tables.items() if columns}
 
 
 def _table(
-    name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str], known: Verdicts | None = None
+    name: str, summary: pd.DataFrame, measures: list[Measure], by: list[str], same: list[str], known: Verdicts | None
 ) -> Table:
     varying = varying_setting(summary)
     # A label holds the method and its knobs that vary.
@@ -162,7 +163,7 @@ def _table(
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.
     facets = facets if len(facets) < len(by) else ()
-    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), [*constants(summary), note], facets)
+    sheet = Sheet(name.capitalize(), headers, sheet_rows, len(by), [*same, note], facets)
     return Table(name, sheet, pd.DataFrame(values), pd.DataFrame(runs))
 
 
