@@ -169,6 +169,13 @@ def test_a_swept_quantity_has_a_line_for_each_configuration_that_has_two_values(
     assert [label.get_text() for label in left.get_xticklabels()] == [f"{value:g}" for value in values]
 
 
+def test_a_knob_of_the_name_of_a_key_is_not_taken_for_it(tmp_path):
+    runs = [{"method_beta": knob, "beta": beta} for knob, beta in ((0.5, 0.1), (0.5, 1.0))]
+    name = "accuracy_against_beta"
+    figure = figures_of(tmp_path, *runs, only=[name])[name]
+    assert [x for x, _ in points(figure.axes[0])[0]] == [0.1, 1.0]
+
+
 def test_runs_that_differ_in_more_than_the_quantity_are_not_joined(tmp_path):
     runs = [{"beta": 0.1, "clients": 5}, {"beta": 1.0, "clients": 20}, {"beta": 0.5, "clients": 5, "device": "cuda"}]
     figures = figures_of(tmp_path, *runs)

@@ -73,7 +73,7 @@ def figure_set(
             ways[f"accuracy_against_{cost}"] = partial(accuracy_against_cost, rivals, cost)
     for quantity in (one for one in SWEPT if _name(one) in wanted):
         knob, whole = f"method.{quantity}", summary
-        if knob in given:
+        if knob in given and quantity not in given:
             # Like a key of the setting: labels leave it out, so that a line joins its values.
             used = given[given["run_id"].isin(runs["run_id"])]
             whole = summarise(used_runs(used.rename(columns={knob: quantity})))
