@@ -204,8 +204,8 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     for name, figure in figures.items():
         drawn = pictures(figure, KINDS if name in asked else ("svg",))
         svgs[name] = drawn["svg"]
-        if name in asked:
-            contents |= {f"{name}.{suffix}": content for suffix, content in {**drawn, **captions(figure)}.items()}
+        files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
+        contents |= {f"{name}.{suffix}": content for suffix, content in files_of.items() if name in asked}
     if arguments.html:
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
         sheets = {table.name: table.sheet for table in tables.values()}
