@@ -216,7 +216,8 @@ def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int) -> tuple[Scree
     while 4 + min(wide[0], width // 2) + sum(3 + size for size in wide[1:]) > width and len(wide) > least:
         wide.pop()
     table = ScreenTable()
-    for p, size in zip(places, [None, *wide[1:]], strict=False):
+    fits = sum(3 + max(cell_len(sheet.headers[p]), size) for p, size in zip(places, wide, strict=False)) < width
+    for p, size in zip(places, [None] * len(wide) if fits else [None, *wide[1:]], strict=False):
         table.add_column(sheet.headers[p], justify="left" if p < sheet.texts else "right", overflow="fold", width=size)
     for row, block, before, following in zip(sheet.rows, blocks, [None, *blocks], [*blocks[1:], None], strict=False):
         if above and block != before:
