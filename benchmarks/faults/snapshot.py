@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.json_file import read_json
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
 

@@ -330,15 +330,20 @@ def _lacks(kind: type) -> str:
 
 def text(value: Any) -> str:
     """A value as the user types it (0.1, 2048, true, null); "" where a run has no such key (None, NaN, NA)."""
+    # Tables ask this of each cell, so what most cells hold comes first.
+    if isinstance(value, str | bool):
+        return str(value).lower() if isinstance(value, bool) else value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if is_number(value):
+        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
+        return short if float(short) == value else repr(float(value))
     # Imported only now: composing a run or asking for help need not wait for pandas.
     from pandas import isna
     from pandas.api.types import is_bool
 
     if is_bool(value):
         return str(value).lower()
-    if is_number(value):
-        short = str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else f"{value:g}"
-        return short if float(short) == value else repr(float(value))
     return "" if isna(value) else str(value)
 
 

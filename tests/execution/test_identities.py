@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from fcl_bench.engine.checkpoint import read_json, write_json
+from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.execution.plan import make_plan

@@ -66,7 +66,7 @@ def test_the_command_prints_the_place_and_what_differs(made, command, tmp_path):
     code, printed, told = command("rank", other, "--track", "features", "--board", out / "board")
     assert (code, told) == (0, "")
     assert printed.startswith("features-9, clients 2, beta 0.5: A_T ")
-    assert "not the track's setting: label_rate: 0.5, the track has 1.0" in printed
+    assert "not the track's setting: label_rate: 0.5, the track has 1\n" in printed
     assert "predictions" not in printed
     assert "one seed" in printed
     assert "your runs" in printed

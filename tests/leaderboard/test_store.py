@@ -33,11 +33,12 @@ def test_answers_are_read_again_and_go_with_their_rows(tmp_path):
     before = (tmp_path / "mine.npy").read_bytes()
     read = Store(tmp_path, "mine")
     assert [run in read.answers for run in ("afl0", "stsa0", "gone")] == [True, True, False]
-    shares = read.answers.shares("A_T", 50.0, "afl0")
+    samples, shares = read.answers.shares("A_T", 50.0, "afl0")
+    assert samples.tolist() == list(range(200))
     assert shares.tolist() == [0.5] * 100 + [0.0] * 100
     assert read.answers.shares("A_T", 51.0, "afl0") is None, "answers to something else"
     assert read.answers.shares("A_avg", 50.0, "afl0") is None
-    assert len(read.answers.shares("A_T", 100 * 8 / 13, "stsa0")) == 13
+    assert len(read.answers.shares("A_T", 100 * 8 / 13, "stsa0")[1]) == 13
     read.save()
     assert (tmp_path / "mine.npy").read_bytes() == before
 

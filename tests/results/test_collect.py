@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from fcl_bench.config import text
-from fcl_bench.engine.checkpoint import write_json
+from fcl_bench.engine.json_file import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA
 from fcl_bench.files import file_checksum

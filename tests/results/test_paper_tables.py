@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.engine.checkpoint import write_json
+from fcl_bench.engine.json_file import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, left_to_us, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed

@@ -112,9 +112,9 @@ def test_they_are_drawn_without_curves_and_a_figure_of_curves_is_refused(in_proc
     drawn = {file.name.split(".")[1] for file in (tmp_path / "tables").glob("summary.*.png")}
     assert drawn == {"accuracy_against_bytes", "accuracy_against_beta"}
     assert (tmp_path / "tables" / "summary.html").read_text().count('<img alt="') == 2
-    code, _, err = in_process(tables, *given, "--figures", "comparison")
+    code, _, err = in_process(tables, *given, "--figures", "accuracy_matrix")
     assert code == 2
-    assert "--figures comparison: too few runs for it (reference results have no curves and no seconds)" in err
+    assert "--figures accuracy_matrix: too few runs for it (reference results have no curves and no seconds)" in err
 
 
 @pytest.mark.slow

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, Parser, run_command
 from fcl_bench.errors import UserError, require_choice
@@ -24,11 +23,7 @@ if TYPE_CHECKING:
     from fcl_bench.results.figures.canvas import Drawing
     from fcl_bench.results.tables.cells import Sheet
 
-log = logging.getLogger(__name__)
-
 FORMATS = ("csv", "md", "tex")
-#: The figure that is drawn beside each summary, under its name.
-_OWN = "accuracy_against_bytes"
 
 
 def main() -> int:
@@ -68,8 +63,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     figures = (
-        "figures (pdf, svg, png, captions beside them): comparison, or any of docs/how-to/figures.md; without a LIST"
-        " every one for which there are runs"
+        "figures (pdf, svg, png, captions beside them), any of docs/how-to/figures.md; without a LIST every"
+        " one for which there are runs"
     )
     parser.add_argument("--figures", nargs="?", const="", metavar="LIST", type=_figures, help=figures)
     difference = "draw curves over tasks as the difference to this method, or label of the tables"
@@ -100,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     if arguments.paper and any(others):
         raise UserError("--by, --metrics, --together, --figures and --reference are not for --paper", "without them")
     if arguments.difference_to and arguments.figures is None and not arguments.html:
-        raise UserError("--difference-to draws nothing without --figures", "such as --figures comparison")
+        raise UserError("--difference-to draws nothing without --figures", "such as --figures accuracy_over_tasks")
     return arguments
 
 
@@ -174,9 +169,6 @@ def _written(files: list[Path]) -> str:
 def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Show the runs as a table on the screen and write the files of tables and figures; return the files' paths."""
     from fcl_bench.results.collect import mixed
-    from fcl_bench.results.figures.canvas import captions, pictures
-    from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-    from fcl_bench.results.figures.style import KINDS
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
     from fcl_bench.results.tables.markup import table_files
@@ -188,8 +180,9 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     summary = summarise(runs)
     # A knob with its own column is left out of the labels.
     knobs = [key for key in arguments.by if key.startswith("method.")]
-    whole = summary_table(runs, summary, measures)
-    parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by)
+    known: dict[str, Any] = {}
+    whole = summary_table(runs, summary, measures, known)
+    parts = sections(summarise(used_runs(frame, knobs)) if knobs else summary, measures, arguments.by, known)
     tables = {"": whole, **{f"{name}.": table for name, table in parts.items()}}
     contents: dict[str, str | bytes] = {}
     doubts = mixed(runs)
@@ -197,23 +190,26 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         table.sheet.notes[:0] = doubts
         contents |= {f"{prefix}{suffix}": text for suffix, text in table_files(table, arguments.format).items()}
     asked = arguments.figures or []
-    wanted = FIGURES if arguments.html else {*asked, _OWN}
-    once = frame[frame["run_id"].isin(runs["run_id"])]
-    figures = figure_set(once, out / "runs", wanted, arguments.difference_to)
-    _require_figures(asked, figures, arguments.reference is not None)
+    figures: dict[str, Drawing] = {}
+    if asked or arguments.html:
+        from fcl_bench.results.figures.canvas import captions, pictures
+        from fcl_bench.results.figures.figure_set import FIGURES, figure_set
+        from fcl_bench.results.figures.style import KINDS
+
+        once = frame[frame["run_id"].isin(runs["run_id"])]
+        figures = figure_set(once, out / "runs", FIGURES if arguments.html else asked, arguments.difference_to)
+        _require_figures(asked, figures, arguments.reference is not None)
     svgs: dict[str, bytes] = {}
     for name, figure in figures.items():
-        places = [f"{name}."] * (name in asked) + [""] * (name == _OWN)
-        drawn = pictures(figure, KINDS if places else ("svg",))
+        drawn = pictures(figure, KINDS if name in asked else ("svg",))
         svgs[name] = drawn["svg"]
         files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
-        contents |= {f"{place}{suffix}": content for place in places for suffix, content in files_of.items()}
+        contents |= {f"{name}.{suffix}": content for suffix, content in files_of.items() if name in asked}
     if arguments.html:
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
         sheets = {table.name: table.sheet for table in tables.values()}
-        contents["html"] = html_page(
-            title, sheets, svgs, {name: figure.caption for name, figure in figures.items()}, _about(runs)
-        )
+        told = {name: figure.caption for name, figure in figures.items()}
+        contents["html"] = html_page(title, sheets, svgs, told, _about(runs))
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet, bool(measures), doubts)
     return files

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shutil
 import uuid
@@ -17,17 +16,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
-from fcl_bench.files import (
-    Hash,
-    appending,
-    content_hash,
-    file_checksum,
-    json_hash,
-    regular,
-    remove_leftovers,
-    replacing,
-)
+from fcl_bench.files import Hash, appending, content_hash, file_checksum, regular, remove_leftovers, replacing
 
 log = logging.getLogger(__name__)
 
@@ -194,28 +185,6 @@ def for_disk(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         else:
             made[name] = plain.clone(memory_format=torch.contiguous_format)
     return made
-
-
-def _checksum(content: Mapping[str, Any]) -> str:
-    return json_hash({key: value for key, value in content.items() if key != "checksum"})
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Write `content` with a checksum of itself; returns what was written."""
-    # It goes through JSON once, so that the checksum covers what a reader will see (lists for tuples, text for keys).
-    written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
-    written["checksum"] = _checksum(written)
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(written, indent=2) + "\n")
-    return written
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What `write_json` wrote. Raises ValueError if it does not match its checksum, OSError if it is not a file."""
-    content = json.loads(regular(path).read_text())
-    if not isinstance(content, dict) or content.get("checksum") != _checksum(content):
-        raise ValueError("it does not match its own checksum")
-    return content
 
 
 class ClientStore:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import functools
 import logging
 import math
+import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 import yaml
 from omegaconf import OmegaConf
 
 from fcl_bench.config import YAML_LOADER, target_class
-from fcl_bench.data.partitions.base import Holdings
-from fcl_bench.data.splits.base import Stream
-from fcl_bench.engine.checkpoint import Checkpoint, read_json, write_json
+from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
 from fcl_bench.typed import typed_instance
 
 if TYPE_CHECKING:
+    import torch
+
+    from fcl_bench.data.partitions.base import Holdings
+    from fcl_bench.data.splits.base import Stream
+    from fcl_bench.engine.checkpoint import Checkpoint
     from fcl_bench.execution.run_json import Result, RunRecord
     from fcl_bench.protocol.method import Method
 
@@ -69,7 +74,13 @@ class RunFolder:
     def __init__(self, path: Path, run: str = "") -> None:
         self.path = path
         self.run = run
-        self.checkpoint = Checkpoint(path / "checkpoint", SCHEMA, run)
+
+    @functools.cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The state of the unfinished run."""
+        from fcl_bench.engine.checkpoint import Checkpoint  # only now: who reads complete runs needs no tensors
+
+        return Checkpoint(self.path / "checkpoint", SCHEMA, self.run)
 
     def complete_record(self, otherwise: str = "running again", read: Container[str] | None = None) -> RunRecord | None:
         """Return the run record, if the run is complete and every file matches its checksum.
@@ -132,8 +143,12 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
-        found: dict[str, Any] = yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER)
-        return found
+        # Each top-level key on its own: many runs share most of them, and parsing takes longer than all other reading.
+        content = (self.path / "config.yaml").read_text()
+        # What one key names by an anchor another one may mean.
+        whole = re.search(r"[:-] [&*]\w", content)
+        parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
+        return {key: copy.deepcopy(value) for part in parts for key, value in _parsed(part).items()}
 
     def ignores_partition(self) -> bool:
         """Whether beta, `clients` and the partition change no more than the rounding of the run's result.
@@ -203,6 +218,11 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast("RunRecord", written)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(part: str) -> dict[str, Any]:
+    return yaml.load(part, Loader=YAML_LOADER) or {}
 
 
 def _cell(value: object) -> object:

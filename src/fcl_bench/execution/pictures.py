@@ -1,11 +1,10 @@
-"""The pictures that a run leaves in its folder: accuracy and, where measured, drift; images of the server's."""
+"""The pictures that a run leaves in its folder: accuracy, and images of the server's."""
 
 from __future__ import annotations
 
 import io
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -14,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.metrics import accuracy_matrix
-from fcl_bench.execution.drift import drift_matrix
 from fcl_bench.execution.run_json import Result
 from fcl_bench.execution.screen import headline
 from fcl_bench.protocol.method import Picture
@@ -28,8 +26,6 @@ _BOTTOM, _HEIGHT = 0.68, 3.2
 _LEAST_SPAN = 5.0
 #: With more points, markers would cover each other and the lines.
 _MOST_MARKED = 40
-#: The most tasks with a separate line; in a longer stream, this many are chosen, spread over it.
-_LINES = 6
 #: Images in a row.
 _ACROSS = 16
 #: Matrices of more tasks show shades only, since numbers would be too small to read.
@@ -37,15 +33,11 @@ _NUMBERED = 10
 
 
 def drawn(record: Result, federation: Federation) -> dict[str, bytes]:
-    """File name -> PNG: accuracy.png, where measured drift.png (FedRAN Fig. 2); and what the server made or
-    reconstructed of images."""
+    """File name -> PNG: accuracy.png, and what the server made or reconstructed of images."""
     title, stream = headline(record), federation.stream
     matrix = accuracy_matrix(federation.state.answers["correct"], stream.test_sizes)
     seen = [task.columns_seen for task in stream.tasks]
     figures = {"accuracy.png": accuracy_figure(title, record["metrics"]["accuracy"], matrix, seen)}
-    if "drift" in federation.audits and len(stream.tasks) > 1:
-        drift = drift_matrix(federation.audits["drift"].rows, len(stream.tasks))
-        figures["drift.png"] = drift_figure(title, drift, matrix)
     for name, picture in federation.server.pictures().items():
         figures[f"{name}.png"] = images_figure(f"{title}: {name} images", picture)
     files = {}
@@ -119,35 +111,6 @@ def _spanned(low: float, high: float) -> tuple[float, float]:
 def _panel(figure: Figure, left: float, width: float) -> Axes:
     """Axes between these ends in inches; all panels have the same height."""
     return figure.add_axes((left / _SIZE[0], _BOTTOM / _SIZE[1], width / _SIZE[0], _HEIGHT / _SIZE[1]))
-
-
-def drift_figure(title: str, drift: np.ndarray, accuracy: np.ndarray) -> Figure:
-    """Left: drift of each task's reference samples against the task learnt last; right: accuracy against drift.
-
-    Args:
-        drift: (T, T) row s, column tau; NaN above the diagonal.
-        accuracy: (T, T) in percent, likewise.
-    """
-    tasks = len(drift)
-    shown = sorted({round(t) for t in np.linspace(0, tasks - 2, min(_LINES, tasks - 1))})
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    lines, scatter = figure.subplots(1, 2)
-    figure.suptitle(title)
-    shades = colormaps["viridis"](np.linspace(0, 0.9, len(shown)))
-    for tau, shade, marker in zip(shown, shades, "os^Dvp"[: len(shown)], strict=True):
-        style = {"color": shade, "marker": marker, "label": f"task {tau + 1}"}
-        lines.plot(np.arange(tau, tasks) + 1, drift[tau:, tau], **style)
-        scatter.plot(drift[tau:, tau], accuracy[tau:, tau], linewidth=0.8, **style)
-    lines.set_xlabel("after task")
-    lines.set_ylabel(r"drift of features, mean $\Vert g_s(x) - g_\tau(x)\Vert_2$")
-    _number_tasks(lines.xaxis)
-    scatter.set_xlabel("drift of the task's features")
-    scatter.set_ylabel("accuracy on the task (%)")
-    for axes in (lines, scatter):
-        axes.grid(alpha=0.3)
-    # Accuracy falls as drift grows, so there is room at the top.
-    scatter.legend(title="reference samples of", loc="upper right")
-    return figure
 
 
 def images_figure(title: str, picture: Picture) -> Figure:

@@ -16,8 +16,8 @@ import torch
 
 from fcl_bench import environment
 from fcl_bench.config import Settings
-from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.engine.evaluation import pooled_after
+from fcl_bench.engine.json_file import read_json
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError

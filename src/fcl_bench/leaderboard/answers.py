@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from fcl_bench.files import replacing
 from fcl_bench.results.best import stored_shares
@@ -51,13 +50,13 @@ class Answers:
         with replacing(path) as new, new.open("wb") as file:
             np.save(file, rows, allow_pickle=False)
 
-    def shares(self, measure: str, value: float, run_id: str) -> pd.Series | None:
-        """What each test sample adds to a run's A_T, as `best.stored_shares` has it; None where that is not known."""
+    def shares(self, measure: str, value: float, run_id: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Test samples and what each adds to a run's A_T, as `best.stored_shares` has it; None if that is not known."""
         right = self._of.get(run_id)
         if measure != "A_T" or right is None:
             return None
-        shares = pd.Series(100.0 * right / len(right))
-        return shares if np.isclose(shares.sum(), value, rtol=0, atol=1e-6) else None
+        shares = 100.0 * right / len(right)
+        return (np.arange(len(right)), shares) if np.isclose(shares.sum(), value, rtol=0, atol=1e-6) else None
 
 
 def right_of(folder: Path, final: float) -> np.ndarray | None:
@@ -68,4 +67,4 @@ def right_of(folder: Path, final: float) -> np.ndarray | None:
         final: its A_T.
     """
     shares = stored_shares("A_T", final, str(folder))
-    return None if shares is None else shares.sort_index().to_numpy() > 0
+    return None if shares is None else shares[1] > 0

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fcl_bench.config import text
 from fcl_bench.leaderboard.store import Store
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED, overrides
 from fcl_bench.results.best import Verdict, judged
@@ -47,7 +48,11 @@ def board_of(store: Store) -> dict[str, Any]:
 
 def _shared(settings: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """What all settings share, but for what is not there or switched off."""
-    words = {key: _word(value) for key, value in settings[0].items() if all(one.get(key) == value for one in settings)}
+    words = {
+        key: text(value) or "null"
+        for key, value in settings[0].items()
+        if all(one.get(key) == value for one in settings)
+    }
     return {
         key.removesuffix(".choice"): word for key, word in words.items() if word not in ("null", "none", "false", "0")
     }
@@ -159,7 +164,3 @@ def _curve(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _deviation(runs: Sequence[Mapping[str, Any]], measure: str) -> float | None:
     return statistics.stdev(row[measure] for row in runs) if len(runs) > 1 else None
-
-
-def _word(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

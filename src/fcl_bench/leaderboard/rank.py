@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -12,11 +11,17 @@ from typing import Any, NamedTuple
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.composition import choices_of
+from fcl_bench.config import text
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import user_path
+from fcl_bench.tracking import flat
 
 #: How many rows above and below the run's own are printed.
 _AROUND = 4
+#: Keys that change no number of a track, or whose values others have under a better name.
+_NOT_SHARED = ("device", "predictions", "drift", "evaluate_rounds", "backbone._target_", "backbone.name")
+#: What tables tell apart and a track's settings do not name.
+_TOLD = ("features", "protocol")
 
 
 class Standing(NamedTuple):
@@ -101,37 +106,46 @@ def _track_of(record: Mapping[str, Any], out: Path) -> str:
 
 
 def _ranking(records: Sequence[tuple[Path, Mapping[str, Any]]], store: Any) -> Ranking:
-    from fcl_bench.execution.folder import RunFolder
     from fcl_bench.leaderboard.answers import right_of
     from fcl_bench.leaderboard.board import repeats, results, rows_in
-    from fcl_bench.leaderboard.track import shared_of
-    from fcl_bench.results.verifying import settings_in
 
     store.require_data(records[0][1]["data_fingerprint"])
-    settings = [settings_in(RunFolder(path).config()) for path, _ in records]
     own: dict[int, tuple[float, str]] = {}
-    for one, (path, record) in zip(settings, records, strict=True):
+    for path, record in records:
         final, run_id = record["metrics"]["A_T"], record["run_id"]
-        own[one.scalars.seed] = final, run_id
+        own[record["seed"]] = final, run_id
         store.answers.put(run_id, right_of(path, final))
-    kinds = {json.dumps({**one.identity(), "seed": 0}, default=str) for one in settings}
-    if len(kinds) > 1 or len(own) < len(records):
+    kinds = [_kind(path, record) for path, record in records]
+    if any(kind != kinds[0] for kind in kinds) or len(own) < len(records):
         raise UserError("these runs differ in more than their seed", "runs of one method and setting, each seed once")
-    shared = shared_of(settings[0])
-    unlike = [
-        # Whether answers are kept changes no number.
-        [key for key in {**one, **shared} if one.get(key) != shared.get(key) and key != "predictions"]
-        for one in store.about["shared"]
-    ]
-    number = min(range(len(unlike)), key=lambda place: len(unlike[place]))
-    theirs = store.about["shared"][number]
-    differs = [f"{key}: {shared.get(key)}, the track has {theirs.get(key)}" for key in unlike[number]]
+    unlike = [_differences(kinds[0], shared) for shared in store.about["shared"]]
+    differs = min(unlike, key=len)
+    number = unlike.index(differs)
     common = [row for row in rows_in(store, number) if own.keys() & results(row).keys() and not repeats(row)]
     standings = [_standing(own, row, store.answers.shares) for row in common]
     standings.sort(key=lambda standing: -standing.accuracy)
     place = 1 + sum(standing.ahead < 0 for standing in standings if standing.competes)
     accuracy = statistics.fmean(value for value, _ in own.values())
     return Ranking(store.about["version"], store.about["settings"][number], accuracy, place, standings, differs)
+
+
+def _kind(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
+    """What runs of one row have in common; from their files alone, since their classes take long to import."""
+    from fcl_bench.execution.folder import RunFolder
+    from fcl_bench.results.collect import configuration
+
+    config = RunFolder(path).config()
+    found = {**flat(config["backbone"], "backbone", "."), **configuration(record, config)}
+    return {key: text(value) or "null" for key, value in found.items() if key not in _NOT_SHARED}
+
+
+def _differences(kind: Mapping[str, str], shared: Mapping[str, Any]) -> list[str]:
+    """What of a result of `_kind` is not as a track's settings have it (`track.shared_of`)."""
+    names = {f"{key.removesuffix('.name')}.choice": value for key, value in shared.items() if key.endswith(".name")}
+    theirs = {key.removesuffix(".choice"): text(value) or "null" for key, value in {**shared, **names}.items()}
+    keys = [key for key in {**theirs, **kind} if key not in _NOT_SHARED and not key.startswith(("data", "method"))]
+    pairs = {key: (kind.get(key, "null"), theirs.get(key, "null")) for key in keys if key not in _TOLD}
+    return [f"{key}: {own}, the track has {other}" for key, (own, other) in pairs.items() if own != other]
 
 
 def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any], shares: Any) -> Standing:
@@ -186,9 +200,8 @@ def _print(found: Ranking) -> None:
     console = ScreenConsole(highlight=False)
     count = sum(row.competes for row in found.rows)
     setting = ", ".join(f"{key} {value}" for key, value in found.setting.items())
-    console.print(
-        f"{found.track}, {setting}: A_T {found.accuracy:.2f} %, place {found.place} of {count + 1}", markup=False
-    )
+    place = f"A_T {found.accuracy:.2f} %, place {found.place} of {count + 1}"
+    console.print(f"{found.track}, {setting}: {place}", markup=False)
     for line in found.differs:
         console.print(f"not the track's setting: {line}", markup=False)
     table = Table("", "A_T (%)", "yours minus it", "95 % interval", "gates")
@@ -196,12 +209,12 @@ def _print(found: Ranking) -> None:
     below = [row for row in found.rows if row.ahead >= 0]
     for row in above[-_AROUND:]:
         table.add_row(*_cells(row))
-    table.add_row("your runs", f"{found.accuracy:.2f}", "", "", "", style="bold", end_section=False)
+    table.add_row("your runs", f"{found.accuracy:.2f}", style="bold")
     for row in below[:_AROUND]:
         table.add_row(*_cells(row))
     console.print(table)
-    if len(above) > _AROUND or len(below) > _AROUND:
-        more = max(0, len(above) - _AROUND), max(0, len(below) - _AROUND)
+    more = len(above[:-_AROUND]), len(below[_AROUND:])
+    if any(more):
         console.print(f"{more[0]} more rows above, {more[1]} below: fcl-bench leaderboard show TRACK", markup=False)
 
 

@@ -51,9 +51,7 @@ def print_board(board: Mapping[str, Any]) -> None:
         spent.append(", ".join(first["gates"]))
         table.add_row(label_of(first), *map(_accuracy, of), *(spent if wide else []))
     console.print(table)
-    costs = (
-        "Costs are of the first setting: the busiest client's uploads in all tasks, the most that one client stores,"
-    )
+    costs = "Costs, of the first setting: the busiest client's uploads in all tasks, what one client stores at most,"
     costs += " the time of all clients and the server."
     apart = "Defaults compete with defaults, and tuned rows with tuned ones."
     gated = "* A run met a gate: it is no fair sample of its method. In brackets: only so many seeds."

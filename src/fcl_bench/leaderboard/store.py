@@ -144,7 +144,7 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
         record: its run.json.
         uploads: its uploads.csv, which has the rounds.
     """
-    found = measured(record)
+    found, commit = measured(record), record["environment"]["git_commit"] or "unknown"
     told = {gate["gate"]: f"task {gate['task'] + 1}: {gate['text']}" for gate in record["gates"]}
     with uploads.open(newline="") as file:
         rounds = {(row["task"], row["round"], row["stage"]) for row in csv.DictReader(file)}
@@ -160,7 +160,7 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
         "gate_texts": "; ".join(told[gate] for gate in sorted(told)),
         "total_seconds": record["runtime"]["total_seconds"],
         "run_id": record["run_id"],
-        "git_commit": _short(record["environment"]["git_commit"] or "unknown"),
+        "git_commit": commit[:12] + "-dirty" * commit.endswith("-dirty"),
     }
 
 
@@ -170,21 +170,14 @@ def _written(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _short(commit: str) -> str:
-    """Twelve digits of a commit, and whether the code had changes that were not committed."""
-    return commit[:12] + "-dirty" * commit.endswith("-dirty")
-
-
 def _read(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The rows of a CSV file, and the YAML file beside it."""
     try:
         with path.with_suffix(".csv").open(newline="") as file:
             rows = [_row(row) for row in csv.DictReader(file)]
         about = yaml.load(path.with_suffix(".yaml").read_text(), Loader=YAML_LOADER)
-        if missing := [
-            key for key in ("version", "settings", "seeds", "methods", "tuned", "not_run") if key not in about
-        ]:
-            raise ValueError(f"no {missing[0]}")
+        if missing := {"version", "settings", "seeds", "methods", "tuned", "not_run"} - about.keys():
+            raise ValueError(f"no {min(missing)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, csv.Error, yaml.YAMLError) as error:
         what = f"{path}.csv and {path.name}.yaml are damaged: {first_line(error)}"
         raise UserError(what, "a copy of both, or another --out") from error

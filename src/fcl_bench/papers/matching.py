@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fcl_bench.composition import composed
 from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
-from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.papers.known import doubts, other_counts

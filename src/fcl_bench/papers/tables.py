@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fcl_bench.config import text
-from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.papers.experiments import MINIATURE, stand_ins
 from fcl_bench.papers.matching import (

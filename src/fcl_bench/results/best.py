@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from scipy.special import stdtrit
 
 from fcl_bench.randomness import generator
@@ -31,7 +30,8 @@ ONE_SEED, UNPAIRED = "one seed, no interval", "no seed in common with the best, 
 #: The runs of one row, see `judged`.
 Runs = Mapping[Any, tuple[float, str]]
 #: From a measure, a run's number and its folder to what each test sample adds to it, see `stored_shares`.
-Shares = Callable[[str, float, str], "pd.Series | None"]
+Shares = Callable[[str, float, str], tuple[np.ndarray, np.ndarray] | None]
+_ANSWERS = ["after", "sample", "label", "prediction"]
 _TAIL = 0.025
 _DRAWS = 1000
 
@@ -81,7 +81,9 @@ def judged(rows: Sequence[Runs | None], measure: str, higher: bool, shares: Shar
         return len(values) > 1, float(np.mean(values)), len(values), values, [folder for _, folder in own]
 
     first = max(rivals, key=rank)
-    verdicts = {place: _beside(rivals[first], row, measure, sign, shares) for place, row in rivals.items()}
+    sides = {place: _side(rivals[first], row, measure, sign, shares) for place, row in rivals.items() if place != first}
+    sampled = _resampled({place: side.parts for place, side in sides.items() if side.parts is not None})
+    verdicts = {place: _verdict(side, sampled.get(place)) for place, side in sides.items()}
     verdicts[first] = Verdict("bold", BEST, 0.0)
     return [verdicts.get(place, Verdict()) for place in range(len(rows))]
 
@@ -95,59 +97,110 @@ def remarks(verdicts: Iterable[tuple[str, Verdict]]) -> str:
     return " ".join(filter(None, [said, f"Not compared, no seed in common: {', '.join(apart)}." if apart else ""]))
 
 
-def _beside(best: Runs, row: Runs, measure: str, sign: float, shares: Shares) -> Verdict:
-    """Compare one row with the best: E = d + (sampled - d) + t s / sqrt(n), of which the tails are cut off."""
+class _Side(NamedTuple):
+    """A row beside the best.
+
+    Attributes:
+        differences: (n,) how far it is behind in each seed that both have.
+        parts: (N,) what each test sample adds to their mean; None without answers.
+        others: why there are no answers, if they are of other test samples.
+    """
+
+    differences: np.ndarray
+    parts: np.ndarray | None
+    others: str
+
+
+def _side(best: Runs, row: Runs, measure: str, sign: float, shares: Shares) -> _Side:
     seeds = sorted(best.keys() & row.keys(), key=str)
-    if not seeds:
-        return Verdict(why=UNPAIRED)
     differences = np.array([sign * (best[seed][0] - row[seed][0]) for seed in seeds])
-    behind, n = float(differences.mean()), len(seeds)
-    parts, others = _parts(best, row, seeds, measure, shares)
-    draws = np.full(_DRAWS, behind)
-    if n > 1:
-        draws += differences.std(ddof=1) / math.sqrt(n) * _student(n - 1)
-    if parts is not None:
-        # In blocks, since the product is of 64-bit numbers.
-        drawn = [block @ parts for block in np.array_split(_weights(len(parts)), 20)]
-        draws += sign * (np.concatenate(drawn) - parts.sum())
-    known = n > 1 or parts is not None
-    low, high = np.quantile(draws, [_TAIL, 1 - _TAIL], method="hazen").tolist() if known else (math.nan, math.nan)
-    over = f"{n} seed{'s' if n > 1 else ''}{others if parts is None else f', {len(parts)} test samples'}"
-    told = f"behind the best by {behind:.3g} [{low:.3g}, {high:.3g}] ({over})" if known else ONE_SEED + others
-    is_told = (low if known else behind) > 0
-    samples = 0 if parts is None else len(parts)
-    return Verdict("" if is_told else "bold", told, behind, low, high, samples)
-
-
-def _parts(best: Runs, row: Runs, seeds: Sequence[Any], measure: str, shares: Shares) -> tuple[np.ndarray | None, str]:
-    """Return (N,) what each test sample adds to the mean difference over the seeds; None and why without answers."""
-    total = pd.Series(dtype=float)
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
     for seed in seeds:
         ours, theirs = (shares(measure, *runs[seed]) for runs in (best, row))
         if ours is None or theirs is None:
-            return None, ""
-        if not ours.index.equals(theirs.index):
-            return None, ", of other test samples"
-        total = (ours - theirs).add(total, fill_value=0.0)
-    return total.to_numpy() / len(seeds), ""
+            return _Side(differences, None, "")
+        if not np.array_equal(ours[0], theirs[0]):
+            return _Side(differences, None, ", of other test samples")
+        parts.append((ours[0], sign * (ours[1] - theirs[1]) / len(seeds)))
+    if not parts:
+        return _Side(differences, None, "")
+    samples = parts[0][0]
+    if not all(np.array_equal(samples, own) for own, _ in parts):
+        samples = functools.reduce(np.union1d, [own for own, _ in parts])
+    total = np.zeros(len(samples))
+    for own, adds in parts:
+        total[np.searchsorted(samples, own)] += adds
+    return _Side(differences, total, "")
 
 
-@functools.lru_cache(maxsize=128)
-def stored_shares(measure: str, value: float, folder: str) -> pd.Series | None:
-    """Return sample -> what its answers add to a run's accuracy, which they sum up to; None if that is not stored."""
+def _verdict(side: _Side, sampled: np.ndarray | None) -> Verdict:
+    """Judge a row by E = d + (sampled - d) + t s / sqrt(n), of which the tails are cut off.
+
+    Args:
+        sampled: (_DRAWS,) sampled - d; None without answers.
+    """
+    n = len(side.differences)
+    if not n:
+        return Verdict(why=UNPAIRED)
+    behind = float(side.differences.mean())
+    draws = np.full(_DRAWS, behind) if sampled is None else behind + sampled
+    if n > 1:
+        draws = draws + side.differences.std(ddof=1) / math.sqrt(n) * _student(n - 1)
+    known = n > 1 or sampled is not None
+    low, high = np.quantile(draws, [_TAIL, 1 - _TAIL], method="hazen").tolist() if known else (math.nan, math.nan)
+    samples = 0 if side.parts is None else len(side.parts)
+    over = f"{n} seed{'s' if n > 1 else ''}{f', {samples} test samples' if samples else side.others}"
+    told = f"behind the best by {behind:.3g} [{low:.3g}, {high:.3g}] ({over})" if known else ONE_SEED + side.others
+    is_told = (low if known else behind) > 0
+    return Verdict("" if is_told else "bold", told, behind, low, high, samples)
+
+
+def _resampled(parts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+    """Return (_DRAWS,) per row: how much the sums of its parts, (N,), change when samples are drawn anew."""
+    found: dict[int, np.ndarray] = {}
+    for samples in {len(one) for one in parts.values()}:
+        alike = {place: one for place, one in parts.items() if len(one) == samples}
+        columns = np.stack(list(alike.values()), axis=1)
+        # All rows at once, and in blocks, since the products are of 64-bit numbers.
+        drawn = np.concatenate([block @ columns for block in np.array_split(_weights(samples), 20)])
+        found |= zip(alike, (drawn - columns.sum(axis=0)).T, strict=True)
+    return found
+
+
+def stored_shares(measure: str, value: float, folder: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return test samples in order, and what the answers to each add to a run's accuracy, which they sum up to; None
+    if that is not stored.
+    """
     single = by_task(measure)
-    file = Path(folder) / "predictions.parquet"
-    wanted = measure in ("A_T", "A_avg") or (single is not None and single.last == "A_T")
-    if not wanted or not folder or not file.is_file():
+    task = single.task if single is not None and single.last == "A_T" else 0
+    if not folder or not (task or measure in ("A_T", "A_avg")):
         return None
-    answers = pd.read_parquet(file, columns=["after", "sample", "label", "prediction"])
-    if measure != "A_avg":
-        after = answers["after"].max() if single is None else single.task - 1
-        answers = answers[answers["after"] == after]
-    after = answers["after"]
-    shares = 100.0 * (answers["label"] == answers["prediction"]) / after.map(after.value_counts()) / after.nunique()
+    found = _shares(folder, task).get("A_T" if task else measure)
     # Answers to something else than what was measured are of no use.
-    return shares.groupby(answers["sample"]).sum() if np.isclose(shares.sum(), value, rtol=0, atol=1e-6) else None
+    return found if found is not None and np.isclose(found[1].sum(), value, rtol=0, atol=1e-6) else None
+
+
+@functools.lru_cache(maxsize=512)  # 80 MB for 10,000 samples
+def _shares(folder: str, task: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return `A_T` -> the result of `stored_shares` after a task, from 1; for 0 after the last one, and `A_avg`."""
+    file = Path(folder) / "predictions.parquet"
+    if not file.is_file():
+        return {}
+    import pyarrow.parquet  # only now, since few runs keep their answers
+
+    read = pyarrow.parquet.ParquetFile(file, memory_map=True).read(_ANSWERS, use_threads=False)
+    after, sample, label, prediction = (read[name].to_numpy() for name in _ANSWERS)
+    right, last = label == prediction, after == (task - 1 if task else after.max())
+    chosen = {"A_T": last} if task else {"A_T": last, "A_avg": np.ones_like(last)}
+    return {measure: _summed(after[which], sample[which], right[which]) for measure, which in chosen.items()}
+
+
+def _summed(after: np.ndarray, sample: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the samples that occur, and 100 times the mean over tasks of the share of right answers, by sample."""
+    sizes = np.bincount(after)
+    shares = np.bincount(sample, 100.0 * right / sizes[after] / np.count_nonzero(sizes))
+    samples = np.flatnonzero(np.bincount(sample))
+    return samples, shares[samples]
 
 
 @functools.cache

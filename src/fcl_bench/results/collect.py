@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fcl_bench.config import number_text, text
-from fcl_bench.engine.checkpoint import read_json
+from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
@@ -84,7 +84,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"gates": ", ".join(sorted(told)), "gate_texts": "; ".join(told[gate] for gate in sorted(told))}
     run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": _first_samples(folder)}
     run |= {"written": (folder / "run.json").stat().st_mtime}
-    return {**_configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
+    return {**configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
 
 
 def _first_samples(folder: Path) -> int:
@@ -205,7 +205,8 @@ def mixed(frame: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """Return what determines a run's result, from its run.json and config.yaml, but for its seed."""
     features = content_hash(json.dumps(_features(record, config), sort_keys=True).encode())
     return {
         "method": record["method"],

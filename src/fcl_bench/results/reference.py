@@ -48,13 +48,13 @@ def load(name: str) -> pd.DataFrame:
         raise UserError(f"--reference {name} is not known", choices(names(), name))
     same = yaml.safe_load((folder() / f"{name}.yaml").read_text())["same"]
     rows = pd.read_csv(folder() / f"{name}.csv", dtype=object, keep_default_na=False, na_values=[""])
-    # All columns at once: pandas warns of a frame to which a hundred were added one after the other.
-    shared = {key: value for key, value in same.items() if key not in rows}
-    rows = pd.DataFrame({**rows, **shared}).map(_value)
-    measured = {measure: rows[measure].astype(float) if measure in rows else np.nan for measure in MEASURES}
+    shared = {key: _value(value) for key, value in same.items() if key not in rows}
+    # As in the frame of `collect`, an integer stays one in a column where other runs have no value.
+    rows = pd.DataFrame({**rows.map(_value), **shared}, dtype=object)
+    measured = {measure: rows.get(measure, np.nan) for measure in MEASURES}
     run = {"seed": rows["seed"].astype(int), "folder": "", "path": "", "profile": "full", "written": 0.0}
-    run |= {"experiment": None, "track": None}
-    return pd.DataFrame({**rows, **measured, **run, FROM: "reference"})
+    run |= {"experiment": None, "track": None, FROM: "reference"}
+    return pd.DataFrame({**rows, **measured, **run}, dtype=object).astype(dict.fromkeys(MEASURES, float)).copy()
 
 
 def _value(read: Any) -> Any:

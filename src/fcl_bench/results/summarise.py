@@ -29,6 +29,8 @@ NO_PART = (
 #: The method by which the first tasks of others are judged, and what must be alike for that, beside setting and seed.
 YARDSTICK = "fedavg"
 _BUDGET = ("method.trains", "method.training.rounds", "method.training.epochs")
+#: How many runs a warning lists.
+_LISTED = 4
 #: Which part of its accuracy is too little, and by how many standard deviations it must be less.
 _TOO_LITTLE, _SURE = 0.5, 2.0
 
@@ -82,8 +84,10 @@ def varying_setting(frame: pd.DataFrame) -> list[str]:
     """Return the columns of the setting that vary, without minor ones that follow from those before them."""
     shown: list[str] = []
     for column in setting(frame):
-        before = signature(frame, [] if column in _PRIMARY else shown)
-        if frame[column].map(text).groupby(before).nunique().max() > 1:
+        values = frame[column].map(text)
+        if values.nunique() < 2:
+            continue
+        if column in _PRIMARY or values.groupby(signature(frame, shown)).nunique().max() > 1:
             shown.append(column)
     return shown
 
@@ -112,16 +116,16 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     tested = (frame["A_T_best"].notna() / every).fillna(0.0)
     frame = frame.iloc[tested.to_numpy().argsort(kind="stable")]
     key = signature(frame, [*configuration, "seed"])
-    for _, runs in frame[key.duplicated(keep=False)].groupby(signature(frame, configuration), sort=False):
+    told = frame.loc[key.duplicated(keep="last"), ["label", "seed", "run_id"]].to_numpy(object)
+    if len(told):
         log.warning(
-            "%s: seed %s was run more than once with one configuration (%s); only the newest%s counts",
-            runs["label"].iloc[0],
-            ", ".join(map(text, sorted(runs["seed"].unique()))),
-            ", ".join(runs["run_id"]),
-            _tested(runs),
+            "not counted, since a run of the same configuration and seed is newer or tested more rounds: %s%s",
+            "; ".join(f"{label}, seed {text(seed)} ({run})" for label, seed, run in told[:_LISTED]),
+            f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else "",
         )
     frame = frame[~key.duplicated(keep="last")]
-    ranks = [tuple(map(_rank, row)) for row in frame[[*configuration, "seed"]].to_numpy(object)]
+    varying = [column for column in [*configuration, "seed"] if frame[column].map(text).nunique() > 1]
+    ranks = [tuple(map(_rank, row)) for row in frame[varying].to_numpy(object)]
     return _judged(frame.iloc[sorted(range(len(frame)), key=ranks.__getitem__)].reset_index(drop=True))
 
 
@@ -139,9 +143,11 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
     problem = signature(runs, [*setting(runs), "seed"])
     budget = signature(runs, [column for column in _BUDGET if column in runs])
     first = runs["first_task"].astype(float)
+    every = first[rivals].groupby(problem).max().to_dict()
+    alike = first[rivals].groupby([problem, budget]).max().to_dict()
     for place, own in first.items():
-        of_budget = (budget == budget[place]) | (budget[place].strip() == "")
-        best = first[rivals & (problem == problem[place]) & of_budget].max()
+        kind = problem[place], budget[place]
+        best = alike.get(kind, np.nan) if kind[1].strip() else every.get(kind[0], np.nan)
         if told := first_task_gate(own, best, runs["first_samples"][place]):
             for column, new, mark in (("gates", "first_task", ", "), ("gate_texts", told, "; ")):
                 runs.loc[place, column] = mark.join(filter(None, [runs.loc[place, column], new]))
@@ -173,16 +179,21 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
         For comparisons `values` (measure -> numbers) and `folders`, both in the order of `seeds`.
     """
     configuration = [*setting(runs), "method", *knobs(runs)]
+    kinds = pd.factorize(signature(runs, configuration))[0]
+    groups = [np.flatnonzero(kinds == kind) for kind in range(kinds.max(initial=-1) + 1)]
+    first = runs[["label", "family", *configuration]].iloc[[places[0] for places in groups]]
+    numbers = {measure: runs[measure].to_numpy(float) for measure in (*MEASURES, *filter(by_task, runs))}
+    known = runs.filter(items=RUN_COLUMNS)
     rows: list[dict[str, Any]] = []
-    for _, group in runs.groupby(signature(runs, configuration), sort=False):
-        row = {column: group[column].iloc[0] for column in ("label", "family", *configuration)}
+    for row, places in zip(first.to_dict("records"), groups, strict=True):
+        group = known.iloc[places]
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
         row |= {"values": {}, "folders": list(group["path"])}
         row["gates"] = gates_of(group)
         told = zip(group["seed"], map(text, group.get("gate_texts", [])), strict=False)
         row["gate_texts"] = "; ".join(f"seed {seed}: {texts}" for seed, texts in told if texts)
-        for measure in (*MEASURES, *filter(by_task, runs)):
-            values = group[measure].to_numpy(float)
+        for measure, values in numbers.items():
+            values = values[places]
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:
                 values = np.full(len(group), np.nan)
             row["values"][measure] = values
@@ -198,26 +209,19 @@ def gates_of(runs: pd.DataFrame) -> str:
     return ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
 
 
-def _tested(runs: pd.DataFrame) -> str:
-    """Return the words of a warning on which of several runs counts; "" if none was tested within its tasks."""
-    known = runs[runs["A_T_best"].notna()]
-    if known.empty:
-        return ""
-    every = sorted(known["evaluate_rounds"].unique()) if "evaluate_rounds" in runs else []
-    return f" with evaluate_rounds={every[0]}" if len(every) > 1 else " with evaluate_rounds"
-
-
 def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:
     """Return the runs of one method with their labels and families."""
-    varying = [knob for knob in knobs(runs) if knob not in apart and runs[knob].map(text).nunique() > 1]
+    there = runs.dropna(axis="columns", how="all")  # most knobs are of other methods
+    varying = [knob for knob in knobs(there) if knob not in apart and runs[knob].map(text).nunique() > 1]
+    rows = list(zip(runs["method"], runs[varying].to_numpy(object), strict=True))
 
-    def name(row: pd.Series, numbers: bool) -> str:
-        shown = [knob for knob in varying if text(row[knob]) and (numbers or not is_number(row[knob]))]
-        return " ".join([row["method"], *(f"{knob.removeprefix('method.')}={text(row[knob])}" for knob in shown)])
+    def name(method: str, values: np.ndarray, numbers: bool) -> str:
+        named = zip(varying, values, strict=True)
+        shown = [(knob, text(value)) for knob, value in named if numbers or not is_number(value)]
+        return " ".join([method, *(f"{knob.removeprefix('method.')}={value}" for knob, value in shown if value)])
 
     return runs.assign(
-        label=[name(row, numbers=True) for _, row in runs.iterrows()],
-        family=[name(row, numbers=False) for _, row in runs.iterrows()],
+        label=[name(*row, numbers=True) for row in rows], family=[name(*row, numbers=False) for row in rows]
     )
 
 

@@ -89,7 +89,6 @@ def drawing(
     draws: Sequence[Callable[[Axes, Panel], None]],
     columns: int | None = None,
     height: float = 3.3,
-    settings_across: bool = False,
     sharex: bool = False,
     names: Mapping[str, Look] | None = None,
     more: Sequence[Artist] = (),
@@ -101,14 +100,11 @@ def drawing(
         about: the caption's first sentences.
         draws: draw accuracies in percent; the panels of each have one vertical axis.
         columns: panels in a row, if not those of one setting.
-        settings_across: whether a row has one panel for each setting, and each of `draws` is a row.
         height, sharex: see `canvas`.
         names, more: see `legend`; None: the names of lines.
     """
     pairs = list(product(shown.panels, draws))
-    if settings_across:
-        pairs = [(panel, draw) for draw, panel in product(draws, shown.panels)]
-    columns = min(len(pairs), len(shown.panels) if settings_across else columns or len(draws))
+    columns = min(len(pairs), columns or len(draws))
     figure, grid = canvas(len(pairs), columns, height, sharex)
     figure.caption = caption(*about, *shown.notes)
     for axes, (panel, draw) in zip(grid, pairs, strict=True):
@@ -167,15 +163,14 @@ def legend(figure: Figure, looks: Mapping[str, Look], more: Sequence[Artist] = (
     handles = [*(Line2D([], [], label=name, **look) for name, look in looks.items()), *more]
     if not handles:
         return
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    most = max(1, min(4, len(handles), int(1.1 * CHARACTERS) // (longest + 6)))
-    for columns in range(most, 0, -1):
+    for handle in handles:
+        handle.set_label(textwrap.fill(str(handle.get_label()), int(0.9 * CHARACTERS)))
+    for columns in range(min(4, len(handles)), 0, -1):
         below = figure.legend(
             handles=handles, ncols=columns, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE
         )
         for entry in below.get_texts():
             entry.set_parse_math(False)
-        # The number of characters is a guess at the width, and a legend that is too wide is cut at both edges.
         if columns == 1 or below.get_window_extent().width <= figure.bbox.width:
             return
         below.remove()

@@ -9,7 +9,6 @@ from pathlib import Path
 import pandas as pd
 
 from fcl_bench.results.figures.canvas import Drawing
-from fcl_bench.results.figures.comparison import comparison
 from fcl_bench.results.figures.costs import COSTS, accuracy_against_cost, compared
 from fcl_bench.results.figures.rounds import accuracy_over_rounds
 from fcl_bench.results.figures.sweeps import SWEPT, accuracy_against, swept
@@ -25,7 +24,7 @@ def _name(quantity: str) -> str:
 
 #: All figures, in reading order.
 FIGURES = (
-    *("comparison", "accuracy_over_tasks", "accuracy_over_rounds"),
+    *("accuracy_over_tasks", "accuracy_over_rounds"),
     *(f"accuracy_against_{cost}" for cost in COSTS),
     *map(_name, SWEPT),
     "accuracy_matrix",
@@ -39,11 +38,11 @@ def figure_set(
 
     `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a
     configuration whose runs were all tested within their tasks; `accuracy_against_bytes` and `accuracy_against_seconds`
-    need two configurations in one setting, not counting ceilings, and `comparison` needs the same with streams;
+    need two configurations in one setting, not counting ceilings;
     `accuracy_against_rank`, `_label_rate`, `_beta`, `_clients` and `_epsilon` need one configuration that was run at
     two values, all else equal.
 
-    Reference runs have no folder, so they have no curve and no matrix: the first three and `accuracy_matrix` leave them
+    Reference runs have no folder, so they have no curve and no matrix: the first two and `accuracy_matrix` leave them
     out.
 
     Args:
@@ -64,8 +63,6 @@ def figure_set(
     streams = with_curves[with_curves["tasks"].astype(int) > 1]
     ways: dict[str, Callable[[], Drawing]] = {}
     if len(streams):
-        if len(both := compared(streams)):
-            ways["comparison"] = partial(comparison, both, folders, reference)
         ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders, reference)
         ways["accuracy_matrix"] = partial(accuracy_matrices, streams, folders)
     tested = set(runs.loc[runs["A_T_best"].notna(), "run_id"])
@@ -76,7 +73,7 @@ def figure_set(
             ways[f"accuracy_against_{cost}"] = partial(accuracy_against_cost, rivals, cost)
     for quantity in (one for one in SWEPT if _name(one) in wanted):
         knob, whole = f"method.{quantity}", summary
-        if knob in given:
+        if knob in given and quantity not in given:
             # Like a key of the setting: labels leave it out, so that a line joins its values.
             used = given[given["run_id"].isin(runs["run_id"])]
             whole = summarise(used_runs(used.rename(columns={knob: quantity})))

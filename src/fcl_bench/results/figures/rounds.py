@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from fcl_bench.results.figures.costs import log_costs
 from fcl_bench.results.figures.selection import Panel, select
 from fcl_bench.results.summarise import CEILINGS
 
-_MOST_PANELS, _MOST_LINES = 4, 16
+_MOST_PANELS = 4
 #: The stage of a first stage's exchanges, which tables count apart, too.
 _FIRST_STAGE = "adaptation"
 #: Column of `progress` -> the label of its axis.
@@ -30,24 +30,22 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
     """Draw one row of panels per setting: accuracy on all classes so far against rounds, upload and seconds (log axes).
 
     A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has one point
-    per task; a ceiling is a line at its final accuracy. Runs of one line that were tested at different rounds have
-    points where all of them were.
+    per task; a ceiling is a line at its final accuracy. Of one line's runs, those that were tested at other rounds than
+    the first are left out.
 
     Args:
         summary: the result of `summarise`.
         folders: run id -> its folder.
     """
-    shown = select(summary, most_panels=_MOST_PANELS, most_lines=_MOST_LINES)
+    shown = select(summary, most_panels=_MOST_PANELS)
     rows = shown.rows
-    curves = {run: progress(folders[run]) for ids in rows["run_ids"] for run in ids}
-    common = {ids: _common([curves[run] for run in ids]) for ids in map(tuple, rows["run_ids"])}
-    is_thinned = any(len(curves[run]) > len(same) for ids in common for run, same in zip(ids, common[ids], strict=True))
-    rivals = [run for ids in rows.loc[~rows["method"].isin(CEILINGS), "run_ids"] for run in common[tuple(ids)]]
+    curves = {ids: _alike([progress(folders[run]) for run in ids]) for ids in map(tuple, rows["run_ids"])}
+    rivals = [run for ids in rows.loc[~rows["method"].isin(CEILINGS), "run_ids"] for run in curves[tuple(ids)]]
     sizes = {quantity: pd.Series([size for run in rivals for size in run[quantity]], dtype=float) for quantity in _AXES}
 
     def draw(quantity: str, axes: Axes, panel: Panel) -> None:
         for label, method, ids in zip(*(panel.rows[key] for key in ("label", "method", "run_ids")), strict=True):
-            runs = common[tuple(ids)]
+            runs = curves[tuple(ids)]
             accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
             middle = accuracy.mean(axis=0)
             if method in CEILINGS:
@@ -60,7 +58,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
             if len(runs) > 1 and len(at) > 1:
                 spread, colour = accuracy.std(axis=0, ddof=1), shown.looks[label]["color"]
                 axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
-        log_costs(axes, sizes[quantity], named=False)
+        log_costs(axes, sizes[quantity])
         axes.set_xlabel(_AXES[quantity])
         axes.set_ylabel("accuracy (%)")
 
@@ -69,7 +67,6 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
         "The server's seconds of a task are spread evenly over its rounds.",
         "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
         "Line: mean over seeds; band: one standard deviation either way.",
-        "Seeds of one line were tested at different rounds; its points are where all were." if is_thinned else "",
     ]
     return drawing(shown, about, [partial(draw, quantity) for quantity in _AXES], height=3.4)
 
@@ -101,7 +98,7 @@ def progress(folder: Path) -> pd.DataFrame:
     return tested.merge(rounds, on=["task", "round"], how="left", validate="one_to_one")
 
 
-def _common(runs: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
-    """Return of each run the rows of the rounds at which all of them were tested; a mean needs a value of every run."""
-    tested = [pd.MultiIndex.from_frame(run[["task", "round"]]) for run in runs]
-    return [run[own.isin(reduce(pd.MultiIndex.intersection, tested))] for run, own in zip(runs, tested, strict=True)]
+def _alike(runs: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return the runs that were tested where the first was; a mean needs a value of every run."""
+    tested = [run[["task", "round"]] for run in runs]
+    return [run for run, own in zip(runs, tested, strict=True) if own.equals(tested[0])]

@@ -12,7 +12,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 
 #: Keywords for `plot` and `errorbar`.
 Look = dict[str, Any]
@@ -52,9 +51,8 @@ CEILING_LOOKS: dict[str, Look] = {
 FRONT: Look = {"color": "0.8", "linewidth": 5, "solid_joinstyle": "round", "zorder": 1}
 #: The cross on points that meet a gate.
 GATED: Look = {"color": "black", "marker": "x", "markersize": 13, "linestyle": "none", "zorder": 4}
-#: The style of texts inside a panel: they lie under the points and have a halo.
-_HALO = withStroke(linewidth=2, foreground="white")
-ANNOTATION: dict[str, Any] = {"fontsize": 9, "zorder": 1.9, "path_effects": [_HALO]}
+#: Points that have no entry of their own in the legend.
+OTHERS: Look = {"color": "0.65", "marker": ".", "markersize": 6, "linestyle": "none", "zorder": 1.5}
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 10.5, 10, 8.5
 WIDTH_INCHES = 10.0
 #: The number of characters that fit into a line of `TEXT_SIZE` over the whole width.

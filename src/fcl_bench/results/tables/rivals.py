@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -21,29 +21,39 @@ _DEALS = ("beta", "clients", "partition")
 
 def constants(summary: pd.DataFrame) -> list[str]:
     """Return what all rows share in one line, then what the rows of each method share in another."""
-    methods = {method: _shared(rows, knobs(rows)) for method, rows in summary.groupby("method")}
-    lines = [_shared(summary, setting(summary)), "; ".join(f"{name}: {own}" for name, own in methods.items() if own)]
-    return [line for line in lines if line]
+    kinds = summary[knobs(summary)].map(text).groupby(summary["method"])
+    lone, first = kinds.nunique() == 1, kinds.first()
+    methods = {method: _named(first.loc[method][lone.loc[method]]) for method in first.index}
+    own = "; ".join(f"{method}: {values}" for method, values in methods.items() if values)
+    shared = summary[setting(summary)].map(text)
+    return [line for line in (_named(shared.iloc[0][shared.nunique() == 1]), own) if line]
 
 
-def verdicts(summary: pd.DataFrame, measure: Measure) -> dict[Hashable, Verdict]:
-    """Return, per row, how it stands beside the best of its setting; ceilings do not compete, nor rows that meet a
-    gate: they are no fair sample of their method.
+#: Name of a measure -> the place in a summary -> how the row stands beside the best of its setting.
+Verdicts = dict[str, dict[Hashable, Verdict]]
+
+
+def verdicts(summary: pd.DataFrame, measures: Sequence[Measure]) -> Verdicts:
+    """Return how each row stands beside the best of its setting; ceilings do not compete, nor rows that meet a gate:
+    they are no fair sample of their method.
     """
-    found: dict[Hashable, Verdict] = {}
-    competes = ~summary["method"].isin(CEILINGS) & (summary["gates"] == "") & summary[f"{measure.name}_mean"].notna()
-    for _, rows in summary.groupby(signature(summary, setting(summary)), sort=False):
-        runs = [
-            dict(zip(row["seeds"], zip(row["values"][measure.name], row["folders"], strict=True), strict=True))
-            if competes[index]
-            else None
-            for index, row in rows.iterrows()
-        ]
-        found |= zip(rows.index, judged(runs, measure.name, measure.higher), strict=True)
+    found: Verdicts = {measure.name: {} for measure in measures}
+    competes = ~summary["method"].isin(CEILINGS) & (summary["gates"] == "")
+    columns = [summary[name] for name in ("seeds", "values", "folders")]
+    runs = {place: row if fair else None for place, fair, *row in zip(summary.index, competes, *columns, strict=True)}
+    kinds = signature(summary, setting(summary))
+    # All measures of one setting before the next one: their answers are read once.
+    for places in kinds.groupby(kinds, sort=False).groups.values():
+        for measure in measures:
+            rivals = [
+                dict(zip(row[0], zip(row[1][measure.name], row[2], strict=True), strict=True)) if row else None
+                for row in map(runs.get, places)
+            ]
+            found[measure.name] |= zip(places, judged(rivals, measure.name, measure.higher), strict=True)
     return found
 
 
-def legend(summary: pd.DataFrame, found: Mapping[str, Mapping[Hashable, Verdict]]) -> str:
+def legend(summary: pd.DataFrame, found: Verdicts) -> str:
     """Return what the marks mean, and what has no interval or is not compared.
 
     Args:
@@ -74,8 +84,9 @@ def _ignores_partition(folders: Sequence[str]) -> bool:
         return False
 
 
-def _shared(rows: pd.DataFrame, columns: list[str]) -> str:
-    """Describe the columns with one value in all rows, except values that are null, absent or only a fingerprint."""
-    values = {column: set(rows[column].map(text)) for column in columns if "fingerprint" not in column}
-    shared = {column: min(found) for column, found in values.items() if len(found) == 1 and column != "features"}
-    return ", ".join(f"{c.removeprefix('method.')} {v}" for c, v in shared.items() if v not in ("", "null"))
+def _named(values: pd.Series) -> str:
+    """Name values by their keys, except those that are null, absent or only a fingerprint."""
+    told = {key: value for key, value in values.items() if value not in ("", "null") and key != "features"}
+    return ", ".join(
+        f"{key.removeprefix('method.')} {value}" for key, value in told.items() if "fingerprint" not in key
+    )
