@@ -282,7 +282,11 @@ def test_a_narrow_terminal_goes_without_the_last_columns_and_is_told():
     table, left_out = screen_table(summary, sheet, 80, whole=True)
     assert left_out == ["FedRAN's count (MiB)"]
     assert [column.header for column in table.columns] == sheet.headers[:-1]
-    assert [column.header for column in screen_table(summary, sheet, 1, True)[0].columns] == sheet.headers[:5]
+    # Where columns of settings would leave no room, each setting stands above its rows.
+    narrow, left_out = screen_table(summary, sheet, 20, whole=True)
+    assert [column.header for column in narrow.columns] == [sheet.headers[0], *sheet.headers[2:5]]
+    assert left_out == sheet.headers[5:]
+    assert list(map(str, narrow.columns[0].cells))[::2] == ["beta 0.1", "beta 1"]
 
 
 def test_the_screen_has_the_few_measures_that_answer_most_questions_unless_others_are_asked_for():

@@ -187,19 +187,19 @@ def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int, whole: bool) -
     """Return the summary for rich, and the headers of columns that are only in the files.
 
     Those are the last columns, if they do not fit in `width`, and unless the `whole` table is asked for all but a few.
-    Where settings have two rows or more, the values of each stand above its rows, and not in columns.
+    Where settings have two rows or more, or would leave no room, each stands above its rows, and not in columns.
     """
     few = {MEASURES[name].header for name in _ON_SCREEN}
     blocks = list(signature(summary, setting(summary)))
-    above = sheet.facets if 2 * len(set(blocks)) <= len(blocks) else ()
-    places = [
-        place
+    sizes = [
+        max([*map(cell_len, header.split()), *(cell_len(row[place].text) for row in sheet.rows)])
         for place, header in enumerate(sheet.headers)
-        if place not in above and (whole or place <= sheet.texts or header in few)
     ]
-    wide = [
-        max([*map(cell_len, sheet.headers[p].split()), *(cell_len(row[p].text) for row in sheet.rows)]) for p in places
-    ]
+    crowded = sum(3 + size for size in sizes[: sheet.texts + 3]) > width
+    above = sheet.facets if crowded or 2 * len(set(blocks)) <= len(blocks) else ()
+    asked = [place for place, header in enumerate(sheet.headers) if whole or place <= sheet.texts or header in few]
+    places = [place for place in asked if place not in above]
+    wide = [sizes[place] for place in places]
     least = sum(place < sheet.texts for place in places) + 3
     # The method's column takes what the others leave, half of the width at least.
     while 4 + min(wide[0], width // 2) + sum(3 + size for size in wide[1:]) > width and len(wide) > least:
