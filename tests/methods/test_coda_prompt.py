@@ -112,7 +112,7 @@ def test_a_round_sends_one_group_and_one_head_up_and_old_ones_down_once():
 def test_the_papers_setting_sends_391690_floats_a_round():
     """d = 768, five layers, ten components of length 8, a head of ten classes."""
     method = CodaPrompt()
-    prompts = method.prompts(768)
+    prompts = method.prompts_class(method, 768)
     assert isinstance(prompts, CodaPrompts)
     assert (prompts.layers, method.training.optimizer, method.training.lr) == ((0, 1, 2, 3, 4), "adam", 1e-3)
     for seed in (0, 1):

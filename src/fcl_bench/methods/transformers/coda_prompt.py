@@ -13,7 +13,6 @@ ones, and trains that group and its own class weights by cross-entropy over its 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -132,7 +131,6 @@ class CodaPrompt(PromptMethod):
     """Knobs of Fed-CODA-Prompt: see conf/method/coda_prompt.yaml."""
 
     name: ClassVar[str] = "coda_prompt"
-    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = CodaPrompts
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False
