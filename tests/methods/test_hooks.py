@@ -13,7 +13,6 @@ from fcl_bench.data.images.batches import Samples
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import MODEL, GradientClient
-from fcl_bench.methods.gradient.replay import Replayed
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.protocol.fields import counts
 from fcl_bench.protocol.message import Message
@@ -50,11 +49,11 @@ class RememberingClient(GradientClient):
     def samples(self, client_data, broadcast, state):
         own = super().samples(client_data, broadcast, state)
         old = [name for name in state if name.startswith("images.") and name != f"images.{client_data.task}"]
-        if not old or not self.method.replayed:
+        if not old or not self.method.replays:
             return own
-        inputs = torch.cat([state[name] for name in old])
-        labels = torch.cat([state[name.replace("images", "labels")] for name in old])
-        return Replayed(own, Samples(inputs, labels), seed=client_data.client, count=self.method.replayed)
+        inputs = torch.cat([own.inputs, *(state[name] for name in old)])
+        labels = torch.cat([own.labels, *(state[name.replace("images", "labels")] for name in old)])
+        return Samples(inputs, labels)
 
     def remember(self, client_data, broadcast, state):
         kept = {
@@ -69,7 +68,7 @@ class Remembering(GradientMethod):
     name: ClassVar[str] = "remembering"
     training: Training = field(default_factory=training)
     loss_classes: str = "seen"  # what is replayed is of old classes
-    replayed: int = 3
+    replays: bool = True
 
     def client(self, context):
         return RememberingClient(self, context)
@@ -91,7 +90,7 @@ def test_a_client_keeps_its_own_memory_and_nobody_elses():
 
 @pytest.mark.slow
 def test_memory_that_is_not_replayed_changes_nothing():
-    assert same(model_of(learnt(Remembering(replayed=0))), model_of(learnt(FedAvg(training(), loss_classes="seen"))))
+    assert same(model_of(learnt(Remembering(replays=False))), model_of(learnt(FedAvg(training(), loss_classes="seen"))))
     assert not same(model_of(learnt(Remembering())), model_of(learnt(FedAvg(training(), loss_classes="seen"))))
 
 
@@ -99,25 +98,6 @@ def test_memory_that_is_not_replayed_changes_nothing():
 def test_memory_survives_a_checkpoint():
     whole, _ = assert_resumes(lambda: federation_of(Remembering(), tiny_context(), tasks()))
     assert whole.state.client_storage_bytes["images"] > 0
-
-
-def test_replay_leaves_the_batches_of_a_clients_own_samples_as_they_were():
-    inputs, labels = torch.arange(40, dtype=torch.uint8).reshape(10, 1, 2, 2).repeat(1, 3, 1, 1), torch.arange(10)
-    others = Samples(inputs + 100, labels + 100)
-
-    def jitter(batch, generator):
-        return batch + torch.randint(3, batch.shape, generator=generator).to(torch.uint8)
-
-    def passes(samples):
-        generator = torch.Generator().manual_seed(1)
-        return [batch for _ in range(2) for batch in samples.batches(4, jitter, generator)]
-
-    own, more = passes(Samples(inputs, labels)), passes(Replayed(Samples(inputs, labels), others, 7, 3))
-    for (images, classes), (together, theirs) in zip(own, more, strict=True):
-        assert torch.equal(together[: len(images)], images)
-        assert torch.equal(theirs[: len(classes)], classes)
-        assert len(theirs) == len(classes) + 3
-        assert (theirs[len(classes) :] >= 100).all()
 
 
 # --- a teacher (H4) ---

@@ -118,27 +118,18 @@ def noise_labels(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarr
 
 
 @choices
-@pytest.mark.parametrize(
-    ("labels", "expected", "which"), [(linear_labels, 1e-8, "least"), (noise_labels, 1e8, "largest")]
-)
-def test_perfect_labels_take_the_least_ridge_and_noise_the_largest_and_both_edges_are_told(
-    labels, expected, which, ridge, scope, caplog
-):
+@pytest.mark.parametrize(("labels", "expected"), [(linear_labels, 1e-8), (noise_labels, 1e8)])
+def test_perfect_labels_take_the_least_ridge_and_noise_the_largest(labels, expected, ridge, scope):
     Z, columns = labels(np.random.default_rng(0), 210)
     tasks = [[(Z[:120], columns[:120]), (Z[120:], columns[120:])]]
-    with caplog.at_level(logging.INFO):
-        server, _ = learn(RanPAC(M=None, ridge=ridge, scope=scope), context_of(8), tasks)
+    server, _ = learn(RanPAC(M=None, ridge=ridge, scope=scope), context_of(8), tasks)
     assert server.report()["ridges"] == [expected]
-    [told] = [record.message for record in caplog.records if "candidate" in record.message]
-    assert f"method.ridge={ridge} chose the {which} candidate" in told
 
 
-def test_a_choice_inside_the_grid_is_not_told(caplog):
+def test_a_choice_may_be_inside_the_grid():
     tasks = draw_tasks(np.random.default_rng(0), 8, [3], [[40, 30]])
-    with caplog.at_level(logging.INFO):
-        server, _ = learn(RanPAC(M=None), context_of(8), tasks)
+    server, _ = learn(RanPAC(M=None), context_of(8), tasks)
     assert 1e-8 < server.report()["ridges"][0] < 1e8
-    assert caplog.text == ""
 
 
 def test_the_reported_error_is_that_of_the_samples_held_out():

@@ -8,7 +8,6 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.errors import UserError
-from fcl_bench.methods.gradient.replay import Replayed
 from fcl_bench.training import linear_heads
 from fcl_bench.training.knobs import Training
 from fcl_bench.training.network import Heads, Network, feature_start
@@ -93,9 +92,14 @@ class Tempered(Objective):
         return super().score_loss(scores / 2, labels, inputs)
 
 
-def replayed() -> Samples:
+class Halved(Samples):
+    def batches(self, size, augment, generator):
+        return ((inputs / 2, labels) for inputs, labels in super().batches(size, augment, generator))
+
+
+def halved() -> Samples:
     _, samples = made()
-    return Replayed(samples, samples, 0, 3)
+    return Halved(samples.inputs, samples.labels)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +114,7 @@ def replayed() -> Samples:
         ({}, {"objective": Turned()}),
         ({}, {"objective": Tempered()}),
         ({}, {"objective": Objective(Heads(((0, 1, 2), (3, 4)), (0, 3, 4)), "seen", rest=True)}),
-        ({}, {"samples": replayed()}),
+        ({}, {"samples": halved()}),
     ],
 )
 def test_everything_else_goes_step_by_step(knobs, rest, monkeypatch):

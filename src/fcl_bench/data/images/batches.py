@@ -15,7 +15,7 @@ from torch.nn.functional import interpolate, pad
 from fcl_bench.data.images.stored import ArrayImages, Images, decoded
 from fcl_bench.data.shared import shared
 from fcl_bench.environment import available_cores
-from fcl_bench.errors import require_choice, require_memory
+from fcl_bench.errors import require_memory
 from fcl_bench.tracking.console import progress
 
 if TYPE_CHECKING:
@@ -63,13 +63,9 @@ class Augment:
         kind: "none"; "crop": an eighth of the side in zeros all round, then a random crop of the original size;
             "crop_flip": that, of the mirrored image with probability 1/2; "crop_flip_brightness": that, times a factor
             that is uniform in 1 +- 63/255, white at most.
-
-    Raises:
-        UserError: another kind.
     """
 
     def __init__(self, kind: str) -> None:
-        require_choice("augment", kind, AUGMENTATIONS)
         self.kind = kind
 
     def __call__(self, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

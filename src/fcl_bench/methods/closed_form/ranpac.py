@@ -9,7 +9,6 @@ alone, so the result is the centralised one, whatever the partition.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -175,7 +174,6 @@ class RanPACServer(STSAServer):
         ridge, error = self._cross_validated() if self.method.holds_out else (super().choose_ridge(), math.nan)
         self.chosen.append(ridge)
         self.errors.append(error)
-        self._tell_edge(ridge)
         super().finish_task()
 
     def choose_ridge(self) -> float:
@@ -194,16 +192,6 @@ class RanPACServer(STSAServer):
         errors = held_out_errors(others, held, GRID)
         best = least(errors, held.samples)
         return GRID[best], float(errors[best]) / held.samples
-
-    def _tell_edge(self, ridge: float) -> None:
-        if self.method.ridge in (GCV, HELD_OUT) and ridge in (GRID[0], GRID[-1]):
-            which = "least" if ridge == GRID[0] else "largest"
-            self.notices.tell(
-                f"edge {which}",
-                f"ranpac, {self.B.shape[1]} classes seen: method.ridge={self.method.ridge} chose the {which}"
-                f" candidate, {ridge:g}",
-                logging.INFO,
-            )
 
     def report(self) -> dict[str, Any]:
         """`ridges`: lambda of each task; `held_out_errors`: squared error per sample held out, null where none was."""

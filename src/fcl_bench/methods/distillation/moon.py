@@ -50,29 +50,6 @@ class FeatureContrast(Objective):
         return loss + self._method.mu * contrast(features, known, earlier, self._method.tau)
 
 
-class LogitContrast(Objective):
-    """Cross-entropy and the contrast of the logits that compete in it, as far as the earlier model has them too.
-
-    Args: as of `FeatureContrast`.
-    """
-
-    def __init__(self, heads: Heads, method: MOON, known: Network, earlier: Network) -> None:
-        super().__init__(heads, method.loss_classes, method.frozen_heads)
-        self._method, self._known, self._earlier = method, known, earlier
-        theirs = sum(len(value) for name, value in earlier.heads.named_parameters() if name.endswith("bias"))
-        competing = torch.arange(len(heads.logits)) if self._logits is None else self._logits
-        self._shared = competing[competing < theirs]
-
-    def score_loss(self, scores: torch.Tensor, labels: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-        loss = super().score_loss(scores, labels, inputs)
-        if not len(self._shared):
-            return loss
-        shared = self._shared.to(scores.device)
-        with torch.no_grad():
-            known, earlier = self._known(inputs)[:, shared], self._earlier(inputs)[:, shared]
-        return loss + self._method.mu * contrast(scores[:, shared], known, earlier, self._method.tau)
-
-
 def contrast(own: torch.Tensor, known: torch.Tensor, earlier: torch.Tensor, tau: float) -> torch.Tensor:
     """l_con = log(1 + e^{s(r, r_j) - s(r, r_g)}), the mean over a batch.
 
@@ -98,12 +75,12 @@ class MOONClient(GradientClient):
         """Whether training moves the representation. If not, the term has no gradient and is left out."""
         if not self.method.mu:
             return False
-        if self.method.representation == "logits" or any(name.startswith("body.") for name in self.network.changing()):
+        if any(name.startswith("body.") for name in self.network.changing()):
             return True
         self._notices.tell(
             "constant",
             "moon: nothing before the class weights trains, so method.representation=feature is constant, its term has"
-            " no gradient, and MOON is FedAvg (method.representation=logits or projection trains otherwise)",
+            " no gradient, and MOON is FedAvg (method.representation=projection trains otherwise)",
         )
         return False
 
@@ -112,9 +89,8 @@ class MOONClient(GradientClient):
         # In a client's first round r_j would be r_g, and the term a constant.
         if not (earlier and self.contrasts()):
             return super().objective(client_data, broadcast, state)
-        objective = LogitContrast if self.method.representation == "logits" else FeatureContrast
         heads = Heads.from_message(broadcast)
-        return objective(heads, self.method, self.frozen_copy(), self.frozen_copy(earlier))
+        return FeatureContrast(heads, self.method, self.frozen_copy(), self.frozen_copy(earlier))
 
     def remember(self, client_data: ClientData, broadcast: Message, state: State) -> State:
         if not self.contrasts():
@@ -132,7 +108,7 @@ class MOON(GradientMethod):
 
     mu: float = knob(1.0, least=0)
     tau: float = knob(0.5, above=0)
-    representation: str = knob("feature", choices=("feature", "logits", "projection"))
+    representation: str = knob("feature", choices=("feature", "projection"))
     width: int = knob(256, least=1)
 
     def start(self, context: Context) -> Trainable:

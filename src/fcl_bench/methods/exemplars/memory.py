@@ -138,14 +138,10 @@ class ExemplarClient(GradientClient):
         """(n, d) phi / ||phi|| of samples, in float64, under the network at hand."""
         return normalize(self.trainer.features(self.network, samples).double(), dim=1)
 
-    def ranking(self, candidates: torch.Tensor, column: int, count: int) -> torch.Tensor:
-        """Which of a class's samples to keep, the most telling first."""
-        return herd(self.directions(candidates), count)
-
     def with_exemplars(self, state: State, inputs: torch.Tensor, labels: torch.Tensor) -> State:
-        """The state with exemplars of these samples, by `remembered`. Warn once if the budget leaves nothing."""
+        """The state with exemplars of these samples, by `herd`. Warn once if the budget leaves nothing."""
         budget = self.method.memory
-        state = remembered(state, inputs, labels, budget, self.ranking)
+        state = remembered(state, inputs, labels, budget, lambda own, _, count: herd(self.directions(own), count))
         if (classes := len(lists_in(state))) > budget:
             self._notices.tell(
                 "too little",

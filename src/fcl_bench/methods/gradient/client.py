@@ -157,7 +157,7 @@ class GradientClient(ModelHolder, Client):
         return Message({}), state
 
     def samples(self, client_data: ClientData, broadcast: Message, state: State) -> Samples:
-        """What this round trains on: the shard's labelled samples, and what a method adds (see `replay.Replayed`)."""
+        """What this round trains on: the shard's labelled samples, and what a method adds."""
         # The network takes features in float32: to turn them all at once is cheaper than batch by batch.
         inputs = client_data.inputs if self.method.trains == "images" else rows(client_data.inputs)
         return Samples(inputs, client_data.labels)

@@ -148,10 +148,6 @@ class FedProTIPServer(ProjectedServer):
 
     def __init__(self, method: FedProTIP, context: Context) -> None:
         super().__init__(method, context)
-        if context.clients is None and method.extension == "sequential":
-            raise ValueError(
-                "method.extension=sequential has a round for each client, and nobody says how many there are"
-            )
         self._clients = context.clients or 0
         #: Whose turn it is in the stage of the bases, if clients take turns.
         self._turn = 0

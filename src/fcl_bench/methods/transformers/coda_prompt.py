@@ -13,8 +13,6 @@ ones, and trains that group and its own class weights by cross-entropy over its 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -23,10 +21,7 @@ from torch import nn
 
 from fcl_bench.config import knob
 from fcl_bench.methods.transformers.prompts import PromptMethod, Prompts
-from fcl_bench.protocol.context import Context
 from fcl_bench.training.knobs import Training
-
-log = logging.getLogger(__name__)
 
 #: If attention leaves less than this squared length of a query, the weight is 0.
 _NOTHING = 1e-24
@@ -136,7 +131,6 @@ class CodaPrompt(PromptMethod):
     """Knobs of Fed-CODA-Prompt: see conf/method/coda_prompt.yaml."""
 
     name: ClassVar[str] = "coda_prompt"
-    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = CodaPrompts
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False
@@ -148,20 +142,3 @@ class CodaPrompt(PromptMethod):
     components: int = knob(10, least=1)
     length: int = knob(8, least=2)
     orthogonality: float = knob(0.0, least=0)
-
-    def check(self, context: Context, classes_per_task: list[int]) -> None:
-        super().check(context, classes_per_task)
-        tasks, dimension = len(classes_per_task), self.start(context).dimension
-        if tasks * self.components > dimension:
-            key = self.training_key.removesuffix(".training")
-            log.warning(
-                "%s.components=%d in %d tasks are more than the %d dimensions of a key: from task %d on, new keys"
-                " are random where no orthogonal one is left (%s.components=%d always fits)",
-                key,
-                self.components,
-                tasks,
-                dimension,
-                dimension // self.components,
-                key,
-                max(1, dimension // tasks),
-            )

@@ -84,11 +84,7 @@ class CPrompt(CodaPrompt):
     """
 
     name: ClassVar[str] = "cprompt"
-    search: ClassVar[Mapping[str, str]] = {
-        "training.lr": "log(1e-5,1e-2)",
-        "training.momentum": "",
-        "strength": "log(0.1,10)",
-    }
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-5,1e-2)", "strength": "log(0.1,10)"}
     client_half = CPromptClient
 
     training: Training = field(default_factory=lambda: Training(optimizer="adam", lr=1e-4, weight_decay=0.0, rounds=40))

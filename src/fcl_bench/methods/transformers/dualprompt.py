@@ -81,7 +81,6 @@ class DualPrompt(PromptMethod):
     """Knobs of Fed-DualPrompt: see conf/method/dualprompt.yaml."""
 
     name: ClassVar[str] = "dualprompt"
-    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = DualPrompts
     layer_knobs = ("g_layers", "e_layers")
     length_knobs = ("g_length", "e_length")

@@ -87,7 +87,6 @@ class L2P(PromptMethod):
     """Knobs of Fed-L2P: see conf/method/l2p.yaml."""
 
     name: ClassVar[str] = "l2p"
-    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class = PromptPool
 
     layers: list[int] = knob(lambda: [0], least=0)

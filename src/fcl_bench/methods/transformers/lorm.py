@@ -216,11 +216,7 @@ class LoRM(LowRankMethod):
     """
 
     name: ClassVar[str] = "lorm"
-    search: ClassVar[Mapping[str, str]] = {
-        "training.lr": "log(1e-4,1e-2)",
-        "training.momentum": "",
-        "alpha_head": "0,0.5,1",
-    }
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "alpha_head": "0,0.5,1"}
     averaged_with: ClassVar[str] = "method.merge=average"
     client_half = LoRMClient
     server_half = LoRMServer

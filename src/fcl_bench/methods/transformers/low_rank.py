@@ -168,6 +168,7 @@ class LowRankMethod(GradientMethod):
     """
 
     inside_transformers: ClassVar[bool] = True
+    search: ClassVar[Mapping[str, str]] = {"training.momentum": ""}
 
     frozen_heads: bool = True
     rank: int = knob(4, least=1)

@@ -234,7 +234,7 @@ class PILoRA(LowRankMethod):
     """Knobs of PILoRA: see conf/method/pilora.yaml."""
 
     name: ClassVar[str] = "pilora"
-    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-6,1e-2)", "training.momentum": ""}
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-6,1e-2)"}
     averaged_with: ClassVar[str] = "method.reweighting=none"
     client_half = PILoRAClient
     server_half = PILoRAServer

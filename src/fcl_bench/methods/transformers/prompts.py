@@ -295,6 +295,7 @@ class PromptMethod(GradientMethod):
     client_half = PromptClient
     server_half = PromptServer
     inside_transformers: ClassVar[bool] = True
+    search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "training.momentum": ""}
     prompts_class: ClassVar[Callable[..., Prompts]]
     layer_knobs: ClassVar[tuple[str, ...]] = ("layers",)
     length_knobs: ClassVar[tuple[str, ...]] = ("length",)
@@ -311,16 +312,12 @@ class PromptMethod(GradientMethod):
                     f"method.{key}={length + 1}",
                 )
 
-    def prompts(self, dimension: int) -> Prompts:
-        """The prompts before the first task, for tokens of `dimension` numbers."""
-        return self.prompts_class(self, dimension)
-
     def build_network(self, context: Context) -> Network:
         network = super().build_network(context)
         blocks = transformer_blocks(network.body, self.name, self.start(context).name)
         for key in self.layer_knobs:
             require_layers(f"method.{key}", getattr(self, key), len(blocks))
-        network.put_body(PromptedViT(network.body, self.prompts(dimension_of(blocks[0]))))
+        network.put_body(PromptedViT(network.body, self.prompts_class(self, dimension_of(blocks[0]))))
         return network
 
     def grow(self, network: Network, sizes: list[int], seed: int) -> None:

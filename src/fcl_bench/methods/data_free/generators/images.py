@@ -15,11 +15,8 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from fcl_bench.data.images.batches import Augmentation
-from fcl_bench.errors import require_choice
 from fcl_bench.training.network import Network
 
-#: What the last layer ends with: sigmoid (pixels from 0 to 1), tanh (standardised images, by a batch norm of its own).
-OUTPUTS = ("sigmoid", "tanh")
 #: Channels of the first layers, as in TARGET's, LANDER's and MFCL's public code; the later ones have half as many.
 WIDTH = 128
 
@@ -44,7 +41,6 @@ class ImageGenerator(nn.Module):
 
     def __init__(self, inputs: int, size: int, output: str = "sigmoid", eps: float = 1e-5, width: int = WIDTH) -> None:
         super().__init__()
-        require_choice("output", output, OUTPUTS)
         self.inputs, self.size, self._width = inputs, size, width
         self._side = -(-size // 4)
         self.first = nn.Linear(inputs, width * self._side**2)
