@@ -153,7 +153,8 @@ def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
 def _privacy(plan: Plan, federation: Federation) -> Privacy:
     """What the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
     settings, ledger = plan.settings, federation.state.ledger
-    guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger)
+    at_sites = plan.dealt.dataset.elsewhere
+    guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger, at_sites)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
     none = {**ledger.single_samples(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})

@@ -238,8 +238,9 @@ def _guarantee(guarantee: Guarantee) -> str:
     if epsilon is None:
         return f"Noise: none, {unit}s are clipped to {guarantee['clip']:g} and nothing is promised"
     whom = "the sum of each round's uploads" if guarantee["of_sums"] else "each client's uploads"
+    whose = "under keys of the sites" if guarantee.get("against_server") else "simulated: the server knows the seed"
     return (
         f"Noise: {whom}: ({epsilon:.4g}, {guarantee['delta']:g})-private per {unit} (clip"
         f" {guarantee['clip']:g}, multiplier {guarantee['multiplier']:.4g}, releases {guarantee['releases']}; by"
-        f" {guarantee['accountant']})"
+        f" {guarantee['accountant']}; {whose})"
     )

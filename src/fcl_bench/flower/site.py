@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import secrets
@@ -22,6 +23,7 @@ from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.sources.array_files import SiteFile
 from fcl_bench.data.sources.samples import rows_of
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.execution.inputs import require_range
@@ -29,12 +31,9 @@ from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, user_path, writable
 from fcl_bench.flower.worker import Site
-from fcl_bench.protocol.context import Context
+from fcl_bench.options.noise.secret import KEY
 
 log = logging.getLogger(__name__)
-
-#: Bytes of the secret from which a site's noise is drawn.
-_SECRET = 32
 
 
 def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
@@ -98,32 +97,34 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    own_seed = _with_own_seed(settings, context, run)
-    noise = settings.noise.middleware(settings.method, own_seed, scalars.tasks, apart=True)
+    noise: Sequence[Middleware] = ()
+    if settings.noise.noisy:
+        most = max(len(shards[own[0]]) for shards in holdings)
+        key = _noise_key(settings, run)
+        noise = settings.noise.middleware(settings.method, context, scalars.tasks, key, most)
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
     return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
 
 
-def _with_own_seed(settings: Settings, context: Context, run: Mapping[str, Any]) -> Context:
-    """The context with the site's own seed for noise: whoever knows the run's could take the noise off again.
+def _noise_key(settings: Settings, run: Mapping[str, Any]) -> bytes:
+    """The key of this site's noise in a run. It never leaves the site: whoever has it could take the noise off again.
 
-    It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
-    so that no two runs have the same: their difference would be without noise.
+    It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from all that the
+    server says of the run: the same noise under other settings would tell by its difference what is without it.
     """
-    if not settings.noise.noisy:
-        return context
     out = settings.scalars.out
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
     with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
         if not path.exists():
             _make_secret(path)
     secret = path.read_bytes()
-    if len(secret) != _SECRET:
+    if len(secret) != KEY:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
-    mixed = hashlib.blake2b(str(run["id"]).encode(), digest_size=16, key=secret).digest()
-    return dataclasses.replace(context, seed=int.from_bytes(mixed, "little"))
+    about = {key: value for key, value in run.items() if key != "config"} | {"settings": settings.identity()}
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=KEY, key=secret).digest()
 
 
 def _make_secret(path: Path) -> None:
@@ -131,7 +132,7 @@ def _make_secret(path: Path) -> None:
     made = path.with_name(f".{path.name}.new")
     made.unlink(missing_ok=True)
     with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_SECRET))
+        file.write(secrets.token_bytes(KEY))
         file.flush()
         os.fsync(file.fileno())
     os.replace(made, path)

@@ -5,7 +5,7 @@ X25519, HKDF-SHA256, AES-256 in counter mode as pseudo-random generator and ChaC
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -83,6 +83,12 @@ class Masks:
 def _stream(key: bytes) -> CipherContext:
     # No key is used for a second stream.
     return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+
+
+def key_words(key: bytes) -> Callable[[int], np.ndarray]:
+    """Return a function that makes the next so many uniform numbers of 64 bits of a key's stream."""
+    stream = _stream(key)
+    return lambda count: np.frombuffer(bytearray(stream.update(bytes(8 * count))), dtype="<u8")
 
 
 def side(client: int, other: int) -> int:
