@@ -54,6 +54,11 @@ class _OtherVersion(ValueError):
     """Another version of fcl-bench wrote the run folder."""
 
 
+def recorded_sums(secure: str) -> str:
+    """The entry `secure` of run.json; runs of before had "sums", too, and their masks were no less simulated."""
+    return "simulated sums" if secure == "sums" else secure
+
+
 class RunFolder:
     """`<out>/runs/<method>-<data>-<backbone>-<id>/`.
 

@@ -18,7 +18,7 @@ from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_ac
 from fcl_bench.engine.reports import Compute, Dropped
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import drift_matrix
-from fcl_bench.execution.folder import SCHEMA
+from fcl_bench.execution.folder import SCHEMA, recorded_sums
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import (
@@ -104,11 +104,12 @@ def run_record(
 
 def configured(settings: Settings) -> dict[str, Any]:
     """What run.json repeats of config.yaml."""
-    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise", "secure")
+    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise")
     return {
         "method": settings.method.name,
         "method_revision": settings.method.revision,
         **{group: getattr(settings, group).name for group in groups},
+        "secure": recorded_sums(settings.secure.name),
         **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,

@@ -157,7 +157,7 @@ class Result(TypedDict):
     adapt: str
     faults: str  # whether clients were made to fail, and how
     noise: str  # whether clients added noise, and which
-    secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
+    secure: str  # simulated sums: the server absorbed sums alone, its masks are no secret; none: every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
     track: str | None  # the leaderboard's track and its version, such as features-1
     profile: str  # of an experiment: full, or quick for its miniature

@@ -220,8 +220,8 @@ def _remarks(record: RunRecord) -> Iterator[str]:
     if guarantee := record["privacy"]["guarantee"]:
         yield _guarantee(guarantee)
     if record["secure"] != "none":
-        text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
-        yield f"{text}; bytes are of masked numbers, keys and shares"
+        text = "simulated sums: of each round's statistics or models the server absorbed the sum over the clients alone"
+        yield f"{text}, under masks that follow from the run's seed; bytes are of masked numbers, keys and shares"
 
 
 def _larger(raw: Raw, sent: int) -> str:

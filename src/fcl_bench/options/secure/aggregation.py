@@ -85,7 +85,7 @@ class Aggregation:
                 found = "" if whole else f" {len(self._holders(client, self.survivors))}"
                 where = f"task {self._broadcast.task}, round {self._broadcast.round}"
                 raise UserError(
-                    f"secure sums: {of}{found} answered in {where}, and it takes {wanted} to unmask the sum",
+                    f"secure=sums: {of}{found} answered in {where}, and it takes {wanted} to unmask the sum",
                     f"fewer faults, or a smaller secure.threshold than {self._secure.threshold:g}",
                 )
 
@@ -109,7 +109,7 @@ class Aggregation:
             wanted = self._secure.least(1 + len(self._peers[client]))
             if len(shares) < wanted:
                 raise UserError(
-                    f"secure sums: {len(shares)} clients helped to unmask client {client}'s part of task"
+                    f"secure=sums: {len(shares)} clients helped to unmask client {client}'s part of task"
                     f" {self._broadcast.task}, round {self._broadcast.round}, and it takes {wanted}",
                     f"a smaller secure.threshold than {self._secure.threshold:g}",
                 )

@@ -26,9 +26,9 @@ SUMMED = (SUM, MEAN)
 Secrets = Callable[[int, int, int], Draw]
 
 
-def seeded(seed: int) -> Secrets:
-    """Secrets that follow from the run's seed, for clients that are simulated in one process: nothing is secret."""
-    return lambda client, task, round_: generator(seed, "secure sums", task, round_, client).bytes
+def simulated(seed: int, run: str) -> Secrets:
+    """Secrets of clients that one process plays: they follow from the run's seed and id, so nothing is secret."""
+    return lambda client, task, round_: generator(seed, f"secure sums {run}", task, round_, client).bytes
 
 
 def pair(client: int, other: int) -> tuple[int, int]:

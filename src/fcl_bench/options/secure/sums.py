@@ -83,8 +83,8 @@ class SummedUploads(Step):
         if total.clients == 1:
             self._notices.tell(
                 "alone",
-                f"task {round_.task.index}, round {round_.number} has one client, whose upload the secure sum is;"
-                " rounds like this hide nothing",
+                f"task {round_.task.index}, round {round_.number} has one client, whose upload the sum is; rounds like"
+                " this hide nothing",
             )
         if self._release is None:
             return total
