@@ -36,7 +36,7 @@ class InProcess:
 
     def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
         self._node, self._store, self._batched = node, store, batched
-        self.clients = node.data.clients
+        self.clients, self.most = node.data.clients, 0
 
     @classmethod
     def of(

@@ -121,10 +121,12 @@ class Transport(Protocol):
         complete: whether every client that is asked answers in its round.
         everything: the clients' data, for audits; None where the server's process does not see them.
         raw: the cost of sending a sample as it is; None if it is unknown.
+        most: bytes of the largest reply that the next exchange may bring; a longer one is refused before it is read.
     """
 
     clients: int
     complete: bool
+    most: int
 
     @property
     def raw(self) -> RawSamples | None: ...
@@ -175,6 +177,14 @@ class Wrapper:
         self._inner = inner
         self.clients = inner.clients
         self.complete = False
+
+    @property
+    def most(self) -> int:
+        return self._inner.most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        self._inner.most = most
 
     @property
     def everything(self) -> NodeData | None:

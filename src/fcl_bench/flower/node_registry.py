@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fcl_bench.engine.blob import BadMessage
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Clients
-from fcl_bench.errors import UserError
+from fcl_bench.engine.validation import MOST_SAMPLES
+from fcl_bench.errors import UserError, first_line
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,22 @@ class NodeInfo(ProcessInfo):
             platform=platform.platform(),
         )
 
+    @classmethod
+    def read(cls, state: dict[str, Any]) -> NodeInfo:
+        found = super().read(state)
+        try:
+            RawSamples(**found.raw)
+            counts = [np.array(part) for part in (found.clients, found.samples, found.labelled)]
+            whole = all(not part.size or (part.dtype.kind == "i" and part.min() >= 0) for part in counts)
+            alike = counts[1].shape == counts[2].shape and len(set(found.clients)) == len(found.clients) > 0
+            if not (whole and alike and (counts[2] <= counts[1]).all() and counts[1].max(initial=0) <= MOST_SAMPLES):
+                raise ValueError("its clients, or their samples, are not counted as they should be")
+            if not all(isinstance(text, str) for text in (found.process, found.run, found.data, found.platform)):
+                raise ValueError("its name, run, data or platform is no text")
+        except (TypeError, ValueError, OverflowError) as error:
+            raise BadMessage(f"a node says what no node says of itself: {first_line(error)}") from error
+        return found
+
     def record_entry(self) -> dict[str, Any]:
         """What run.json says of the node."""
         return {
@@ -90,9 +108,11 @@ class NodeRegistry:
         Raises:
             UserError: the node is no part of this run.
         """
-        clients = self.samples.shape[1]
+        tasks, clients = self.samples.shape
         if not all(0 <= client < clients for client in info.clients):
             raise UserError(f"{info.process} is of no use to clients={clients}", f"clients 0 to {clients - 1}")
+        if np.shape(info.samples) != (tasks, len(info.clients)):
+            raise UserError(f"{info.process} counts samples of {len(info.samples)} tasks", f"{tasks} tasks, as here")
         self._check(info)
         for client in info.clients:
             if (former := self._node_of.get(client, node)) != node:

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
+from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
@@ -50,6 +52,7 @@ class _Round:
         until: when the waiting ends.
         replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
+        refused: clients whose node sent what no server takes: nobody waits for them.
     """
 
     broadcast: Message
@@ -57,15 +60,17 @@ class _Round:
     until: float
     replies: dict[int, Reply] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """A request without an answer: to say who a node is (no clients), or for turns of these clients."""
+    """A request without an answer, of at most so many bytes: who a node is (no clients), or turns of these clients."""
 
     node: str
     clients: frozenset[int]
     since: float
+    most: int
 
 
 class FlowerTransport:
@@ -91,7 +96,7 @@ class FlowerTransport:
     ) -> None:
         self._relay, self._run, self._registry = relay, run, registry
         self._deadline, self._own_numbers = deadline, own_numbers
-        self.clients = registry.samples.shape[1]
+        self.clients, self.most = registry.samples.shape[1], 0
         self._requests: dict[str, _Request] = {}
         #: The save of each client's state: now, when the server's last checkpoint was saved, and, of those whose
         #: uploads of the round may still be refused, before it.
@@ -139,11 +144,11 @@ class FlowerTransport:
         self._requests = {name: request for name, request in self._requests.items() if not request.clients}
         self._before = {}
         for client in present:
-            while client in current.waiting and time.monotonic() < current.until:
+            while client in current.waiting - current.refused and time.monotonic() < current.until:
                 self._unless_lost(lambda: self._progress(current), current.until)
-                if client in current.waiting:
+                if client in current.waiting - current.refused:
                     time.sleep(_LOOK)
-            if client in current.waiting:
+            if client in current.waiting - current.refused:
                 with contextlib.suppress(SuperLinkLost):  # the next round opens another relay
                     self._look(current)  # of what came since the last one
             begin = time.monotonic()
@@ -184,7 +189,7 @@ class FlowerTransport:
     def _progress(self, current: _Round) -> None:
         """Send the requests that are due, and take the answers that have arrived."""
         requested = frozenset[int]().union(*(request.clients for request in self._requests.values()))
-        for node, clients in self._registry.by_node(sorted(current.waiting - requested)).items():
+        for node, clients in self._registry.by_node(sorted(current.waiting - current.refused - requested)).items():
             left = max(1.0, current.until - time.monotonic())
             turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
             request = serialise("turn", current.broadcast, run=self._run, seconds=left, turns=turns)
@@ -196,11 +201,11 @@ class FlowerTransport:
         if name is None:
             self._registry.remove(node)
         else:
-            self._requests[name] = _Request(node, clients, time.monotonic())
+            self._requests[name] = _Request(node, clients, time.monotonic(), LONGEST_HEADER + len(clients) * self.most)
 
     def _look(self, current: _Round | None = None) -> None:
         """Take the answers that are there; ask nodes that are new, and those that are slow, who they are."""
-        for answer in self._relay.pull(list(self._requests)):
+        for answer in self._relay.pull({name: request.most for name, request in self._requests.items()}):
             request = self._requests.pop(answer.message, None)
             if request is None:
                 continue
@@ -221,7 +226,7 @@ class FlowerTransport:
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:
-        if answer.error:
+        if answer.error or not answer.blobs:
             self._registry.remove(request.node)
             self._again[request.node] = time.monotonic() + _AGAIN
             # If all clients have a node, this one was killed and is still counted as there.
@@ -244,9 +249,14 @@ class FlowerTransport:
             # The node or its worker is gone: it is asked again once it has said which clients it has.
             self._registry.remove(request.node)
             current.reasons |= dict.fromkeys(request.clients, answer.error)
+            current.refused |= request.clients if answer.error.startswith(REFUSED) else set()
             return
         for blob in answer.blobs:
-            reply = deserialise_reply(deserialise(blob))
+            try:
+                reply = deserialise_reply(deserialise(blob))
+            except BadMessage as bad:
+                clients = ", ".join(map(str, sorted(request.clients)))
+                raise UserError(f"the node of clients {clients}: {bad.what}", bad.remedy) from bad
             if reply.client in current.waiting & request.clients:
                 current.waiting.discard(reply.client)
                 current.replies[reply.client] = reply
@@ -279,7 +289,7 @@ class FlowerTransport:
                 self._push(node, _DELETE, serialise("delete", run=self._run), frozenset({-1}))
             until = time.monotonic() + _DELETE
             while self._requests and time.monotonic() < until:
-                for answer in self._relay.pull(list(self._requests)):
+                for answer in self._relay.pull(dict.fromkeys(self._requests, LONGEST_HEADER)):
                     self._requests.pop(answer.message, None)
                 time.sleep(_LOOK)
         except SuperLinkLost as lost:

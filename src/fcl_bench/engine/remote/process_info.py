@@ -10,7 +10,8 @@ import torch
 
 import fcl_bench
 from fcl_bench import environment
-from fcl_bench.errors import UserError
+from fcl_bench.engine.blob import BadMessage
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.context import Context
 
 _Info = TypeVar("_Info", bound="ProcessInfo")
@@ -56,14 +57,21 @@ class ProcessInfo:
 
     @classmethod
     def read(cls: type[_Info], state: dict[str, Any]) -> _Info:
-        """The attributes of another process as JSON. Raises a `UserError` if that has another version of fcl-bench."""
+        """The attributes of another process as JSON.
+
+        Raises:
+            UserError: it has another version of fcl-bench, or says what none says of itself.
+        """
         if (package := state.get("package")) != fcl_bench.__version__:
             process = state.get("process", "a process")
             raise UserError(
                 f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
                 "the same version everywhere",
             )
-        return cls(**state)
+        try:
+            return cls(**state)
+        except TypeError as error:
+            raise BadMessage(f"a process says what no process says of itself: {first_line(error)}") from error
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.

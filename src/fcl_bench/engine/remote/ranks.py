@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.data.sources.base import Split
+from fcl_bench.engine.blob import LONGEST_HEADER
 from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
@@ -26,7 +27,7 @@ from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
 from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError, first_line, machine_memory
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 
@@ -105,6 +106,7 @@ class ServerRank(Connection):
             return
         own, *others = shares(start, len(split), batch, self._size)
         for peer, share in zip(self._peers.values(), others, strict=True):
+            peer.most = max(peer.most, LONGEST_HEADER + 8 * len(share) * extractor.dimension(split))
             peer.request("extract", side=side, start=share.start, end=share.stop)
         done = start
         for features in extractor.batches(split, start):
@@ -178,7 +180,7 @@ class OverRanks(TransportChoice):
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         rank = this_rank()
         with self._group(rank):
-            server = RankPeer(0, rank_name(0))
+            server = RankPeer(0, rank_name(0), machine_memory())  # it decides what this process has to hold
             try:
                 self._serve(server, answers)
             except Gone as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.blob import BadMessage, packed, unpacked
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.single_sample_leakage import Leakage
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
 
@@ -39,18 +40,18 @@ def deserialise(blob: bytes | memoryview) -> Received:
     """What `serialise` returned.
 
     Raises:
-        ValueError: it is nothing of the sort.
+        BadMessage: it is nothing of the sort.
         UserError: an answer that tells of one, in the other process's words.
         RemoteError: an answer that tells of another error.
     """
     message, beside = unpacked(blob)
     kind = beside.pop("kind", None)
     if not isinstance(kind, str):
-        raise ValueError("the message does not say what it is for")
+        raise BadMessage("the message does not say what it is for")
     if kind == "user error":
-        raise UserError(str(beside["what"]), str(beside["remedy"]))
+        raise UserError(str(beside.get("what")), str(beside.get("remedy")))
     if kind == "error":
-        raise RemoteError(str(beside["text"]))
+        raise RemoteError(str(beside.get("text")))
     return Received(kind, beside, message)
 
 
@@ -72,29 +73,39 @@ def serialise_reply(reply: Reply) -> bytes:
 
 
 def deserialise_reply(answer: Received) -> Reply:
-    """What `serialise_reply` was given. Raises ValueError for anything else."""
+    """What `serialise_reply` was given. Raises BadMessage for anything else."""
     if answer.kind != "reply":
-        raise ValueError(f"a reply was expected, and {answer.kind} came")
+        raise BadMessage(f"a reply was expected, and {answer.kind} came")
     about = answer.beside
+
+    def whole(number: Any) -> int:
+        if type(number) is not int or not 0 <= number < 2**53:
+            raise BadMessage("the reply counts what cannot be counted")
+        return number
+
     try:
-        leakage = None
+        seconds, leakage = float(about["seconds"]), None
+        if not 0 <= seconds < math.inf:
+            raise BadMessage(f"the reply took {seconds} seconds")
         if about["revealed"] is not None:
             sums, moments, samples = about["revealed"]
-            leakage = Leakage(int(sums), int(moments), np.array(samples, dtype=np.int64))
+            leakage = Leakage(whole(sums), whole(moments), np.array(samples, dtype=np.int64).reshape(len(samples)))
         return Reply(
-            client=int(about["client"]),
+            client=whole(about["client"]),
             upload=answer.message,
-            seconds=float(about["seconds"]),
+            seconds=seconds,
             guesses=None,
-            stored={str(kind): int(size) for kind, size in about["stored"].items()},
-            samples_kept=int(about["samples_kept"]),
+            stored={kind: whole(size) for kind, size in about["stored"].items()},
+            samples_kept=whole(about["samples_kept"]),
             revealed=leakage,
-            accepted=int(about["accepted"]),
-            right=None if about["right"] is None else int(about["right"]),
-            counts=Counter({str(what): int(number) for what, number in about["counts"].items()}),
+            accepted=whole(about["accepted"]),
+            right=None if about["right"] is None else whole(about["right"]),
+            counts=Counter({what: whole(number) for what, number in about["counts"].items()}),
         )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the bytes are no reply: {error}") from error
+    except BadMessage:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise BadMessage(f"the bytes are no reply: {first_line(error)}") from error
 
 
 def on_device(message: Message, device: torch.device) -> Message:

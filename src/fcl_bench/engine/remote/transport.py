@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
 from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
@@ -34,6 +35,8 @@ class Peer(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: Bytes of the largest answer that may come; set before what is answered is sent.
+        self.most = LONGEST_HEADER
 
     @abstractmethod
     def send(self, blob: bytes) -> None:
@@ -61,7 +64,7 @@ class Peer(ABC):
         except Gone as error:
             raise lost(self.name, error) from error
         if answer.kind != kind:
-            raise ValueError(f"{self.name} answered {answer.kind}, not {kind}")
+            raise BadMessage(f"{self.name} answered {answer.kind}, not {kind}")
         return answer
 
 
@@ -114,7 +117,7 @@ class Remote:
         assignment: Sequence[int],
         local: Host,
     ) -> None:
-        self.clients = clients.count
+        self.clients, self.most = clients.count, 0
         self._peers, self._assignment, self._local = peers, list(assignment), local
         self._samples = [clients.samples(task) for task in range(clients.tasks)]
         self._last = (0, 0)
@@ -154,6 +157,7 @@ class Remote:
         refused = [client for number in numbers for client in self._take_refused(number)]
         request = serialise("exchange", broadcast, clients=list(present), refused=refused)
         for number in numbers:
+            self._peers[number].most = max(self.most, LONGEST_HEADER)
             try:
                 self._peers[number].send(request)
             except Gone as error:
@@ -168,7 +172,7 @@ class Remote:
             gone[number] = str(error)
             return Lost(client, gone[number])
         if reply.client != client:
-            raise ValueError(f"{peer.name} answered for client {reply.client}, not {client}")
+            raise BadMessage(f"{peer.name} answered for client {reply.client}, not {client}")
         return reply
 
     def refused(self, client: int) -> None:
