@@ -15,9 +15,8 @@ import torch
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
-#: The attributes of a message: the set of names, and those that are plain, with their types.
-_SET = "cached"
-_PLAIN: dict[str, Any] = {"stage": str, "samples": (int, NoneType), "clients": int, "task": int, "round": int}
+#: The attributes of a message, and what JSON holds of them.
+_ABOUT = {"stage": str, "samples": (int, NoneType), "clients": int, "task": int, "round": int, "cached": [str]}
 _HEADER_LENGTH = 8
 #: No message has a longer header: it takes twenty times as much memory as JSON.
 LONGEST_HEADER = 2**24
@@ -34,7 +33,7 @@ def packed(message: Message, **beside: Any) -> bytes:
         rows = tensor.detach().permute(order).cpu().contiguous()
         tensors.append([name, str(tensor.dtype).removeprefix("torch."), list(rows.shape), order])
         bodies.append(rows.flatten().view(torch.uint8).numpy().data)
-    about = {name: getattr(message, name) for name in _PLAIN} | {_SET: sorted(getattr(message, _SET))}
+    about = {name: getattr(message, name) for name in _ABOUT} | {"cached": sorted(message.cached)}
     header = json.dumps({"tensors": tensors, "message": about, "beside": beside}).encode()
     return b"".join([len(header).to_bytes(_HEADER_LENGTH, "little"), header, *bodies])
 
@@ -83,16 +82,31 @@ def unpacked(blob: bytes | memoryview) -> tuple[Message, dict[str, Any]]:
             body = torch.frombuffer(content, dtype=dtype) if size else torch.empty(0, dtype=dtype)
             found[name] = body.reshape(shape).permute([order.index(side) for side in range(len(shape))])
             start += size
-        about, beside = header["message"], header["beside"]
-        if not all(isinstance(about[name], kinds) for name, kinds in (*_PLAIN.items(), (_SET, list))):
+        if not fits(header["message"], _ABOUT) or not isinstance(header["beside"], dict):
             raise BadMessage("the message says what no message says of itself")
-        if not isinstance(beside, dict) or not all(isinstance(name, str) for name in about[_SET]):
-            raise BadMessage("what stands beside the message has another form")
-        message = Message(found, **{name: about[name] for name in (*_PLAIN, _SET)})
+        message = Message(found, **header["message"])
     except BadMessage:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
         raise BadMessage(f"the bytes are no message: {first_line(error)}") from error
     if start != len(blob):
         raise BadMessage(f"{len(blob) - start} bytes follow the message")
-    return message, beside
+    return message, header["beside"]
+
+
+def fits(value: Any, form: Any) -> bool:
+    """Whether what JSON held has a form: a type (numbers are 0 or more, whole ones below 2^53), one of several forms (a
+    tuple), a list of a form, or a mapping, of the names that it gives or of any (`str`)."""
+    if isinstance(form, tuple):
+        return any(fits(value, one) for one in form)
+    if isinstance(form, list):
+        return isinstance(value, list) and all(fits(entry, form[0]) for entry in value)
+    if isinstance(form, dict):
+        names = value.keys() if str in form and isinstance(value, dict) else form.keys()
+        same = isinstance(value, dict) and value.keys() == names
+        return same and all(fits(entry, form.get(name, form.get(str))) for name, entry in value.items())
+    if form in (int, float):
+        return (
+            type(value) in {int: (int,), float: (int, float)}[form] and 0 <= value < {int: 2**53, float: math.inf}[form]
+        )
+    return isinstance(value, form)

@@ -6,7 +6,7 @@ import logging
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Clients
 from fcl_bench.engine.validation import MOST_SAMPLES
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,12 @@ class NodeInfo(ProcessInfo):
         raw: what a sample would cost as it is; None: nobody says.
         data, platform: hash of its data, and what it runs on.
     """
+
+    form: ClassVar[dict[str, Any]] = {
+        **ProcessInfo.form,
+        **{"clients": [int], "samples": [[int]], "labelled": [[int]], "data": str, "platform": str},
+        "raw": {"kind": str, "sample_bytes": int, "upload_bytes": int},
+    }
 
     clients: list[int]
     samples: list[list[int]]
@@ -54,22 +60,6 @@ class NodeInfo(ProcessInfo):
             data=data,
             platform=platform.platform(),
         )
-
-    @classmethod
-    def read(cls, state: dict[str, Any]) -> NodeInfo:
-        found = super().read(state)
-        try:
-            RawSamples(**found.raw)
-            counts = [np.array(part) for part in (found.clients, found.samples, found.labelled)]
-            whole = all(not part.size or (part.dtype.kind == "i" and part.min() >= 0) for part in counts)
-            alike = counts[1].shape == counts[2].shape and len(set(found.clients)) == len(found.clients) > 0
-            if not (whole and alike and (counts[2] <= counts[1]).all() and counts[1].max(initial=0) <= MOST_SAMPLES):
-                raise ValueError("its clients, or their samples, are not counted as they should be")
-            if not all(isinstance(text, str) for text in (found.process, found.run, found.data, found.platform)):
-                raise ValueError("its name, run, data or platform is no text")
-        except (TypeError, ValueError, OverflowError) as error:
-            raise BadMessage(f"a node says what no node says of itself: {first_line(error)}") from error
-        return found
 
     def record_entry(self) -> dict[str, Any]:
         """What run.json says of the node."""
@@ -111,8 +101,11 @@ class NodeRegistry:
         tasks, clients = self.samples.shape
         if not all(0 <= client < clients for client in info.clients):
             raise UserError(f"{info.process} is of no use to clients={clients}", f"clients 0 to {clients - 1}")
-        if np.shape(info.samples) != (tasks, len(info.clients)):
-            raise UserError(f"{info.process} counts samples of {len(info.samples)} tasks", f"{tasks} tasks, as here")
+        rows = [*info.samples, *info.labelled]
+        if len(rows) != 2 * tasks or {len(row) for row in rows} != {len(info.clients)} or len(set(info.clients)) == 0:
+            raise BadMessage(f"{info.process} counts other samples than those of its clients and {tasks} tasks")
+        if max(map(max, rows)) > MOST_SAMPLES or (np.array(info.labelled) > np.array(info.samples)).any():
+            raise BadMessage(f"{info.process} counts more samples than there can be")
         self._check(info)
         for client in info.clients:
             if (former := self._node_of.get(client, node)) != node:

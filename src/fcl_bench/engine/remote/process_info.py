@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 import fcl_bench
 from fcl_bench import environment
-from fcl_bench.engine.blob import BadMessage
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.engine.blob import BadMessage, fits
+from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import Context
 
 _Info = TypeVar("_Info", bound="ProcessInfo")
@@ -27,6 +28,12 @@ class ProcessInfo:
         preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
     """
+
+    #: What JSON holds of it.
+    form: ClassVar[dict[str, Any]] = {
+        **dict.fromkeys(("process", "run", "package", "torch_version", "device"), str),
+        **{"threads": int, "preparing": (int, NoneType)},
+    }
 
     process: str
     run: str
@@ -68,10 +75,9 @@ class ProcessInfo:
                 f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
                 "the same version everywhere",
             )
-        try:
-            return cls(**state)
-        except TypeError as error:
-            raise BadMessage(f"a process says what no process says of itself: {first_line(error)}") from error
+        if not fits(state, cls.form):
+            raise BadMessage("a process says what no process says of itself")
+        return cls(**state)
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.

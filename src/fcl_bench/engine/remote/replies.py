@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import BadMessage, packed, unpacked
+from fcl_bench.engine.blob import BadMessage, fits, packed, unpacked
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.single_sample_leakage import Leakage
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
+
+#: What JSON holds of a reply.
+_REPLY = {
+    **dict.fromkeys(("client", "samples_kept", "accepted"), int),
+    **{"seconds": float, "right": (int, NoneType), "stored": {str: int}, "counts": {str: int}},
+    "revealed": (NoneType, {"sums": int, "moments": int, "samples": [int]}),
+}
 
 
 class RemoteError(RuntimeError):
@@ -68,44 +75,18 @@ def serialise_reply(reply: Reply) -> bytes:
         accepted=reply.accepted,
         right=reply.right,
         counts=reply.counts,
-        revealed=leakage and [leakage.sums, leakage.moments, leakage.samples.tolist()],
+        revealed=leakage and {**vars(leakage), "samples": leakage.samples.tolist()},
     )
 
 
 def deserialise_reply(answer: Received) -> Reply:
     """What `serialise_reply` was given. Raises BadMessage for anything else."""
-    if answer.kind != "reply":
-        raise BadMessage(f"a reply was expected, and {answer.kind} came")
     about = answer.beside
-
-    def whole(number: Any) -> int:
-        if type(number) is not int or not 0 <= number < 2**53:
-            raise BadMessage("the reply counts what cannot be counted")
-        return number
-
-    try:
-        seconds, leakage = float(about["seconds"]), None
-        if not 0 <= seconds < math.inf:
-            raise BadMessage(f"the reply took {seconds} seconds")
-        if about["revealed"] is not None:
-            sums, moments, samples = about["revealed"]
-            leakage = Leakage(whole(sums), whole(moments), np.array(samples, dtype=np.int64).reshape(len(samples)))
-        return Reply(
-            client=whole(about["client"]),
-            upload=answer.message,
-            seconds=seconds,
-            guesses=None,
-            stored={kind: whole(size) for kind, size in about["stored"].items()},
-            samples_kept=whole(about["samples_kept"]),
-            revealed=leakage,
-            accepted=whole(about["accepted"]),
-            right=None if about["right"] is None else whole(about["right"]),
-            counts=Counter({what: whole(number) for what, number in about["counts"].items()}),
-        )
-    except BadMessage:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        raise BadMessage(f"the bytes are no reply: {first_line(error)}") from error
+    if answer.kind != "reply" or not fits(about, _REPLY):
+        raise BadMessage(f"a reply was expected, and {answer.kind} came")
+    if told := about.pop("revealed"):
+        told = Leakage(told["sums"], told["moments"], np.array(told["samples"], dtype=np.int64))
+    return Reply(upload=answer.message, guesses=None, revealed=told, **{**about, "counts": Counter(about["counts"])})
 
 
 def on_device(message: Message, device: torch.device) -> Message:
