@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from fcl_bench.flower.site import _noise_key
+from fcl_bench.data.sources.array_files import SiteFile
+from fcl_bench.flower.site import _key, _secret
 from tests.flower import test_sites
 from tests.flower.fake_superlink import FakeSuperLink, reached
 from tests.small_runs import run_in, settings_for
@@ -83,13 +84,19 @@ def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatc
     assert [own.pop("against_server") for own in guarantees] == [True, False]
     assert [own.pop("generator").split()[0] for own in guarantees] == ["discrete", "simulated:"]
     assert guarantees[0] == guarantees[1]
+    # Neither which samples are alone in a sum, nor a hash that tells whether a guess of all samples is right.
+    assert known.record["privacy"]["one_sample_sums"] > 0
+    assert ours.record["privacy"]["one_sample_sums"] == 0
+    plain = SiteFile(path=str(tmp_path / "site-0.npz")).read().fingerprint
+    assert plain not in [node["data"] for node in ours.record["transport"]["nodes"]]
     secrets = [path.read_bytes() for path in sorted((tmp_path / "nodes").glob("*/nodes/noise.secret"))]
     assert len(set(secrets)) == 3
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "nodes").glob("*/nodes/noise.secret")} == {0o600}
     # Two runs with the same noise would tell by their difference what is without it.
     settings, other = (settings_for(tmp_path / "known", *given, *whole, f"noise.clip={clip}") for clip in (1, 2))
-    keys = [_noise_key(settings, {"id": run, "config": config}) for run in ("one", "two") for config in ({}, {"x": 1})]
-    assert len({*keys, _noise_key(other, {"id": "one"})}) == 3
+    about = [{"id": run, "config": config} for run in ("one", "two") for config in ({}, {"x": 1})]
+    keys = [_key(secrets[0], settings, run) for run in about]
+    assert len({*keys, _key(secrets[0], other, {"id": "one"}), _key(secrets[1], settings, {"id": "one"})}) == 4
     assert {len(key) for key in keys} == {32}
 
 
@@ -103,6 +110,6 @@ def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr("fcl_bench.flower.site.secrets.token_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            _noise_key(settings, {"id": "one"})
-    assert _noise_key(settings, {"id": "one"}) == _noise_key(settings, {"id": "one"})
+            _secret(settings)
+    assert _secret(settings) == _secret(settings)
     assert (tmp_path / "nodes" / "noise.secret").stat().st_mode & 0o777 == 0o600

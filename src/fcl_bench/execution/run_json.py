@@ -108,7 +108,7 @@ class Privacy(Revealed):
     synthetic_images: int  # that the server made from models alone and sent
     sample_gradients: int  # gradients of single samples that clients sent
     reconstructed_images: int  # that the server made of these
-    guarantee: Guarantee | None  # with `noise`: what it promises; the counts above are as without it
+    guarantee: Guarantee | None  # with `noise`: what it promises; the counts are as without it, 0 where sites keep them
 
 
 class Runtime(Seconds):

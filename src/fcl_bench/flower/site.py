@@ -98,22 +98,20 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         for task in range(scalars.tasks)
     ]
     noise: Sequence[Middleware] = ()
-    if settings.noise.noisy:
-        most = max(len(shards[own[0]]) for shards in holdings)
-        key = _noise_key(settings, run)
-        noise = settings.noise.middleware(settings.method, context, scalars.tasks, key, most)
+    fingerprint = held.fingerprint
+    if private := settings.noise.noisy:
+        secret, most = _secret(settings), max(len(shards[own[0]]) for shards in holdings)
+        noise = settings.noise.middleware(settings.method, context, scalars.tasks, _key(secret, settings, run), most)
+        # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
+        fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=16, key=secret).hexdigest()
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
-    return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
+    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint, private)
 
 
-def _noise_key(settings: Settings, run: Mapping[str, Any]) -> bytes:
-    """The key of this site's noise in a run. It never leaves the site: whoever has it could take the noise off again.
-
-    It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from all that the
-    server says of the run: the same noise under other settings would tell by its difference what is without it.
-    """
+def _secret(settings: Settings) -> bytes:
+    """The secret of this node, which never leaves it: whoever has it could take the noise off again."""
     out = settings.scalars.out
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
     with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
@@ -122,6 +120,15 @@ def _noise_key(settings: Settings, run: Mapping[str, Any]) -> bytes:
     secret = path.read_bytes()
     if len(secret) != KEY:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
+    return secret
+
+
+def _key(secret: bytes, settings: Settings, run: Mapping[str, Any]) -> bytes:
+    """The key of this site's noise in a run.
+
+    It comes from the secret, so that a turn done twice has the same noise, and from all that the server says of the
+    run: the same noise under other settings would tell by its difference what is without it.
+    """
     about = {key: value for key, value in run.items() if key != "config"} | {"settings": settings.identity()}
     text = json.dumps(about, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=KEY, key=secret).digest()
