@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from types import NoneType
-from typing import Any
+from dataclasses import is_dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -16,11 +17,11 @@ from fcl_bench.errors import UserError, first_line
 from fcl_bench.protocol.message import Message
 
 #: The attributes of a message, and what JSON holds of them.
-_ABOUT = {"stage": str, "samples": (int, NoneType), "clients": int, "task": int, "round": int, "cached": [str]}
+_ABOUT = {"stage": str, "samples": int | None, "clients": int, "task": int, "round": int, "cached": list[str]}
 _HEADER_LENGTH = 8
 #: No message has a longer header: it takes twenty times as much memory as JSON.
 LONGEST_HEADER = 2**24
-_MOST_SIDES = 16
+_MOST_SIDES, _LONGEST_SIDE = 16, 2**40
 _KINDS = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool")
 _DTYPES: dict[str, torch.dtype] = {kind: getattr(torch, kind) for kind in _KINDS}
 
@@ -69,44 +70,43 @@ def unpacked(blob: bytes | memoryview) -> tuple[Message, dict[str, Any]]:
         found = {}
         for name, kind, shape, order in header["tensors"]:
             dtype = _DTYPES[kind]
-            if type(name) is not str or name in found or len(shape) > _MOST_SIDES:
-                raise BadMessage("a tensor of the message has no name of its own, or too many sides")
-            if not all(type(side) is int and 0 <= side < 2**40 for side in shape):
-                raise BadMessage(f"{name} has a side that is no length")
+            if type(name) is not str or name in found:
+                raise ValueError("a tensor has no name of its own")
+            if len(shape) > _MOST_SIDES or not fits(shape, list[int]) or max(shape, default=0) >= _LONGEST_SIDE:
+                raise ValueError(f"{name} has a side that is no length, or too many")
             size = math.prod(shape) * dtype.itemsize
             if len(blob) < start + size:
-                raise BadMessage(f"the message ends within {name}")
+                raise ValueError(f"they end within {name}")
             content = bytearray(blob[start : start + size])
             if dtype == torch.bool and content.strip(b"\0\1"):
-                raise BadMessage(f"{name} holds neither true nor false")
+                raise ValueError(f"{name} holds neither true nor false")
             body = torch.frombuffer(content, dtype=dtype) if size else torch.empty(0, dtype=dtype)
             found[name] = body.reshape(shape).permute([order.index(side) for side in range(len(shape))])
             start += size
         if not fits(header["message"], _ABOUT) or not isinstance(header["beside"], dict):
-            raise BadMessage("the message says what no message says of itself")
-        message = Message(found, **header["message"])
-    except BadMessage:
-        raise
+            raise ValueError("they say what no message says of itself")
+        if start != len(blob):
+            raise ValueError(f"{len(blob) - start} more follow")
+        return Message(found, **header["message"]), header["beside"]
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
         raise BadMessage(f"the bytes are no message: {first_line(error)}") from error
-    if start != len(blob):
-        raise BadMessage(f"{len(blob) - start} bytes follow the message")
-    return message, header["beside"]
 
 
 def fits(value: Any, form: Any) -> bool:
-    """Whether what JSON held has a form: a type (numbers are 0 or more, whole ones below 2^53), one of several forms (a
-    tuple), a list of a form, or a mapping, of the names that it gives or of any (`str`)."""
-    if isinstance(form, tuple):
-        return any(fits(value, one) for one in form)
-    if isinstance(form, list):
-        return isinstance(value, list) and all(fits(entry, form[0]) for entry in value)
+    """Whether what JSON held is of a type: numbers are 0 or more, whole ones below 2^53. A dataclass, or a mapping of
+    names to types, stands for a mapping with just these names."""
+    kind, parts = get_origin(form), get_args(form)
+    if kind is UnionType:
+        return any(fits(value, one) for one in parts)
+    if kind is list:
+        return isinstance(value, list) and all(fits(entry, parts[0]) for entry in value)
+    if kind is dict:
+        return isinstance(value, dict) and all(fits(entry, parts[1]) for entry in value.values())
+    if is_dataclass(form):
+        form = get_type_hints(form)
     if isinstance(form, dict):
-        names = value.keys() if str in form and isinstance(value, dict) else form.keys()
-        same = isinstance(value, dict) and value.keys() == names
-        return same and all(fits(entry, form.get(name, form.get(str))) for name, entry in value.items())
+        named = isinstance(value, dict) and value.keys() == form.keys()
+        return named and all(fits(value[name], own) for name, own in form.items())
     if form in (int, float):
-        return (
-            type(value) in {int: (int,), float: (int, float)}[form] and 0 <= value < {int: 2**53, float: math.inf}[form]
-        )
+        return type(value) in (int, form) and 0 <= value < (2**53 if form is int else math.inf)
     return isinstance(value, form)

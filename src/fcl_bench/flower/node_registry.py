@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,16 +31,10 @@ class NodeInfo(ProcessInfo):
         data, platform: hash of its data, and what it runs on.
     """
 
-    form: ClassVar[dict[str, Any]] = {
-        **ProcessInfo.form,
-        **{"clients": [int], "samples": [[int]], "labelled": [[int]], "data": str, "platform": str},
-        "raw": {"kind": str, "sample_bytes": int, "upload_bytes": int},
-    }
-
     clients: list[int]
     samples: list[list[int]]
     labelled: list[list[int]]
-    raw: dict[str, Any]
+    raw: RawSamples
     data: str
     platform: str
 
@@ -56,18 +50,15 @@ class NodeInfo(ProcessInfo):
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
             labelled=[labelled[own].tolist() for _, labelled in counts],
-            raw=asdict(raw),
+            raw=raw,
             data=data,
             platform=platform.platform(),
         )
 
     def record_entry(self) -> dict[str, Any]:
-        """What run.json says of the node."""
         return {
             "clients": self.clients,
-            "fcl_bench": self.package,
-            "torch": self.torch_version,
-            "threads": self.threads,
+            **super().record_entry(),
             "device": self.device,
             "platform": self.platform,
             "data": self.data,

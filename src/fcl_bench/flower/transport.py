@@ -116,7 +116,7 @@ class FlowerTransport:
 
     @property
     def raw(self) -> RawSamples:
-        return RawSamples(**self._registry.infos[0].raw)
+        return self._registry.infos[0].raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._registry.samples[task], self._registry.labelled[task]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from types import NoneType
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 
@@ -28,12 +27,6 @@ class ProcessInfo:
         preparing: threads of the process, where a network computes before the method does; None: where none does.
         device: "cpu", or the GPU's model.
     """
-
-    #: What JSON holds of it.
-    form: ClassVar[dict[str, Any]] = {
-        **dict.fromkeys(("process", "run", "package", "torch_version", "device"), str),
-        **{"threads": int, "preparing": (int, NoneType)},
-    }
 
     process: str
     run: str
@@ -75,9 +68,14 @@ class ProcessInfo:
                 f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
                 "the same version everywhere",
             )
-        if not fits(state, cls.form):
+        if not fits(state, cls):
             raise BadMessage("a process says what no process says of itself")
-        return cls(**state)
+        parts = {name: form for name, form in get_type_hints(cls).items() if is_dataclass(form)}
+        return cls(**{**state, **{name: form(**state[name]) for name, form in parts.items()}})
+
+    def record_entry(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        return {"fcl_bench": self.package, "torch": self.torch_version, "threads": self.threads}
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.

@@ -132,15 +132,7 @@ class ServerRank(Connection):
         return {
             "processes": self._size,
             "backend": dist.get_backend(),
-            "ranks": [
-                {
-                    "name": info.process,
-                    "fcl_bench": info.package,
-                    "torch": info.torch_version,
-                    "threads": info.threads,
-                }
-                for info in self._infos
-            ],
+            "ranks": [{"name": info.process, **info.record_entry()} for info in self._infos],
         }
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from fcl_bench.protocol.message import Message
 #: What JSON holds of a reply.
 _REPLY = {
     **dict.fromkeys(("client", "samples_kept", "accepted"), int),
-    **{"seconds": float, "right": (int, NoneType), "stored": {str: int}, "counts": {str: int}},
-    "revealed": (NoneType, {"sums": int, "moments": int, "samples": [int]}),
+    **{"seconds": float, "right": int | None, "stored": dict[str, int], "counts": dict[str, int]},
 }
+_LEAKAGE = {"sums": int, "moments": int, "samples": list[int]}
 
 
 class RemoteError(RuntimeError):
@@ -81,10 +80,10 @@ def serialise_reply(reply: Reply) -> bytes:
 
 def deserialise_reply(answer: Received) -> Reply:
     """What `serialise_reply` was given. Raises BadMessage for anything else."""
-    about = answer.beside
-    if answer.kind != "reply" or not fits(about, _REPLY):
+    about, told = answer.beside, answer.beside.pop("revealed", "nothing said")
+    if answer.kind != "reply" or not fits(about, _REPLY) or not (told is None or fits(told, _LEAKAGE)):
         raise BadMessage(f"a reply was expected, and {answer.kind} came")
-    if told := about.pop("revealed"):
+    if told is not None:
         told = Leakage(told["sums"], told["moments"], np.array(told["samples"], dtype=np.int64))
     return Reply(upload=answer.message, guesses=None, revealed=told, **{**about, "counts": Counter(about["counts"])})
 
