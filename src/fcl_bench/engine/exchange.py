@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -300,11 +300,8 @@ class Exchange:
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a resumed run needs of all steps."""
-        parts = [step.save() for step in self._steps]
-        return (
-            {name: value for saved, _ in parts for name, value in saved.items()},
-            {name: value for _, tensors in parts for name, value in tensors.items()},
-        )
+        saved, tensors = zip(*(step.save() for step in self._steps), strict=True)
+        return dict(ChainMap(*saved)), dict(ChainMap(*tensors))
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""

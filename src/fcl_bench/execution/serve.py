@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.remote.replies import Received, serialise
-from fcl_bench.engine.transport import Clients
+from fcl_bench.engine.transport import Clients, OwnClients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import adapted_extractor, first_stage_clients
 from fcl_bench.execution.inputs import images_of
@@ -28,7 +28,7 @@ from fcl_bench.protocol.message import Message
 class Site:
     """One process of clients of a run."""
 
-    def __init__(self, settings: Settings, name: str, own_clients: Callable[[Clients], Sequence[int]]) -> None:
+    def __init__(self, settings: Settings, name: str, own_clients: OwnClients) -> None:
         self._settings, self._name, self._own_clients = settings, name, own_clients
         self._network: Extractor | None = None
         self._host: Host | None = None
@@ -89,4 +89,4 @@ def serve(settings: Settings) -> None:
     reuse_freed_memory()
     transport = settings.transport
     with choosing_kernels(settings.scalars.cudnn):
-        transport.follow(Site(settings, transport.process, transport.own_clients).answers)
+        transport.follow(lambda process, own_clients: Site(settings, process, own_clients).answers)

@@ -48,11 +48,10 @@ class _Round:
 
     Attributes:
         broadcast: the round's broadcast.
-        waiting: clients without a reply.
+        waiting: clients whose reply may still come.
         until: when the waiting ends.
         replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
-        refused: clients whose node sent what no server takes: nobody waits for them.
     """
 
     broadcast: Message
@@ -60,7 +59,6 @@ class _Round:
     until: float
     replies: dict[int, Reply] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    refused: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -144,15 +142,15 @@ class FlowerTransport:
         self._requests = {name: request for name, request in self._requests.items() if not request.clients}
         self._before = {}
         for client in present:
-            while client in current.waiting - current.refused and time.monotonic() < current.until:
+            while client in current.waiting and time.monotonic() < current.until:
                 self._unless_lost(lambda: self._progress(current), current.until)
-                if client in current.waiting - current.refused:
+                if client in current.waiting:
                     time.sleep(_LOOK)
-            if client in current.waiting - current.refused:
+            if client in current.waiting:
                 with contextlib.suppress(SuperLinkLost):  # the next round opens another relay
                     self._look(current)  # of what came since the last one
             begin = time.monotonic()
-            if client in current.waiting:
+            if client not in current.replies:
                 yield Lost(client, current.reasons.get(client, f"no answer within {self._deadline:g} seconds"))
             else:
                 reply = current.replies.pop(client)
@@ -189,7 +187,7 @@ class FlowerTransport:
     def _progress(self, current: _Round) -> None:
         """Send the requests that are due, and take the answers that have arrived."""
         requested = frozenset[int]().union(*(request.clients for request in self._requests.values()))
-        for node, clients in self._registry.by_node(sorted(current.waiting - current.refused - requested)).items():
+        for node, clients in self._registry.by_node(sorted(current.waiting - requested)).items():
             left = max(1.0, current.until - time.monotonic())
             turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
             request = serialise("turn", current.broadcast, run=self._run, seconds=left, turns=turns)
@@ -249,7 +247,8 @@ class FlowerTransport:
             # The node or its worker is gone: it is asked again once it has said which clients it has.
             self._registry.remove(request.node)
             current.reasons |= dict.fromkeys(request.clients, answer.error)
-            current.refused |= request.clients if answer.error.startswith(REFUSED) else set()
+            if answer.error.startswith(REFUSED):  # what this node sends no server takes, however often it is asked
+                current.waiting -= request.clients
             return
         for blob in answer.blobs:
             try:

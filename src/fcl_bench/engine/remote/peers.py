@@ -83,10 +83,8 @@ class RankPeer(Peer):
 
     def end(self) -> None:
         """Say that nothing more will come. Whether the peer is there still does not matter."""
-        try:
+        with suppress(RuntimeError):
             dist.send(torch.tensor([_END]), self._rank)
-        except RuntimeError:
-            return
 
     def await_end(self, seconds: float) -> None:
         """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""

@@ -70,7 +70,7 @@ class ProcessInfo:
             )
         if not fits(state, cls):
             raise BadMessage("a process says what no process says of itself")
-        parts = {name: form for name, form in get_type_hints(cls).items() if is_dataclass(form)}
+        parts: dict[str, Any] = {name: form for name, form in get_type_hints(cls).items() if is_dataclass(form)}
         return cls(**{**state, **{name: form(**state[name]) for name, form in parts.items()}})
 
     def record_entry(self) -> dict[str, Any]:

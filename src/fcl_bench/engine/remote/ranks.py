@@ -24,9 +24,8 @@ from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
-from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
+from fcl_bench.engine.transport import Answers, Clients, Connection, OwnClients, Transport, TransportChoice
 from fcl_bench.errors import UserError, first_line, machine_memory
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
@@ -61,16 +60,12 @@ def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
     return [range(begin, stop) for begin, stop in zip([start, *ends], ends, strict=False)]
 
 
-def rank_name(rank: int) -> str:
-    return f"rank {rank}"
-
-
 class ServerRank(Connection):
     """Rank 0: the server, and its share of the clients."""
 
     def __init__(self, rank: Rank) -> None:
         self._size = rank.size
-        self._peers = {number: RankPeer(number, rank_name(number)) for number in range(1, rank.size)}
+        self._peers = {number: RankPeer(number, f"rank {number}") for number in range(1, rank.size)}
         self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
@@ -154,44 +149,33 @@ class OverRanks(TransportChoice):
     def follows(self) -> bool:
         return this_rank().number > 0
 
-    @property
-    def process(self) -> str:
-        return rank_name(this_rank().number)
-
-    def own_clients(self, clients: Clients) -> list[int]:
-        rank = this_rank()
-        return clients_in(assign(clients, rank.size), rank.number)
-
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         rank = this_rank()
         with self._group(rank), closing(ServerRank(rank)) as connection:
             yield connection
 
-    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
+    def follow(self, site: Callable[[str, OwnClients], Answers]) -> None:
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         rank = this_rank()
+        answers = site(f"rank {rank.number}", lambda clients: clients_in(assign(clients, rank.size), rank.number))
         with self._group(rank):
-            server = RankPeer(0, rank_name(0), machine_memory())  # it decides what this process has to hold
+            server = RankPeer(0, "rank 0", machine_memory())  # it decides what this process has to hold
             try:
-                self._serve(server, answers)
+                while not server.ended:
+                    for blob in answered(server.receive(), answers):
+                        if server.ended:
+                            break
+                        server.send(blob)
             except Gone as error:
                 if not server.ended:
-                    raise lost(rank_name(0), error) from error
+                    raise lost("rank 0", error) from error
             except KeyboardInterrupt:
                 # Rank 0 reports a signal that all ranks got, unless the end of rank 0 is the reason for the signal.
                 if rank.number == 1 and _has_gone(server):
-                    raise lost(rank_name(0), Gone(CLOSED)) from None
+                    raise lost("rank 0", Gone(CLOSED)) from None
                 raise
             server.end()
-
-    @staticmethod
-    def _serve(server: RankPeer, answers: Callable[[Received], Iterator[bytes]]) -> None:
-        while True:
-            for blob in answered(server.receive(), answers):
-                if server.ended:
-                    return
-                server.send(blob)
 
     @property
     def speaks(self) -> bool:
