@@ -131,6 +131,7 @@ class RunFolder:
             # A record from elsewhere may name any file.
             if name in ("", ".", "..") or Path(name).name != name:
                 raise ValueError(f"{name!r} is no file of the folder")
+        record["secure"] = recorded_sums(record["secure"])
         return record
 
     def config(self) -> dict[str, Any]:

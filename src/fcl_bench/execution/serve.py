@@ -14,6 +14,7 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.ranks import first_batches
 from fcl_bench.engine.remote.replies import Received, serialise
 from fcl_bench.engine.transport import Clients, OwnClients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
@@ -64,13 +65,9 @@ class Site:
         """The features of samples `start` to `end` of a side, in the batches of a whole pass."""
         extractor = self._network or self.plan.extractor
         assert extractor is not None
-        dataset, parts, done = self.plan.dealt.dataset, [], start
-        for features in extractor.batches(dataset.train if side == "train" else dataset.test, start):
-            parts.append(features)
-            done += len(features)
-            if done >= end:
-                break
-        return torch.cat(parts)
+        dataset = self.plan.dealt.dataset
+        split = dataset.train if side == "train" else dataset.test
+        return torch.cat([*first_batches(extractor, split, range(start, end))])
 
     def _opened(self, stage: str, states: Path, given: Message) -> Host:
         """The clients of one of the run's federations, with the samples that the server gave, or images from here."""

@@ -19,14 +19,13 @@ from omegaconf import OmegaConf
 from fcl_bench import environment
 from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.config import Settings, load_settings
-from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.sources.array_files import SiteFile
 from fcl_bench.data.sources.samples import rows_of
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
-from fcl_bench.execution.inputs import require_range
+from fcl_bench.execution.inputs import cache_folder, images_of, require_range
 from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, user_path, writable
@@ -172,15 +171,13 @@ def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
     """
     settings, dataset = plan.settings, plan.dealt.dataset
     if settings.method.trains_network:
-        assert plan.context.network is not None
-        return load_pixels(rows_of(dataset.train, rows), plan.context.network.size, what=f"data={dataset.name}")
+        return images_of(plan, rows_of(dataset.train, rows))
     extractor = plan.extractor
     if extractor is None:
         raise UserError(f"adapt={settings.adapt.name} trains a first stage, which no node does", "adapt=none")
     if extractor.cacheable:
-        scalars = settings.scalars.cache
-        folder = writable(f"cache.dir={scalars.dir}", user_path("cache.dir", scalars.dir))
-        cache = FeatureCache(folder) if scalars.enabled else None
+        folder = cache_folder(plan)
+        cache = None if folder is None else FeatureCache(folder)
         with environment.choosing_kernels(plan.context.cudnn):
             whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
         return whole[torch.from_numpy(rows)]

@@ -15,7 +15,7 @@ import pandas as pd
 from fcl_bench.config import number_text, text
 from fcl_bench.engine.checkpoint import read_json
 from fcl_bench.errors import UserError, choices
-from fcl_bench.execution.folder import RunFolder, recorded_sums
+from fcl_bench.execution.folder import RunFolder
 from fcl_bench.files import content_hash
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
@@ -214,8 +214,7 @@ def _configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[st
         "method.revision": str(record["method_revision"]),
         **{key: record[key] for key in _RECORDED},
         **({"beta": math.nan} if record["beta"] is None else {}),  # a partition without beta has null
-        **{key: record[key] for key in ("adapt", "faults", "noise", "protocol")},
-        "secure": recorded_sums(record["secure"]),
+        **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol")},
         **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
         "device": record["environment"]["device"],
         **{

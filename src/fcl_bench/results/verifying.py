@@ -27,7 +27,7 @@ from fcl_bench.engine.ledger import NOBODY_KNOWS, Ledger
 from fcl_bench.engine.metrics import accuracy_matrix, class_accuracy, metrics
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.execution.adapt import STAGE
-from fcl_bench.execution.folder import RunFolder, recorded_sums, run_id
+from fcl_bench.execution.folder import RunFolder, run_id
 from fcl_bench.execution.model_file import read_model, tasks_of
 from fcl_bench.execution.plan import context_of
 from fcl_bench.execution.record import configured, last_drift, over_clients, routed
@@ -148,10 +148,9 @@ class _Stored:
         data = {"data_fingerprint": record["data_fingerprint"], "device": record["environment"]["device"]}
         identity = {**self.settings.identity(), **data, "features": record["features"]}
         yield "run_id", "config.yaml, data_fingerprint, features and device", record["run_id"], run_id(identity)
-        configuration = {**record, "secure": recorded_sums(record["secure"])}
         network = {"draws_weights": self.settings.backbone.draws_weights}
         network |= {"weights": about["weights"] or record["features"].get("weights")}
-        yield "run.json", f"config.yaml and {_MODEL}", configuration, {**configured(self.settings), **network}
+        yield "run.json", f"config.yaml and {_MODEL}", record, {**configured(self.settings), **network}
         same = ("run_id", "method", "data", "backbone", "seed", "clients", "features")
         known = {**{key: record[key] for key in same}, "labels": self._partition["class_order"].tolist()}
         known["settings"] = {key: self._config[key] for key in ("method", "adapt")}

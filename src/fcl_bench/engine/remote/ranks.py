@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,6 +61,12 @@ def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
     return [range(begin, stop) for begin, stop in zip([start, *ends], ends, strict=False)]
 
 
+def first_batches(extractor: Extractor, split: Split, samples: range) -> Iterator[torch.Tensor]:
+    """The features of these samples, one of the `shares`."""
+    assert extractor.batch is not None
+    return islice(extractor.batches(split, samples.start), -(-len(samples) // extractor.batch))
+
+
 class ServerRank(Connection):
     """Rank 0: the server, and its share of the clients."""
 
@@ -103,12 +110,7 @@ class ServerRank(Connection):
         for peer, share in zip(self._peers.values(), others, strict=True):
             peer.most = max(peer.most, LONGEST_HEADER + 8 * len(share) * extractor.dimension(split))
             peer.request("extract", side=side, start=share.start, end=share.stop)
-        done = start
-        for features in extractor.batches(split, start):
-            yield features
-            done += len(features)
-            if done >= own.stop:
-                break
+        yield from first_batches(extractor, split, own)
         for peer in self._peers.values():
             yield peer.response("features").message["features"]
 
