@@ -260,4 +260,4 @@ def test_updates_of_a_site_pay_for_the_multiplier_of_a_round():
         Gaussian(multiplier=1.5).middleware(
             STSA(), dataclasses.replace(context, release=release), 2, SECRET, samples=50
         )
-    assert given == [(SECRET, knobs._of_updates(method, 2), 0), (SECRET, 1.5, 50)]
+    assert given == [(SECRET, knobs._multiplier(method, 2), 0), (SECRET, 1.5, 50)]

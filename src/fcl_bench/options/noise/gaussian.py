@@ -132,7 +132,7 @@ class Gaussian:
         summands = Uploads.of(method, context).one_sample()
         if not summands:
             return None
-        noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
+        noise = self._multiplier(method) / math.sqrt(self.share_of or 1)
         deviation = deviations(summands, self.clip, noise)
         return DPMechanism(self.clip, summands, deviation, self.ridge, self.share_of is not None)
 
@@ -152,9 +152,7 @@ class Gaussian:
 
             if context.dtype != torch.float64:
                 raise UserError("noise=gaussian at sites: dtype=float32 rounds too much to hide it", "dtype=float64")
-            sums = context.release is not None
-            multiplier = self._multiplier(1) if sums else self._of_updates(method, tasks)
-            source = secret(key, multiplier, samples if sums else 0)
+            source = secret(key, self._multiplier(method, tasks), samples if self.unit == SAMPLE else 0)
         if context.release is not None:
             return [NoisyStatistics(source, context.release)]
         weighted = context.sums and cast(Any, method).training.weighting == "samples"
@@ -162,17 +160,15 @@ class Gaussian:
 
     def _deviation_of_updates(self, method: Method, tasks: int) -> float:
         # Any client may stand in another's place: 2 C apart at most.
-        return self._of_updates(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
+        return self._multiplier(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
 
-    def _multiplier(self, releases: int) -> float:
+    def _multiplier(self, method: Any, tasks: int = 1) -> float:
+        """Return the multiplier of one upload: a task's statistics, or the model of one of all rounds there may be."""
         if self.multiplier is not None:
             return self.multiplier
         assert self.epsilon is not None
+        releases = 1 if self.unit == SAMPLE else tasks * method.training.rounds
         return multiplier_for(self.epsilon, self.delta, releases)
-
-    def _of_updates(self, method: Any, tasks: int) -> float:
-        """Return the multiplier of one round, given the largest possible number of rounds."""
-        return self._multiplier(tasks * method.training.rounds)
 
     def guarantee(
         self, method: Method, context: Context, tasks: int, ledger: Ledger, at_sites: bool = False
@@ -182,8 +178,7 @@ class Gaussian:
         Args:
             at_sites: whether each client drew its noise from a secret of its own.
         """
-        samples = bool(Uploads.of(method, context).one_sample())
-        multiplier = self._multiplier(1) if samples else self._of_updates(method, tasks)
+        multiplier = self._multiplier(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
         rows = ledger.rows

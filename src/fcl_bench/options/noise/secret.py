@@ -25,6 +25,7 @@ import math
 
 import torch
 
+from fcl_bench.engine.blob import packed
 from fcl_bench.errors import UserError, installing
 from fcl_bench.linalg import structure
 from fcl_bench.linalg.discrete_gaussian import SCALE, Words, discrete_gaussian
@@ -53,12 +54,8 @@ def secret(key: bytes, multiplier: float, samples: int = 0) -> Source:
         ) from error
 
     def noise(upload: Message, client: int, broadcast: Message | None) -> SecretNoise:
-        own = hashlib.blake2b(f"{upload.task} {upload.round} {client}".encode(), digest_size=KEY, key=key)
-        for message in (upload, *([] if broadcast is None else [broadcast])):
-            own.update(f"\n{len(message)} {message.stage} {message.samples}".encode())
-            for name, tensor in sorted(message.items()):
-                own.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                own.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        own = hashlib.blake2b(packed(upload, client=client), digest_size=KEY, key=key)
+        own.update(b"" if broadcast is None else packed(broadcast))
         numbers = sum(tensor.numel() for tensor in upload.values())
         return SecretNoise(key_words(own.digest()), widening(multiplier, numbers, samples))
 
