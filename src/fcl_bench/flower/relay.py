@@ -164,11 +164,9 @@ class Relay:
             raise SuperLinkLost(f"there is no relay to {self._address}")
         try:
             frames.send(self._socket, header, blobs)
-            answer = frames.receive(self._socket, most)
+            answer, reason = frames.receive(self._socket, most), ""
         except OSError as error:
             answer, reason = None, f": {first_line(error)}"
-        else:
-            reason = ""
         if answer is None:
             self._hang_up()
             raise SuperLinkLost(f"the SuperLink at {self._address} is gone{reason}")

@@ -6,15 +6,14 @@ import dataclasses
 import hashlib
 import json
 import logging
-import os
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fcl_bench import environment
 from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
@@ -28,7 +27,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.execution.inputs import cache_folder, images_of, require_range
 from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
-from fcl_bench.files import locked, user_path, writable
+from fcl_bench.files import locked, replacing, user_path, writable
 from fcl_bench.flower.worker import Site
 from fcl_bench.options.noise.secret import KEY
 
@@ -98,7 +97,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     ]
     noise: Sequence[Middleware] = ()
     fingerprint = held.fingerprint
-    if private := settings.noise.noisy:
+    if settings.noise.noisy:
         secret, most = _secret(settings), max(len(shards[own[0]]) for shards in holdings)
         noise = settings.noise.middleware(settings.method, context, scalars.tasks, _key(secret, settings, run), most)
         # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
@@ -106,7 +105,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
-    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint, private)
+    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint)
 
 
 def _secret(settings: Settings) -> bytes:
@@ -115,7 +114,8 @@ def _secret(settings: Settings) -> bytes:
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
     with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
         if not path.exists():
-            _make_secret(path)
+            with replacing(path, 0o600) as temporary:  # for this user alone
+                temporary.write_bytes(secrets.token_bytes(KEY))
     secret = path.read_bytes()
     if len(secret) != KEY:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
@@ -133,34 +133,20 @@ def _key(secret: bytes, settings: Settings, run: Mapping[str, Any]) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=KEY, key=secret).digest()
 
 
-def _make_secret(path: Path) -> None:
-    """Make a node's secret, readable by its user alone; whole or not at all, should the node be killed meanwhile."""
-    made = path.with_name(f".{path.name}.new")
-    made.unlink(missing_ok=True)
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(KEY))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(made, path)
-
-
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration in which some keys have other values.
 
     Raises:
         UserError: there is no such key.
     """
-    whole = OmegaConf.to_container(OmegaConf.create(dict(config)))
-    assert isinstance(whole, dict)
+    whole = OmegaConf.create(dict(config), flags={"struct": True})
     for name, value in changes.items():
-        node: Any = whole
-        *path, last = name.split(".")
-        for part in path:
-            node = node.get(part) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or last not in node:
-            raise UserError(f"{name} is no key of this run", "a key of the run's config.yaml, such as data.path")
-        node[last] = value
-    return {str(key): value for key, value in whole.items()}
+        try:
+            OmegaConf.update(whole, name, value, merge=False)
+        except (OmegaConfBaseException, ValueError) as error:
+            remedy = "a key of the run's config.yaml, such as data.path"
+            raise UserError(f"{name} is no key of this run", remedy) from error
+    return cast("dict[str, Any]", OmegaConf.to_container(whole))
 
 
 def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:

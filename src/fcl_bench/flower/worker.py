@@ -58,13 +58,11 @@ class Site(NamedTuple):
         clients: of the whole federation.
         inputs: the samples of the node's own clients, as `Clients.node` takes them.
         data: hash of the node's data.
-        private: whether uploads have noise, so that replies do not say which samples they would tell without it.
     """
 
     clients: Clients
     inputs: torch.Tensor
     data: str
-    private: bool = False
 
 
 class _Federation:
@@ -74,7 +72,9 @@ class _Federation:
         self.run = run
         self.node = site.clients.node(site.inputs, own)
         self.info = NodeInfo.of(name, site.clients, own, self.node.data.raw, site.data)
-        self._device, self._private = site.clients.context.device, site.private
+        self._device = site.clients.context.device
+        #: Whether uploads have a site's own noise, so that replies do not say which samples they would tell without it.
+        self._private = site.clients.elsewhere and bool(site.clients.middleware)
         self._stores = {client: ClientStore(folder, run["id"], f"client-{client}") for client in own}
         #: Per client, the save whose state is in memory.
         self._current: dict[int, str | None] = {}
