@@ -16,7 +16,7 @@ import torch
 
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, simulated
 from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
 
@@ -31,7 +31,7 @@ CLASSES = 10
 
 def measured(clients: int, M: int, neighbours: int | None, missing: float) -> dict[str, float]:
     """CPU seconds: of one client for its keys and shares, and for its upload; of the server for the sum."""
-    parties = Parties(SecureSums(neighbours=neighbours, threshold=0.5), seeded(0), UPLOADS)
+    parties = Parties(SecureSums(neighbours=neighbours, threshold=0.5), simulated(0, "run"), UPLOADS)
     everyone = range(clients)
 
     def asked(client: int, stage: str, tensors) -> Message:

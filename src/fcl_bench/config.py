@@ -161,7 +161,7 @@ class _Scalars:
     cache: Cache = knob(identity=False)
     seed: int = knob(least=0)
     # Partitions that have a beta take it from here, and count it.
-    beta: float = knob(above=0, identity=False)
+    beta: float = knob(least=1e-6, identity=False)
     clients: int = knob(least=1)
     tasks: int = knob(least=1)
     label_rate: float = knob(above=0, most=1)

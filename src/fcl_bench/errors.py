@@ -69,12 +69,16 @@ def installing(extra: str) -> str:
     return f"in the checkout of fcl-bench: pip install '.[{extra}]'"
 
 
+def machine_memory() -> int:
+    """Bytes of the machine's memory; of a system that does not report it, more than any has."""
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return 2**62
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def require_memory(key: str, size: int, what: str) -> None:
     """Raise a `UserError` if `size` bytes are more than the machine has (on systems that report it)."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
-        return
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if size > machine:
+    if size > (machine := machine_memory()):
         raise UserError(f"{key} needs {size / 2**30:.3g} GiB for {what}", f"this machine has {machine / 2**30:.3g}")
 
 

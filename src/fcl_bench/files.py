@@ -110,11 +110,12 @@ def _is_number(text: str) -> bool:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that replaces it, atomically, when the block ends without an error."""
+def replacing(path: Path, permissions: int = 0o666) -> Iterator[Path]:
+    """A temporary path beside `path` that replaces it, atomically, when the block ends without an error; it never
+    has more than these permissions."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    temporary.touch()
+    temporary.touch(permissions)
     mode = temporary.stat().st_mode  # the user's usual mode; some libraries would create files only the owner can read
     try:
         yield temporary

@@ -322,6 +322,7 @@ def test_null_and_false_are_no_adapters(off):
         (lambda: typed(Timm, name=VIT, adapters={"dropout": 1.0}), r"backbone\.adapters\.dropout=1\.0"),
         (lambda: typed(Timm, name=VIT, adapters={"reads": "norm"}), r"backbone\.adapters\.reads=norm is not known"),
         (lambda: typed(Tiny, width=0), r"backbone\.width=0"),
+        (lambda: typed(Tiny, width=10**6), r"backbone\.width=1000000 .*at most 1024"),
         (lambda: typed(Tiny, size=0), r"backbone\.size=0"),
         (lambda: scratch("resnt18").trainable(images(), 0), "did you mean resnet18"),
         (lambda: scratch("resnet18.tv_in2k").trainable(images(), 0), "did you mean resnet18.tv_in1k"),

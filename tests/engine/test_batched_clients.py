@@ -21,7 +21,7 @@ from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.options.faults.choices import ListedFaults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.party import Parties, seeded
+from fcl_bench.options.secure.party import Parties, simulated
 from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.training.knobs import Training
@@ -213,7 +213,7 @@ def test_clients_that_fail_do_the_same_beside_others():
 def test_secure_sums_add_up_the_same():
     def summing(size):
         def reached(method, context, *parts):
-            masks = [Parties(SecureSums(), seeded(0), Uploads.of(method, context))]
+            masks = [Parties(SecureSums(), simulated(0, "a run"), Uploads.of(method, context))]
             inner = InProcess.of(method, context, *parts, middleware=masks, parallel=size)
             return SummingTransport(inner, SecureSums(), 0)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from fcl_bench.execution.plan import make_plan
-from fcl_bench.flower.site import _with_own_seed
+from fcl_bench.data.sources.array_files import SiteFile
+from fcl_bench.flower.site import _key, _secret
 from tests.flower import test_sites
 from tests.flower.fake_superlink import FakeSuperLink, reached
 from tests.small_runs import run_in, settings_for
@@ -80,20 +80,29 @@ def test_the_noise_of_a_site_comes_from_a_secret_of_its_own(tmp_path, monkeypatc
         again = run_in(tmp_path / "again", *sites)
     assert tensors(again)["W"].tobytes() == tensors(ours)["W"].tobytes()
     assert not np.allclose(tensors(ours)["W"], tensors(known)["W"])
-    assert ours.record["privacy"]["guarantee"] == known.record["privacy"]["guarantee"]
+    guarantees = [outcome.record["privacy"]["guarantee"] for outcome in (ours, known)]
+    assert [own.pop("against_server") for own in guarantees] == [True, False]
+    assert [own.pop("generator").split()[0] for own in guarantees] == ["discrete", "simulated:"]
+    assert guarantees[0] == guarantees[1]
+    # Neither which samples are alone in a sum, nor a hash that tells whether a guess of all samples is right.
+    assert known.record["privacy"]["one_sample_sums"] > 0
+    assert ours.record["privacy"]["one_sample_sums"] == 0
+    plain = SiteFile(path=str(tmp_path / "site-0.npz")).read().fingerprint
+    assert plain not in [node["data"] for node in ours.record["transport"]["nodes"]]
     secrets = [path.read_bytes() for path in sorted((tmp_path / "nodes").glob("*/nodes/noise.secret"))]
     assert len(set(secrets)) == 3
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "nodes").glob("*/nodes/noise.secret")} == {0o600}
     # Two runs with the same noise would tell by their difference what is without it.
-    settings = settings_for(tmp_path / "known", *given, *whole)
-    seeds = {_with_own_seed(settings, make_plan(settings).context, {"id": run}).seed for run in ("one", "two", "one")}
-    assert len(seeds) == 2
+    settings, other = (settings_for(tmp_path / "known", *given, *whole, f"noise.clip={clip}") for clip in (1, 2))
+    about = [{"id": run, "config": config} for run in ("one", "two") for config in ({}, {"x": 1})]
+    keys = [_key(secrets[0], settings, run) for run in about]
+    assert len({*keys, _key(secrets[0], other, {"id": "one"}), _key(secrets[1], settings, {"id": "one"})}) == 4
+    assert {len(key) for key in keys} == {32}
 
 
 def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path, monkeypatch):
     """It left an empty file, which the next node refused; so did one that read the file before it was written."""
     settings = settings_for(tmp_path, *SMALL, *NOISE, "method=stsa", "method.M=8")
-    context = make_plan(settings).context
 
     def killed(count: int) -> bytes:
         raise KeyboardInterrupt
@@ -101,7 +110,6 @@ def test_a_node_that_is_killed_while_it_makes_its_secret_makes_another(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr("fcl_bench.flower.site.secrets.token_bytes", killed)
         with pytest.raises(KeyboardInterrupt):
-            _with_own_seed(settings, context, {"id": "one"})
-    seed = _with_own_seed(settings, context, {"id": "one"}).seed
-    assert _with_own_seed(settings, context, {"id": "one"}).seed == seed
+            _secret(settings)
+    assert _secret(settings) == _secret(settings)
     assert (tmp_path / "nodes" / "noise.secret").stat().st_mode & 0o777 == 0o600

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.flower import connection as flower
+from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.relay import Answer, SuperLinkLost
 from fcl_bench.flower.site import site_of
 from fcl_bench.flower.worker import Site, Worker
@@ -65,7 +66,7 @@ class FakeSuperLink:
         self._waiting[name := f"message-{self._count}"] = node, request
         return name
 
-    def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
+    def pull(self, messages: Mapping[str, int]) -> Iterator[Answer]:
         for name in [name for name in messages if name in self._waiting]:
             node, request = self._waiting[name]
             if node in self.dead:
@@ -81,7 +82,14 @@ class FakeSuperLink:
             if node in self.dead:
                 continue
             del self._waiting[name]
-            yield Answer(name, self.workers[node].answer(request))
+            blobs = self.workers[node].answer(request)
+            if (size := sum(map(len, blobs))) > messages[name]:
+                # As the relay does, which sees them before the server's process does.
+                yield Answer(
+                    name, [], f"{REFUSED}the answer has {size} bytes, and at most {messages[name]} are expected"
+                )
+            else:
+                yield Answer(name, blobs)
 
     def kill(self, node: str) -> None:
         """The node is counted as there, and answers no more."""

@@ -10,7 +10,9 @@ import dataclasses
 import pytest
 import torch
 
+from fcl_bench.engine import exchange
 from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.exchange import largest_reply
 from fcl_bench.engine.node import Node
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.protocol.context import WIRE_DTYPES, WireFormat
@@ -43,7 +45,8 @@ def require_same(came: Message, sent: Message) -> None:
 )
 @quickly
 def test_every_message_comes_back(name, wire, monkeypatch):
-    kinds, turn = set(), Node.turn
+    kinds, turn, bounds = set(), Node.turn, []
+    monkeypatch.setattr(exchange, "largest_reply", lambda round_: bounds.append(largest_reply(round_)) or bounds[-1])
 
     def over_the_wire(self, client, broadcast):
         came = deserialise(serialise("turn", broadcast, run={})).message
@@ -51,6 +54,7 @@ def test_every_message_comes_back(name, wire, monkeypatch):
         require_same(unpacked(packed(broadcast))[0], broadcast)
         reply = turn(self, client, came)
         kinds.update(tensor.dtype for tensor in reply.upload.values())
+        assert reply.upload.nbytes <= bounds[-1] - 2**20, "no honest reply is refused for its length"
         back = deserialise_reply(deserialise(serialise_reply(reply)))
         require_same(back.upload, reply.upload)
         for field in ("client", "seconds", "stored", "samples_kept", "accepted", "right", "counts"):

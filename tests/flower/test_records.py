@@ -33,3 +33,10 @@ def test_a_record_of_another_form_is_refused(joined):
         records.blobs(record)
     with pytest.raises(ValueError, match="byte strings"):
         records.blobs(RecordDict({}))
+
+
+def test_a_record_that_is_larger_than_expected_is_refused():
+    record = records.content([b"x" * 1000])
+    assert records.blobs(record, 1016) == [b"x" * 1000]
+    with pytest.raises(ValueError, match="1016 bytes, where at most 1015 are expected"):
+        records.blobs(record, 1015)

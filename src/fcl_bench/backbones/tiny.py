@@ -52,8 +52,8 @@ class Tiny(Backbone):
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not
-    width: int = knob(32, least=1)
-    size: int | None = knob(None, least=1)
+    width: int = knob(32, least=1, most=1024)
+    size: int | None = knob(None, least=1, most=1024)
     architecture: str = knob("conv", choices=("conv", "vit"))
     precision: str = knob("auto", choices=("auto", *PRECISIONS))
     compile: bool = knob(False)

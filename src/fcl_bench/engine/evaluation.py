@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fcl_bench.data.splits.base import Stream
 from fcl_bench.engine.checkpoint import GROWING
 from fcl_bench.engine.ledger import Rows
 from fcl_bench.engine.node import on_device
@@ -176,16 +175,6 @@ class Tested:
     columns: np.ndarray
     by_task: Sequence[np.ndarray]
     numbered: bool = True
-
-    @classmethod
-    def test(cls, stream: Stream, samples: torch.Tensor) -> Tested:
-        """The stream's test samples, of all `samples` (n, ...) of the test set."""
-        return cls(samples, stream.test_columns, stream.test)
-
-    @classmethod
-    def validation(cls, stream: Stream, train: torch.Tensor) -> Tested:
-        """The stream's validation samples, of all samples (n, ...) of the training set."""
-        return cls(train, stream.train_columns, stream.validation, numbered=False)
 
     @property
     def sizes(self) -> np.ndarray:

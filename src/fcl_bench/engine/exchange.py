@@ -7,9 +7,10 @@ codec.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -257,6 +258,16 @@ class Step(ABC):
         """Take over what `save` returned."""
 
 
+def largest_reply(round_: Round) -> int:
+    """The most bytes of a reply that the server may absorb: no sender chooses more rows or columns than it has samples,
+    or than the longest side that is known."""
+    fields, samples = round_.schema.values(), int(round_.held.announced.max(initial=0))
+    known = [side for own in fields for side in (*own.shape, own.widest) if isinstance(side, int)]
+    longest = max([samples, *known])
+    numbers = sum(math.prod(side if isinstance(side, int) else longest for side in own.shape) for own in fields)
+    return 2**20 + 16 * numbers + 1024 * len(fields) + 64 * samples
+
+
 class Exchange:
     """The exchange of rounds over a transport."""
 
@@ -268,6 +279,7 @@ class Exchange:
 
         The next client's turn begins when this one's upload is absorbed, and no upload is retained.
         """
+        self._transport.most = largest_reply(round_)
         answers = self._transport.exchange(round_.present, round_.broadcast)
         # A generator expression would retain an answer while the next one is made.
         turns: Iterator[Turn] = map(lambda answer: answer.turn(round_), answers)  # noqa: C417
@@ -288,11 +300,8 @@ class Exchange:
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a resumed run needs of all steps."""
-        parts = [step.save() for step in self._steps]
-        return (
-            {name: value for saved, _ in parts for name, value in saved.items()},
-            {name: value for _, tensors in parts for name, value in tensors.items()},
-        )
+        saved, tensors = zip(*(step.save() for step in self._steps), strict=True)
+        return dict(ChainMap(*saved)), dict(ChainMap(*tensors))
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         """Take over what `save` returned."""

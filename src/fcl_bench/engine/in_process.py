@@ -12,13 +12,11 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.checkpoint import ClientStore, resolved
-from fcl_bench.engine.codec import Middleware, RawSamples
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.node import Node, NodeData
 from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
-from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
-from fcl_bench.protocol.method import Method
 
 if TYPE_CHECKING:
     from fcl_bench.engine.batched_clients import BatchedClients
@@ -36,23 +34,13 @@ class InProcess:
 
     def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
         self._node, self._store, self._batched = node, store, batched
-        self.clients = node.data.clients
+        self.clients, self.most = node.data.clients, 0
 
     @classmethod
-    def of(
-        cls,
-        method: Method,
-        context: Context,
-        holdings: Sequence[Sequence[np.ndarray]],
-        columns: np.ndarray,
-        labelled: np.ndarray,
-        inputs: torch.Tensor,
-        middleware: Sequence[Middleware] = (),
-        parallel: str = "1",
-    ) -> InProcess:
-        """The transport for the clients of a data set: `inputs`, and the other arguments of `Clients`."""
-        parts = (method, context, holdings, columns, labelled, middleware)
-        return cls.over(Clients(*parts, parallel=parallel), inputs)
+    def of(cls, *parts: Any, **options: Any) -> InProcess:
+        """The transport for the clients of a data set: the arguments of `Clients` to `labelled`, and its inputs."""
+        *about, inputs = parts
+        return cls.over(Clients(*about, **options), inputs)
 
     @classmethod
     def over(cls, clients: Clients, inputs: torch.Tensor, store: ClientStore | None = None) -> InProcess:

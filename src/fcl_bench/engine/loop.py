@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from fcl_bench.engine.evaluation import Evaluation, Predictions, RoundAccuracy, 
 from fcl_bench.engine.exchange import Accounting, Exchange, Held, Round, Step, Stopwatch, schema_of
 from fcl_bench.engine.gates import Gates, none_yet
 from fcl_bench.engine.ledger import Ledger
+from fcl_bench.engine.reports import Absences, BatchedTurns, GateState
 from fcl_bench.engine.transport import Transport
 from fcl_bench.engine.validation import OptionStep, Validation
 from fcl_bench.errors import UserError
@@ -30,7 +31,6 @@ from fcl_bench.tracking.console import Notices, progress
 
 if TYPE_CHECKING:
     from fcl_bench.engine.missing import MissingClients
-    from fcl_bench.engine.reports import Absences, BatchedTurns, GateState
     from fcl_bench.protocol.audit import Audit, FullData
 
 log = logging.getLogger(__name__)
@@ -44,14 +44,6 @@ _PLAIN = (
     *("client_storage_bytes", "client_storage_max_bytes", "client_samples_kept"),
     *("absences", "missing", "batched_turns", "gates"),
 )
-
-
-def _none_absent() -> Absences:
-    return {"silent": 0, "gone": 0, "lost": 0, "late": 0, "late_arrived": 0, "late_absorbed": 0, "late_dropped": 0}
-
-
-def _none_batched() -> BatchedTurns:
-    return {"turns_batched": 0, "turns_single": 0, "single_because": []}
 
 
 @dataclass
@@ -79,9 +71,11 @@ class FederationState:
     client_storage_bytes: dict[str, int] = field(default_factory=dict)
     client_storage_max_bytes: int = 0
     client_samples_kept: int = 0
-    absences: Absences = field(default_factory=_none_absent)
+    absences: Absences = field(default_factory=lambda: cast("Absences", dict.fromkeys(Absences.__annotations__, 0)))
     missing: list[tuple[int, int]] = field(default_factory=list)
-    batched_turns: BatchedTurns = field(default_factory=_none_batched)
+    batched_turns: BatchedTurns = field(
+        default_factory=lambda: BatchedTurns(turns_batched=0, turns_single=0, single_because=[])
+    )
     gates: GateState = field(default_factory=none_yet)
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -145,9 +139,9 @@ class Federation:
                 f"the audits {', '.join(self.audits)} need the clients' data, which stay where they are",
                 "method.bounds=false, method.theory=0 and drift=0",
             )
-        tested = {"accuracy": Tested.test(stream, test)}
+        tested = {"accuracy": Tested(test, stream.test_columns, stream.test)}
         if train is not None:
-            tested["validation"] = Tested.validation(stream, train)
+            tested["validation"] = Tested(train, stream.train_columns, stream.validation, numbered=False)
         #: By the name of their accuracy in tasks.csv and rounds.csv; the test set's is the first.
         self._evaluations = {name: Evaluation(context, stream.tasks, own) for name, own in tested.items()}
         tasks = len(stream.tasks)

@@ -138,6 +138,8 @@ class Guarantee(TypedDict):
     releases: int  # the most uploads in which one sample, or one client, was
     of_sums: bool  # whether it is of the sum of a round's uploads; else of each upload alone
     accountant: str | None  # name and version of the library; null where nothing was counted
+    generator: str | None  # what drew the noise, and from what; null: there was none
+    against_server: bool  # whether the server cannot subtract it; in a simulation it knows the seed
 
 
 class Dropped(TypedDict):

@@ -30,9 +30,6 @@ class Leakage:
     samples: np.ndarray
 
 
-_NONE = np.zeros(0, dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class Grouped:
     """Which sums of its upload each of a client's samples is in; this never leaves the engine.
@@ -70,7 +67,7 @@ def revealed(uploads: Mapping[int, Grouped]) -> dict[int, Leakage]:
     found = {}
     for client, own in uploads.items():
         single = [*sums[client], *moments[client]]
-        samples = np.unique(np.concatenate(single)) if single else _NONE
+        samples = np.unique(np.concatenate(single)) if single else np.zeros(0, dtype=np.int64)
         told = own.samples[samples[samples < len(own.samples)]]
         found[client] = Leakage(sum(map(len, sums[client])), sum(map(len, moments[client])), told)
     return found

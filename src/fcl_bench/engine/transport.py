@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from fcl_bench.engine.exchange import Answer, Lost, Reply
     from fcl_bench.engine.remote.replies import Received
     from fcl_bench.protocol.message import Message
+
+
+#: The clients of a process, ascending; and what it answers to a request.
+OwnClients: TypeAlias = "Callable[[Clients], Sequence[int]]"
+Answers: TypeAlias = "Callable[[Received], Iterator[bytes]]"
 
 
 @dataclass(frozen=True)
@@ -121,10 +126,12 @@ class Transport(Protocol):
         complete: whether every client that is asked answers in its round.
         everything: the clients' data, for audits; None where the server's process does not see them.
         raw: the cost of sending a sample as it is; None if it is unknown.
+        most: bytes of the largest reply that the next exchange may bring; a longer one is refused before it is read.
     """
 
     clients: int
     complete: bool
+    most: int
 
     @property
     def raw(self) -> RawSamples | None: ...
@@ -175,6 +182,14 @@ class Wrapper:
         self._inner = inner
         self.clients = inner.clients
         self.complete = False
+
+    @property
+    def most(self) -> int:
+        return self._inner.most
+
+    @most.setter
+    def most(self, most: int) -> None:
+        self._inner.most = most
 
     @property
     def everything(self) -> NodeData | None:
@@ -279,17 +294,12 @@ class TransportChoice(ABC):
         """Whether this process reports errors to the user, instead of leaving that to another one."""
         return True
 
-    @property
-    def process(self) -> str:
-        """Name of this process, for messages."""
-        return "this process"
+    def follow(self, site: Callable[[str, OwnClients], Answers]) -> None:
+        """Answer the server's process until the run is over; of a process that `follows`.
 
-    def own_clients(self, clients: Clients) -> Sequence[int]:
-        """The clients of this process, ascending."""
-        return range(clients.count)
-
-    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
-        """Answer the server's process until the run is over; of a process that `follows`."""
+        Args:
+            site: makes what answers from this process's name, for messages, and from which clients are its own.
+        """
         raise TypeError(f"transport={self.name} has the server in this process")
 
     @abstractmethod

@@ -53,16 +53,16 @@ def prepare_inputs(plan: Plan, folder: Path, link: Connection) -> Inputs:
         return Inputs(*load_images(plan))
     from fcl_bench.backbones.extract import FeatureCache
 
-    cache_folder = _cache_folder(plan)
+    folder_of_cache = cache_folder(plan)
     extractor, adapted = plan.extractor, None
     if extractor is None:
         from fcl_bench.execution.adapt import adapt, adapted_extractor
 
         assert network is not None
-        adapted = adapt(plan, lambda: load_images(plan), cache_folder or folder / "checkpoint", link)
+        adapted = adapt(plan, lambda: load_images(plan), folder_of_cache or folder / "checkpoint", link)
         extractor = adapted_extractor(settings.backbone, adapted.body, network, device)
         link.hand_on(adapted.trained)
-    cache = None if cache_folder is None else FeatureCache(cache_folder)
+    cache = None if folder_of_cache is None else FeatureCache(folder_of_cache)
     features = _features(plan, extractor, cache, link)
     require_range(features, context.dtype)
     return Inputs(
@@ -103,7 +103,7 @@ def images_of(plan: Plan, split: Split) -> torch.Tensor:
     return load_pixels(split, plan.context.network.size, what=f"data={plan.dealt.dataset.name}")
 
 
-def _cache_folder(plan: Plan) -> Path | None:
+def cache_folder(plan: Plan) -> Path | None:
     """Where features and adapted networks are kept; None where nothing is worth it, or the user wants none."""
     cache = plan.settings.scalars.cache
     worth_it = plan.extractor is None or plan.extractor.cacheable

@@ -31,7 +31,7 @@ def clients_of(plan: Plan) -> Clients:
         holdings=dealt.shards,
         columns=dealt.stream.train_columns,
         labelled=dealt.labelled,
-        middleware=_client_middleware(settings.method, plan.context, settings),
+        middleware=_client_middleware(plan),
         run=plan.id,
         config=settings.resolved,
         classes=classes,
@@ -40,14 +40,16 @@ def clients_of(plan: Plan) -> Clients:
     )
 
 
-def _client_middleware(method: Method, context: Context, settings: Settings) -> Sequence[Middleware]:
+def _client_middleware(plan: Plan) -> Sequence[Middleware]:
     """What uploads pass through at the clients before the wire codec: noise, and then masks over what is noisy."""
+    settings, method, context = plan.settings, plan.settings.method, plan.context
     steps = [*settings.noise.middleware(method, context, settings.scalars.tasks)]
     if not isinstance(settings.secure, NoOption):
-        from fcl_bench.options.secure.party import Parties, seeded
+        from fcl_bench.options.secure.party import Parties, simulated
 
         uploads = Uploads.of(method, context)
-        steps.append(Parties(settings.secure, seeded(context.seed), uploads, context.wire.gram == "packed"))
+        secrets = simulated(context.seed, plan.id)
+        steps.append(Parties(settings.secure, secrets, uploads, context.wire.gram == "packed"))
     return steps
 
 

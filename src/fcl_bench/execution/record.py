@@ -18,7 +18,7 @@ from fcl_bench.engine.metrics import accuracy_matrix, finite, metrics, pooled_ac
 from fcl_bench.engine.reports import Compute, Dropped
 from fcl_bench.errors import UserError
 from fcl_bench.execution.drift import drift_matrix
-from fcl_bench.execution.folder import SCHEMA
+from fcl_bench.execution.folder import SCHEMA, recorded_sums
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import (
@@ -104,11 +104,12 @@ def run_record(
 
 def configured(settings: Settings) -> dict[str, Any]:
     """What run.json repeats of config.yaml."""
-    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise", "secure")
+    groups = ("data", "backbone", "split", "partition", "adapt", "faults", "noise")
     return {
         "method": settings.method.name,
         "method_revision": settings.method.revision,
         **{group: getattr(settings, group).name for group in groups},
+        "secure": recorded_sums(settings.secure.name),
         **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,
@@ -153,7 +154,8 @@ def _dropped(federation: Federation, inputs: Inputs) -> Dropped:
 def _privacy(plan: Plan, federation: Federation) -> Privacy:
     """What the method says (0 if it says nothing), and what its clients' uploads told of single samples."""
     settings, ledger = plan.settings, federation.state.ledger
-    guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger)
+    at_sites = plan.dealt.dataset.elsewhere
+    guarantee = settings.noise.guarantee(settings.method, plan.context, settings.scalars.tasks, ledger, at_sites)
     made = {"synthetic_images": 0, "sample_gradients": 0, "reconstructed_images": 0}
     none = {**ledger.single_samples(), **made, "guarantee": guarantee}
     return cast(Privacy, {**none, **federation.server.privacy()})

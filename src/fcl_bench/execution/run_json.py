@@ -108,7 +108,7 @@ class Privacy(Revealed):
     synthetic_images: int  # that the server made from models alone and sent
     sample_gradients: int  # gradients of single samples that clients sent
     reconstructed_images: int  # that the server made of these
-    guarantee: Guarantee | None  # with `noise`: what it promises; the counts above are as without it
+    guarantee: Guarantee | None  # with `noise`: what it promises; the counts are as without it, 0 where sites keep them
 
 
 class Runtime(Seconds):
@@ -157,7 +157,7 @@ class Result(TypedDict):
     adapt: str
     faults: str  # whether clients were made to fail, and how
     noise: str  # whether clients added noise, and which
-    secure: str  # sums: the server saw sums of uploads alone; none: it saw every upload
+    secure: str  # simulated sums: the server absorbed sums alone, its masks are no secret; none: every upload
     experiment: str | None  # which of the papers' experiments the run belongs to
     track: str | None  # the leaderboard's track and its version, such as features-1
     profile: str  # of an experiment: full, or quick for its miniature

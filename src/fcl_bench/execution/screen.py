@@ -173,8 +173,8 @@ def _remarks(record: RunRecord) -> Iterator[str]:
     if guarantee := record["privacy"]["guarantee"]:
         yield _guarantee(guarantee)
     if record["secure"] != "none":
-        text = "secure sums: of each round's statistics or models the server saw the sum over the clients alone"
-        yield f"{text}; bytes are of masked numbers, keys and shares"
+        text = "simulated sums: of each round's statistics or models the server absorbed the sum over the clients alone"
+        yield f"{text}, under masks that follow from the run's seed; bytes are of masked numbers, keys and shares"
 
 
 def _guarantee(guarantee: Guarantee) -> str:
@@ -182,8 +182,9 @@ def _guarantee(guarantee: Guarantee) -> str:
     if epsilon is None:
         return f"Noise: none, {unit}s are clipped to {guarantee['clip']:g} and nothing is promised"
     whom = "the sum of each round's uploads" if guarantee["of_sums"] else "each client's uploads"
+    whose = "under keys of the sites" if guarantee.get("against_server") else "simulated: the server knows the seed"
     return (
         f"Noise: {whom}: ({epsilon:.4g}, {guarantee['delta']:g})-private per {unit} (clip"
         f" {guarantee['clip']:g}, multiplier {guarantee['multiplier']:.4g}, releases {guarantee['releases']}; by"
-        f" {guarantee['accountant']})"
+        f" {guarantee['accountant']}; {whose})"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,9 @@ from fcl_bench.config import Settings
 from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.host import Host
 from fcl_bench.engine.remote.process_info import ProcessInfo
+from fcl_bench.engine.remote.ranks import first_batches
 from fcl_bench.engine.remote.replies import Received, serialise
-from fcl_bench.engine.transport import Clients
+from fcl_bench.engine.transport import Clients, OwnClients
 from fcl_bench.environment import choosing_kernels, reuse_freed_memory
 from fcl_bench.execution.adapt import adapted_extractor, first_stage_clients
 from fcl_bench.execution.inputs import images_of
@@ -28,7 +29,7 @@ from fcl_bench.protocol.message import Message
 class Site:
     """One process of clients of a run."""
 
-    def __init__(self, settings: Settings, name: str, own_clients: Callable[[Clients], Sequence[int]]) -> None:
+    def __init__(self, settings: Settings, name: str, own_clients: OwnClients) -> None:
         self._settings, self._name, self._own_clients = settings, name, own_clients
         self._network: Extractor | None = None
         self._host: Host | None = None
@@ -64,13 +65,9 @@ class Site:
         """The features of samples `start` to `end` of a side, in the batches of a whole pass."""
         extractor = self._network or self.plan.extractor
         assert extractor is not None
-        dataset, parts, done = self.plan.dealt.dataset, [], start
-        for features in extractor.batches(dataset.train if side == "train" else dataset.test, start):
-            parts.append(features)
-            done += len(features)
-            if done >= end:
-                break
-        return torch.cat(parts)
+        dataset = self.plan.dealt.dataset
+        split = dataset.train if side == "train" else dataset.test
+        return torch.cat([*first_batches(extractor, split, range(start, end))])
 
     def _opened(self, stage: str, states: Path, given: Message) -> Host:
         """The clients of one of the run's federations, with the samples that the server gave, or images from here."""
@@ -89,4 +86,4 @@ def serve(settings: Settings) -> None:
     reuse_freed_memory()
     transport = settings.transport
     with choosing_kernels(settings.scalars.cudnn):
-        transport.follow(Site(settings, transport.process, transport.own_clients).answers)
+        transport.follow(lambda process, own_clients: Site(settings, process, own_clients).answers)

@@ -40,10 +40,9 @@ def run_tables(
     names = [f"task_{task.index}" for task in stream.tasks]
     classes = [named[label] if named else f"class_{label}" for label in stream.class_order]
     uploads = chain(adapted.ledger.values("") if adapted else (), state.ledger.values(""))
+    validated = None if state.validation is None else (state.validation["correct"], stream.validation_sizes)
     tables: dict[str, Table] = {
-        "tasks.csv": task_table(
-            stream.tasks, state.ledger, held_samples(federation), tests, metrics, _validated(federation)
-        ),
+        "tasks.csv": task_table(stream.tasks, state.ledger, held_samples(federation), tests, metrics, validated),
         "accuracy_matrix.csv": (names, accuracy_matrix(state.answers["correct"], tests).tolist()),
         "task_aware_matrix.csv": (names, accuracy_matrix(state.answers["aware"], tests).tolist()),
         "class_accuracy.csv": (classes, accuracy_by_class(federation).tolist()),
@@ -57,9 +56,8 @@ def run_tables(
     tables |= federation.exchange.tables()
     if federation.rounds.every:
         tables["rounds.csv"] = (list(federation.rounds.columns), federation.rounds.values())
-    if state.validation is not None:
-        matrix = accuracy_matrix(state.validation["correct"], federation.stream.validation_sizes)
-        tables["validation_matrix.csv"] = (names, matrix.tolist())
+    if validated is not None:
+        tables["validation_matrix.csv"] = (names, accuracy_matrix(*validated).tolist())
     for name, audit in federation.audits.items():
         header = list(dict.fromkeys(key for row in audit.rows for key in row))
         tables[f"{name}.csv"] = (header, [[row.get(key) for key in header] for row in audit.rows])
@@ -69,11 +67,6 @@ def run_tables(
 def held_samples(federation: Federation) -> list[int]:
     """(T,) how many training samples the clients have."""
     return [int(federation.transport.samples(task.index)[0].sum()) for task in federation.stream.tasks]
-
-
-def _validated(federation: Federation) -> tuple[np.ndarray, np.ndarray] | None:
-    answers = federation.state.validation
-    return None if answers is None else (answers["correct"], federation.stream.validation_sizes)
 
 
 def task_table(

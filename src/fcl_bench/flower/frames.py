@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fcl_bench.errors import machine_memory
+
 _LENGTH = 8
 #: The largest size of a header; a longer one does not come from fcl-bench.
-_LONGEST_HEADER = 1 << 26
+_LONGEST_HEADER = 1 << 22
+#: Bytes that are read at a time: memory is taken for what has come, and not for what is announced.
+_PIECE = 1 << 20
+
+
+#: How the error begins of an answer that no other answer of the same node could mend.
+REFUSED = "not taken: "
 
 
 class Frame(NamedTuple):
@@ -36,8 +44,11 @@ def send(line: socket.socket, header: dict[str, Any], blobs: Sequence[bytes] = (
         line.sendall(blob)
 
 
-def receive(line: socket.socket) -> Frame | None:
+def receive(line: socket.socket, most: int | None = None) -> Frame | None:
     """Read one frame; None where the other side has closed the line between two frames.
+
+    Args:
+        most: bytes that all byte strings may have together; None: as many as the machine holds.
 
     Raises:
         ConnectionError: the line ends within a frame, or what came is no frame.
@@ -50,22 +61,26 @@ def receive(line: socket.socket) -> Frame | None:
         raise ConnectionError(f"a header of {size} bytes is none")
     try:
         about = json.loads(_read(line, size) or b"")
-        header, lengths = dict(about["header"]), [int(length) for length in about["lengths"]]
-    except (ValueError, KeyError, TypeError) as error:
+        header, lengths = dict(about["header"]), list(about["lengths"])
+        if not all(type(length) is int and length >= 0 for length in lengths):
+            raise ValueError("a length is no length")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConnectionError(f"what came is no frame: {error}") from error
+    most = machine_memory() if most is None else most
+    if sum(lengths) > most:
+        raise ConnectionError(f"a frame announces {sum(lengths)} bytes, where at most {most} are expected")
     return Frame(header, [_read(line, length) or b"" for length in lengths])
 
 
 def _read(line: socket.socket, size: int, at_start: bool = False) -> bytes | None:
-    content = bytearray(size)
-    view, done = memoryview(content), 0
-    while done < size:
-        got = line.recv_into(view[done:])
+    content = bytearray()
+    while len(content) < size:
+        got = line.recv(min(size - len(content), _PIECE))
         if not got:
-            if at_start and not done:
+            if at_start and not content:
                 return None
-            raise ConnectionError(f"the line ended after {done} of {size} bytes")
-        done += got
+            raise ConnectionError(f"the line ended after {len(content)} of {size} bytes")
+        content += got
     return bytes(content)
 
 

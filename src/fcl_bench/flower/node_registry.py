@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fcl_bench.engine.blob import BadMessage
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Clients
+from fcl_bench.engine.validation import MOST_SAMPLES
 from fcl_bench.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class NodeInfo(ProcessInfo):
     clients: list[int]
     samples: list[list[int]]
     labelled: list[list[int]]
-    raw: dict[str, Any]
+    raw: RawSamples
     data: str
     platform: str
 
@@ -48,18 +50,15 @@ class NodeInfo(ProcessInfo):
             clients=own,
             samples=[samples[own].tolist() for samples, _ in counts],
             labelled=[labelled[own].tolist() for _, labelled in counts],
-            raw=asdict(raw),
+            raw=raw,
             data=data,
             platform=platform.platform(),
         )
 
     def record_entry(self) -> dict[str, Any]:
-        """What run.json says of the node."""
         return {
             "clients": self.clients,
-            "fcl_bench": self.package,
-            "torch": self.torch_version,
-            "threads": self.threads,
+            **super().record_entry(),
             "device": self.device,
             "platform": self.platform,
             "data": self.data,
@@ -90,9 +89,14 @@ class NodeRegistry:
         Raises:
             UserError: the node is no part of this run.
         """
-        clients = self.samples.shape[1]
+        tasks, clients = self.samples.shape
         if not all(0 <= client < clients for client in info.clients):
             raise UserError(f"{info.process} is of no use to clients={clients}", f"clients 0 to {clients - 1}")
+        rows = [*info.samples, *info.labelled]
+        if len(rows) != 2 * tasks or {len(row) for row in rows} != {len(info.clients)} or len(set(info.clients)) == 0:
+            raise BadMessage(f"{info.process} counts other samples than those of its clients and {tasks} tasks")
+        if max(map(max, rows)) > MOST_SAMPLES or (np.array(info.labelled) > np.array(info.samples)).any():
+            raise BadMessage(f"{info.process} counts more samples than there can be")
         self._check(info)
         for client in info.clients:
             if (former := self._node_of.get(client, node)) != node:

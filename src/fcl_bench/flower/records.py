@@ -25,14 +25,19 @@ def content(blobs: Sequence[bytes]) -> RecordDict:
     return RecordDict({_BLOBS: ArrayRecord({_BLOBS: Array("uint8", (len(joined),), _AS_IS, joined)})})
 
 
-def blobs(records: RecordDict) -> list[bytes]:
+def blobs(records: RecordDict, most: int | None = None) -> list[bytes]:
     """What `content` was given.
 
+    Args:
+        most: bytes that it may have; None: any number.
+
     Raises:
-        ValueError: the record is not one that `content` returns.
+        ValueError: the record is not one that `content` returns, or larger.
     """
     try:
         joined = records.array_records[_BLOBS][_BLOBS].data
+        if most is not None and len(joined) > most:
+            raise ValueError(f"the answer has {len(joined)} bytes, where at most {most} are expected")
         (count,) = _LENGTH.unpack_from(joined)
         lengths = struct.unpack_from(f"<{count}q", joined, _LENGTH.size)
     except (KeyError, struct.error) as error:

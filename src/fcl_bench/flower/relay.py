@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,25 +146,27 @@ class Relay:
         found = self._call({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
         return None if found is None else str(found)
 
-    def pull(self, messages: Sequence[str]) -> Iterator[Answer]:
-        """The answers that are there, each once."""
+    def pull(self, messages: Mapping[str, int]) -> Iterator[Answer]:
+        """The answers that are there, each once.
+
+        Args:
+            messages: what they answer, and the most bytes of each; of a longer one an error comes.
+        """
         if not messages:
             return
-        header, blobs = self._call({"do": "pull", "messages": list(messages)})
+        header, blobs = self._call({"do": "pull", "messages": dict(messages)}, most=sum(messages.values()))
         for reply in header["replies"]:
             own, blobs = blobs[: reply["blobs"]], blobs[reply["blobs"] :]
             yield Answer(reply["message"], own, reply["error"])
 
-    def _call(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> frames.Frame:
+    def _call(self, header: dict[str, Any], blobs: Sequence[bytes] = (), most: int = 0) -> frames.Frame:
         if self._socket is None:
             raise SuperLinkLost(f"there is no relay to {self._address}")
         try:
             frames.send(self._socket, header, blobs)
-            answer = frames.receive(self._socket)
+            answer, reason = frames.receive(self._socket, most), ""
         except OSError as error:
             answer, reason = None, f": {first_line(error)}"
-        else:
-            reason = ""
         if answer is None:
             self._hang_up()
             raise SuperLinkLost(f"the SuperLink at {self._address} is gone{reason}")

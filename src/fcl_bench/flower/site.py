@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
-import os
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fcl_bench import environment
 from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.config import Settings, load_settings
-from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.sources.array_files import SiteFile
 from fcl_bench.data.sources.samples import rows_of
+from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
-from fcl_bench.execution.inputs import require_range
+from fcl_bench.execution.inputs import cache_folder, images_of, require_range
 from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
-from fcl_bench.files import locked, user_path, writable
+from fcl_bench.files import locked, replacing, user_path, writable
 from fcl_bench.flower.worker import Site
-from fcl_bench.protocol.context import Context
+from fcl_bench.options.noise.secret import KEY
 
 log = logging.getLogger(__name__)
-
-#: Bytes of the secret from which a site's noise is drawn.
-_SECRET = 32
 
 
 def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
@@ -98,43 +95,42 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    own_seed = _with_own_seed(settings, context, run)
-    noise = settings.noise.middleware(settings.method, own_seed, scalars.tasks, apart=True)
+    noise: Sequence[Middleware] = ()
+    fingerprint = held.fingerprint
+    if settings.noise.noisy:
+        secret, most = _secret(settings), max(len(shards[own[0]]) for shards in holdings)
+        noise = settings.noise.middleware(settings.method, context, scalars.tasks, _key(secret, settings, run), most)
+        # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
+        fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=16, key=secret).hexdigest()
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
     clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
     rows = clients.rows(own)
-    return Site(clients, inputs[torch.from_numpy(rows)], held.fingerprint)
+    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint)
 
 
-def _with_own_seed(settings: Settings, context: Context, run: Mapping[str, Any]) -> Context:
-    """The context with the site's own seed for noise: whoever knows the run's could take the noise off again.
-
-    It comes from a secret that stays at the node, so that a turn done twice has the same noise, and from the run's id,
-    so that no two runs have the same: their difference would be without noise.
-    """
-    if not settings.noise.noisy:
-        return context
+def _secret(settings: Settings) -> bytes:
+    """The secret of this node, which never leaves it: whoever has it could take the noise off again."""
     out = settings.scalars.out
     path = writable(f"out={out}", user_path("out", out) / "nodes") / "noise.secret"
     with locked(path.with_name(f".{path.name}.lock"), f"making {path}"):  # nodes of one machine may share it
         if not path.exists():
-            _make_secret(path)
+            with replacing(path, 0o600) as temporary:  # for this user alone
+                temporary.write_bytes(secrets.token_bytes(KEY))
     secret = path.read_bytes()
-    if len(secret) != _SECRET:
+    if len(secret) != KEY:
         raise UserError(f"{path} is damaged", "remove it: the node then makes another one")
-    mixed = hashlib.blake2b(str(run["id"]).encode(), digest_size=16, key=secret).digest()
-    return dataclasses.replace(context, seed=int.from_bytes(mixed, "little"))
+    return secret
 
 
-def _make_secret(path: Path) -> None:
-    """Make a node's secret, readable by its user alone; whole or not at all, should the node be killed meanwhile."""
-    made = path.with_name(f".{path.name}.new")
-    made.unlink(missing_ok=True)
-    with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secrets.token_bytes(_SECRET))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(made, path)
+def _key(secret: bytes, settings: Settings, run: Mapping[str, Any]) -> bytes:
+    """The key of this site's noise in a run.
+
+    It comes from the secret, so that a turn done twice has the same noise, and from all that the server says of the
+    run: the same noise under other settings would tell by its difference what is without it.
+    """
+    about = {key: value for key, value in run.items() if key != "config"} | {"settings": settings.identity()}
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=KEY, key=secret).digest()
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,17 +139,14 @@ def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     Raises:
         UserError: there is no such key.
     """
-    whole = OmegaConf.to_container(OmegaConf.create(dict(config)))
-    assert isinstance(whole, dict)
+    whole = OmegaConf.create(dict(config), flags={"struct": True})
     for name, value in changes.items():
-        node: Any = whole
-        *path, last = name.split(".")
-        for part in path:
-            node = node.get(part) if isinstance(node, dict) else None
-        if not isinstance(node, dict) or last not in node:
-            raise UserError(f"{name} is no key of this run", "a key of the run's config.yaml, such as data.path")
-        node[last] = value
-    return {str(key): value for key, value in whole.items()}
+        try:
+            OmegaConf.update(whole, name, value, merge=False)
+        except (OmegaConfBaseException, ValueError) as error:
+            remedy = "a key of the run's config.yaml, such as data.path"
+            raise UserError(f"{name} is no key of this run", remedy) from error
+    return cast("dict[str, Any]", OmegaConf.to_container(whole))
 
 
 def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
@@ -164,15 +157,13 @@ def own_inputs(plan: Plan, rows: np.ndarray) -> torch.Tensor:
     """
     settings, dataset = plan.settings, plan.dealt.dataset
     if settings.method.trains_network:
-        assert plan.context.network is not None
-        return load_pixels(rows_of(dataset.train, rows), plan.context.network.size, what=f"data={dataset.name}")
+        return images_of(plan, rows_of(dataset.train, rows))
     extractor = plan.extractor
     if extractor is None:
         raise UserError(f"adapt={settings.adapt.name} trains a first stage, which no node does", "adapt=none")
     if extractor.cacheable:
-        scalars = settings.scalars.cache
-        folder = writable(f"cache.dir={scalars.dir}", user_path("cache.dir", scalars.dir))
-        cache = FeatureCache(folder) if scalars.enabled else None
+        folder = cache_folder(plan)
+        cache = None if folder is None else FeatureCache(folder)
         with environment.choosing_kernels(plan.context.cudnn):
             whole = extract_features(settings.backbone.name, extractor, dataset, cache).train
         return whole[torch.from_numpy(rows)]

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
+from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
@@ -46,7 +48,7 @@ class _Round:
 
     Attributes:
         broadcast: the round's broadcast.
-        waiting: clients without a reply.
+        waiting: clients whose reply may still come.
         until: when the waiting ends.
         replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
@@ -61,11 +63,12 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Request:
-    """A request without an answer: to say who a node is (no clients), or for turns of these clients."""
+    """A request without an answer, of at most so many bytes: who a node is (no clients), or turns of these clients."""
 
     node: str
     clients: frozenset[int]
     since: float
+    most: int
 
 
 class FlowerTransport:
@@ -91,7 +94,7 @@ class FlowerTransport:
     ) -> None:
         self._relay, self._run, self._registry = relay, run, registry
         self._deadline, self._own_numbers = deadline, own_numbers
-        self.clients = registry.samples.shape[1]
+        self.clients, self.most = registry.samples.shape[1], 0
         self._requests: dict[str, _Request] = {}
         #: The save of each client's state: now, when the server's last checkpoint was saved, and, of those whose
         #: uploads of the round may still be refused, before it.
@@ -111,7 +114,7 @@ class FlowerTransport:
 
     @property
     def raw(self) -> RawSamples:
-        return RawSamples(**self._registry.infos[0].raw)
+        return self._registry.infos[0].raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         return self._registry.samples[task], self._registry.labelled[task]
@@ -147,7 +150,7 @@ class FlowerTransport:
                 with contextlib.suppress(SuperLinkLost):  # the next round opens another relay
                     self._look(current)  # of what came since the last one
             begin = time.monotonic()
-            if client in current.waiting:
+            if client not in current.replies:
                 yield Lost(client, current.reasons.get(client, f"no answer within {self._deadline:g} seconds"))
             else:
                 reply = current.replies.pop(client)
@@ -196,11 +199,11 @@ class FlowerTransport:
         if name is None:
             self._registry.remove(node)
         else:
-            self._requests[name] = _Request(node, clients, time.monotonic())
+            self._requests[name] = _Request(node, clients, time.monotonic(), LONGEST_HEADER + len(clients) * self.most)
 
     def _look(self, current: _Round | None = None) -> None:
         """Take the answers that are there; ask nodes that are new, and those that are slow, who they are."""
-        for answer in self._relay.pull(list(self._requests)):
+        for answer in self._relay.pull({name: request.most for name, request in self._requests.items()}):
             request = self._requests.pop(answer.message, None)
             if request is None:
                 continue
@@ -221,7 +224,7 @@ class FlowerTransport:
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:
-        if answer.error:
+        if answer.error or not answer.blobs:
             self._registry.remove(request.node)
             self._again[request.node] = time.monotonic() + _AGAIN
             # If all clients have a node, this one was killed and is still counted as there.
@@ -244,9 +247,15 @@ class FlowerTransport:
             # The node or its worker is gone: it is asked again once it has said which clients it has.
             self._registry.remove(request.node)
             current.reasons |= dict.fromkeys(request.clients, answer.error)
+            if answer.error.startswith(REFUSED):  # what this node sends no server takes, however often it is asked
+                current.waiting -= request.clients
             return
         for blob in answer.blobs:
-            reply = deserialise_reply(deserialise(blob))
+            try:
+                reply = deserialise_reply(deserialise(blob))
+            except BadMessage as bad:
+                clients = ", ".join(map(str, sorted(request.clients)))
+                raise UserError(f"the node of clients {clients}: {bad.what}", bad.remedy) from bad
             if reply.client in current.waiting & request.clients:
                 current.waiting.discard(reply.client)
                 current.replies[reply.client] = reply
@@ -279,7 +288,7 @@ class FlowerTransport:
                 self._push(node, _DELETE, serialise("delete", run=self._run), frozenset({-1}))
             until = time.monotonic() + _DELETE
             while self._requests and time.monotonic() < until:
-                for answer in self._relay.pull(list(self._requests)):
+                for answer in self._relay.pull(dict.fromkeys(self._requests, LONGEST_HEADER)):
                     self._requests.pop(answer.message, None)
                 time.sleep(_LOOK)
         except SuperLinkLost as lost:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +73,8 @@ class _Federation:
         self.node = site.clients.node(site.inputs, own)
         self.info = NodeInfo.of(name, site.clients, own, self.node.data.raw, site.data)
         self._device = site.clients.context.device
+        #: Whether uploads have a site's own noise, so that replies do not say which samples they would tell without it.
+        self._private = site.clients.elsewhere and bool(site.clients.middleware)
         self._stores = {client: ClientStore(folder, run["id"], f"client-{client}") for client in own}
         #: Per client, the save whose state is in memory.
         self._current: dict[int, str | None] = {}
@@ -92,6 +94,7 @@ class _Federation:
             store.prune((state, checkpoint))
             with node.computing():
                 reply = node.turn(client, broadcast)
+            reply = dataclasses.replace(reply, revealed=None) if self._private else reply
             if after := node.keeps(client):
                 store.save(name, [client], {f"{client}.{key}": value for key, value in after.items()})
             self._current[client] = name if after else None
@@ -139,7 +142,7 @@ class Worker:
         except UserError as error:
             raise UserError(f"{self._name}: {error.what}", error.remedy) from error
         if request.kind == "info":
-            yield serialise("info", **asdict(federation.info))
+            yield serialise("info", **dataclasses.asdict(federation.info))
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])

@@ -28,7 +28,7 @@ class NoOption:
     def release(self, method: Method, context: Context) -> None:
         """Statistics go as they are."""
 
-    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> tuple[Middleware, ...]:
+    def middleware(self, *run: Any, **site: Any) -> tuple[Middleware, ...]:
         """Nothing stands before the wire."""
         return ()
 

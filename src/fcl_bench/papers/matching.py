@@ -106,7 +106,7 @@ class Matcher:
         self._config = functools.cache(lambda run: RunFolder(folder / run).config())
         self._record = functools.cache(lambda run: read_json(folder / run / "run.json"))
         self._same = functools.cache(self._by_settings)
-        self._doubts = functools.cache(self._doubts_of)  # many numbers are of one run
+        self.doubts = functools.cache(self._doubts)  # many numbers are of one run
 
     def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
         """Return the index of each run with exactly these settings (any seed), by this version of the code.
@@ -172,11 +172,8 @@ class Matcher:
             return other_counts(self._record(run["folder"]), self._folder / run["folder"], wanted)
         return found
 
-    def doubts(self, run: pd.Series) -> str:
+    def _doubts(self, folder: str) -> str:
         """Return why a run that has a printed setting, by its own account, is not known to have it; "" if it is."""
-        return self._doubts(run["folder"])
-
-    def _doubts_of(self, folder: str) -> str:
         settings = settings_in(self._config(folder))
         return ", ".join(doubts(self._record(folder), settings, self._folder / folder))
 

@@ -101,7 +101,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         left_open = [key for key in STATED if not cell[key]]
         # A miniature has no printed setting that it could be taken for.
         same = [] if quick else [index for index, differing in differences.items() if not differing]
-        doubted = {index: matcher.doubts(runs.loc[index]) for index in same}
+        doubted = {index: matcher.doubts(runs.loc[index, "folder"]) for index in same}
         found = groups_of(differences, runs, left_open, doubted) or {"": []}
         used: set[Any] = set()
         for at, matching in found.items():

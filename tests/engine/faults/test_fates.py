@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -54,8 +56,11 @@ def test_a_list_names_clients_tasks_and_rounds():
         (lambda: ListedFaults(silent=["5@0"]).check(5, 2), "faults.silent names client 5, and there are 5"),
         (lambda: ListedFaults(gone=["4@2"]).check(5, 2), "faults.gone names task 2, and there are 2"),
         (lambda: RandomFaults(silent=0.6, late=0.6), "add up to more than 1"),
+        (lambda: RandomFaults(min_clients=99).check(3, 2), "faults.min_clients=99 with clients=3 (0 to 3)"),
+        (lambda: ListedFaults(silent=["0@0"], min_clients=4).check(3, 2), "faults.min_clients=4 with clients=3"),
+        (lambda: ListedFaults().check(3, 2), "faults=listed lists no client that fails"),
     ],
 )
 def test_wrong_knobs_are_one_line(made, said):
-    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+    with pytest.raises(UserError, match=re.escape(said)):
         made()

@@ -18,7 +18,7 @@ from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.mechanism import DPMechanism
-from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates, simulated
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -31,7 +31,7 @@ RELEASE = DPMechanism(1.0, {"G": SQUARE, "S": COLUMN, "n": COUNT}, {"G": 2.0, "S
 def noise_of(client: int = 0, task: int = 0, round_: int = 0, seed: int = 0) -> Message:
     """What is added to zeros."""
     zeros = {"G": torch.zeros(30, 30), "S": torch.zeros(30, 20), "n": torch.zeros(20, dtype=torch.int32)}
-    return NoisyStatistics(seed, RELEASE).send(Message(zeros, task=task, round=round_), client)
+    return NoisyStatistics(simulated(seed), RELEASE).send(Message(zeros, task=task, round=round_), client)
 
 
 def test_the_noise_has_the_variance_and_the_form_of_its_field():
@@ -59,7 +59,7 @@ def test_the_spectral_norm_of_the_noise_is_what_the_solve_allows_for():
     release = DPMechanism(1.0, {"G": SQUARE}, {"G": 0.5})
     for uploads in (1, 16):
         total = sum(
-            NoisyStatistics(0, release).send(Message({"G": torch.zeros(400, 400).double()}), k)["G"]
+            NoisyStatistics(simulated(0), release).send(Message({"G": torch.zeros(400, 400).double()}), k)["G"]
             for k in range(uploads)
         )
         norm = float(torch.linalg.eigvalsh(total).abs().max())
@@ -79,7 +79,7 @@ def test_every_upload_has_a_stream_of_its_own():
 def test_shares_of_the_noise_of_counts_are_not_rounded_away():
     """A hundredth of the variance is less than half a count: each client's own, rounded, would be no noise at all."""
     release = DPMechanism(1.0, {"n": COUNT}, {"n": 0.1}, shared=True)
-    step, uploads, counts = NoisyStatistics(0, release), 100, torch.full((2000,), 7, dtype=torch.int32)
+    step, uploads, counts = NoisyStatistics(simulated(0), release), 100, torch.full((2000,), 7, dtype=torch.int32)
     total = sum(step.send(Message({"n": counts}), client)["n"] for client in range(uploads))
     assert float((total - 700).std()) == pytest.approx(1.0, rel=0.05)
     whole = release.counted(Message({"n": total}))["n"]
@@ -89,7 +89,9 @@ def test_shares_of_the_noise_of_counts_are_not_rounded_away():
 
 
 def test_models_that_come_with_their_weight_are_clipped_without_it():
-    plain, weighted = (NoisyUpdates(0, clip=0.5, deviation=0.1, weighted=weighted) for weighted in (False, True))
+    plain, weighted = (
+        NoisyUpdates(simulated(0), clip=0.5, deviation=0.1, weighted=weighted) for weighted in (False, True)
+    )
     trained = {name: start + 1 for name, start in START.items()}
     for step in (plain, weighted):
         step.receive(Message(START), 0)
@@ -100,7 +102,7 @@ def test_models_that_come_with_their_weight_are_clipped_without_it():
 
 def test_counts_beyond_their_type_stay_in_it():
     wild = DPMechanism(1.0, {"n": COUNT}, {"n": 1e15})
-    n = NoisyStatistics(0, wild).send(Message({"n": torch.zeros(50, dtype=torch.int32)}), 0)["n"]
+    n = NoisyStatistics(simulated(0), wild).send(Message({"n": torch.zeros(50, dtype=torch.int32)}), 0)["n"]
     assert n.dtype == torch.int32
     assert set(n.tolist()) == {2**31 - 1, -(2**31)}
 
@@ -113,7 +115,7 @@ def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multip
     server.start_task(TASK)
     expected = server.schema(TASK, "statistics")
     codec = Codec(Uploads.of(method, context), None, context.dtype, context.device)
-    step = NoisyStatistics(0, context.release)
+    step = NoisyStatistics(simulated(0), context.release)
 
     def taken(upload: Message) -> Message:
         return validate_upload(Arrival(0, upload), expected, codec, server)
@@ -144,7 +146,7 @@ def test_ever_less_noise_ends_at_the_clipped_statistics(method):
 
     def W(multiplier: float) -> torch.Tensor:
         context = noisy_context(method, multiplier=multiplier, inputs=8)
-        step = NoisyStatistics(0, context.release)
+        step = NoisyStatistics(simulated(0), context.release)
         half = type(method.client(context))
         original, count = half.update, iter(range(10**6))
 
@@ -179,7 +181,7 @@ def length(change: dict[str, torch.Tensor]) -> float:
 
 
 def test_an_update_is_clipped_over_all_its_tensors_together():
-    step = NoisyUpdates(0, clip=0.5, deviation=0.0)
+    step = NoisyUpdates(simulated(0), clip=0.5, deviation=0.0)
     large = {"body.w": torch.full((2, 3), 3.0), "heads.0.b": torch.tensor([4.0, 0.0])}
     left = update_through(step, large)
     assert length(left) == pytest.approx(0.5, rel=1e-6)
@@ -195,30 +197,30 @@ def test_an_update_is_clipped_over_all_its_tensors_together():
 
 
 def test_updates_have_noise_of_their_own():
-    step = NoisyUpdates(0, clip=1e-9, deviation=2.0)
+    step = NoisyUpdates(simulated(0), clip=1e-9, deviation=2.0)
     drawn = [update_through(step, {name: 0 * part for name, part in START.items()}, client) for client in range(2000)]
     values = torch.stack([torch.cat([part.flatten() for part in one.values()]) for one in drawn]).numpy()
     assert values.std() == pytest.approx(2.0, rel=0.02)
     assert np.abs(np.corrcoef(values.T) - np.eye(8)).max() < 0.15
 
 
-@pytest.mark.parametrize("apart", [False, True])
-def test_the_noise_of_a_site_is_another_one_under_another_broadcast(apart):
+@pytest.mark.parametrize("key", [None, b"k" * 32])
+def test_the_noise_of_a_site_is_another_one_under_another_broadcast(key):
     """Where it was the same, the difference of the two uploads of a round that was done again had no noise."""
     knobs = Gaussian(multiplier=3.0, unit="client")
-    [step] = knobs.middleware(FedAvg(training=Training(rounds=3)), context_of(4), 2, apart)
+    [step] = knobs.middleware(FedAvg(training=Training(rounds=3)), context_of(4), 2, key)
     others = {**START, "body.w": START["body.w"] + 1}
     found = []
     for start in (START, others, START):
         step.receive(Message(start, "model"), 0)
         found.append(step.send(Message(start, "model"), 0)["heads.0.b"])
     assert torch.equal(found[0], found[2])
-    assert torch.equal(found[0], found[1]) is not apart
+    assert torch.equal(found[0], found[1]) is (key is None)
 
 
 def test_a_client_s_whole_update_may_be_replaced():
     """Two updates are two clips apart at most, and the multiplier is in units of that."""
-    step = NoisyUpdates(0, clip=0.5, deviation=0.0)
+    step = NoisyUpdates(simulated(0), clip=0.5, deviation=0.0)
     large = {"body.w": torch.full((2, 3), 3.0), "heads.0.b": torch.tensor([4.0, 0.0])}
     one, other = update_through(step, large), update_through(step, {name: -part for name, part in large.items()})
     assert length({name: one[name] - other[name] for name in one}) == pytest.approx(1.0, rel=1e-6)

@@ -17,7 +17,7 @@ from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.mechanism import DPMechanism, deviations, sensitivity
-from fcl_bench.options.noise.middleware import NoisyStatistics
+from fcl_bench.options.noise.middleware import NoisyStatistics, simulated
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
@@ -152,7 +152,7 @@ def test_every_field_is_scaled_by_its_own_power_of_the_clip():
 
 def test_what_nobody_bounded_does_not_leave():
     method = STSA(M=None)
-    step = NoisyStatistics(0, noisy_context(method).release)
+    step = NoisyStatistics(simulated(0), noisy_context(method).release)
     with pytest.raises(ValueError, match="W"):
         step.send(Message({"G": torch.zeros(4, 4), "W": torch.zeros(4, 3)}), 0)
 

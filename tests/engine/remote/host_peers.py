@@ -44,6 +44,7 @@ class HostPeer(Peer):
             raise Gone("its cable was cut")
         while self._answers:
             if (blob := next(self._answers[0], None)) is not None:
+                assert len(blob) <= self.most, "an honest answer is never longer than expected"
                 return blob
             del self._answers[0]
         raise AssertionError(f"{self.name} has nothing to answer")

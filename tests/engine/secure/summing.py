@@ -12,7 +12,7 @@ from fcl_bench.engine.transport import Transport
 from fcl_bench.options.faults.choices import Faults
 from fcl_bench.options.faults.transport import Faulty
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.party import Parties, seeded
+from fcl_bench.options.secure.party import Parties, simulated
 from fcl_bench.options.secure.sums import SummedUploads
 from fcl_bench.options.secure.transport import SummingTransport
 from fcl_bench.protocol.fields import Uploads
@@ -43,7 +43,11 @@ def federation(
     """
 
     def reached(method, context, *parts) -> Transport:
-        masks = [] if secure is None else [Parties(secure, seeded(0), Uploads.of(method, context), gram == "packed")]
+        masks = (
+            []
+            if secure is None
+            else [Parties(secure, simulated(0, "run"), Uploads.of(method, context), gram == "packed")]
+        )
         inner: Transport = InProcess.of(method, context, *parts, middleware=masks)
         inner = inner if faults is None else Faulty(inner, faults, 0)
         if secure is None:

@@ -16,7 +16,7 @@ from fcl_bench.options.secure.aggregation import Aggregation, peers_of
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import flat
 from fcl_bench.options.secure.masks import Masks, agreed_key, opened, public_key, sealed
-from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, seeded
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, simulated
 from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
 
@@ -24,12 +24,16 @@ from fcl_bench.protocol.message import Message
 UPLOADS = Uploads({"statistics": {"x": real("n", combine=SUM), "V": real("n")}})
 
 
+def of_run(client):
+    return simulated(client, "run")
+
+
 class Round:
     """One round among clients, each in a node of its own, so that none can have another's secrets."""
 
     def __init__(self, clients, secure=None, secrets=None):
         self.secure = secure or SecureSums(threshold=0.5)
-        self.nodes = {client: Parties(self.secure, (secrets or seeded)(client), UPLOADS) for client in clients}
+        self.nodes = {client: Parties(self.secure, (secrets or of_run)(client), UPLOADS) for client in clients}
         self.broadcast = Message({}, task=2, round=1)
         keys = {client: self.ask(client, KEYS, {}) for client in clients}
         self.server = Aggregation(self.secure, 0, self.broadcast, keys)
@@ -117,7 +121,7 @@ def test_too_few_uploads_are_one_line():
     here.share(list(range(5)))
     for client in (0, 1):
         here.server.add(client, here.send(client, np.zeros(5)))
-    with pytest.raises(UserError, match=r"secure sums: 2 of 5 clients answered in task 2, round 1, and it takes 3"):
+    with pytest.raises(UserError, match=r"secure=sums: 2 of 5 clients answered in task 2, round 1, and it takes 3"):
         here.unmask()
 
 
@@ -236,7 +240,7 @@ def test_uploads_of_other_fields_are_refused():
 def test_secrets_of_the_system_give_the_same_sum():
     clients, sent = [0, 1, 2], values(range(3))
     ends = []
-    for secrets in (seeded, lambda client: lambda client, task, round_: os.urandom):
+    for secrets in (of_run, lambda client: lambda client, task, round_: os.urandom):
         here = Round(clients, secrets=secrets)
         here.share(clients)
         masked = [here.send(client, sent[client]) for client in clients]
@@ -245,6 +249,18 @@ def test_secrets_of_the_system_give_the_same_sum():
         ends.append((masked[0]["x::fixed"], here.unmask()["x"]))
     assert not torch.equal(ends[0][0], ends[1][0])
     assert torch.equal(ends[0][1], ends[1][1])
+
+
+def test_runs_of_one_seed_have_masks_of_their_own():
+    """Two runs with one seed shared their masks, and the difference of two masked uploads had none."""
+    sent = values(range(3))
+    shown = []
+    for run in ("one", "two", "one"):
+        here = Round([0, 1, 2], secrets=lambda client, run=run: simulated(client, run))
+        here.share([0, 1, 2])
+        shown.append(here.send(0, sent[0])["x::fixed"])
+    assert torch.equal(shown[0], shown[2])
+    assert not torch.equal(shown[0], shown[1])
 
 
 def test_a_circle_of_neighbours_is_mutual_and_connected():

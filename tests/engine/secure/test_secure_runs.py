@@ -8,6 +8,7 @@ import torch
 
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.errors import UserError
+from fcl_bench.execution.screen import print_record
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
@@ -17,6 +18,7 @@ from fcl_bench.options.faults.choices import ListedFaults, RandomFaults
 from fcl_bench.options.secure.aggregation import peers_of
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.protocol.method import EVERYONE
+from fcl_bench.results.collect import collect
 from fcl_bench.training.knobs import Training
 from tests.engine.secure.summing import federation
 from tests.methods.whole_runs import assert_resumes
@@ -61,7 +63,7 @@ def test_of_ten_clients_three_drop_out_and_w_is_that_of_the_seven(method, gram):
 
 def test_fewer_than_t_are_one_line():
     faults = ListedFaults(silent=[f"{client}@1" for client in range(5)])
-    with pytest.raises(UserError, match=r"secure sums: 5 of 10 clients answered in task 1, round 0, and it takes 6"):
+    with pytest.raises(UserError, match=r"secure=sums: 5 of 10 clients answered in task 1, round 0, and it takes 6"):
         learnt(STSA(M=8), SecureSums(), faults)
 
 
@@ -230,10 +232,15 @@ def test_what_cannot_be_is_one_line(tmp_path, overrides, line):
     assert not list(tmp_path.glob("runs/*"))
 
 
-def test_a_whole_run(tmp_path):
+def test_a_whole_run(tmp_path, capsys):
     small = ("method=afl", "data=digits", "clients=3", "tasks=2", "wire.dtype=float64")
     summed, plain = run_in(tmp_path, *small, "secure=sums").record, run_in(tmp_path, *small).record
-    assert (summed["secure"], plain["secure"]) == ("sums", "none")
+    assert (summed["secure"], plain["secure"]) == ("simulated sums", "none")
     assert summed["run_id"] != plain["run_id"]
+    print_record(summed, "here")
+    shown = capsys.readouterr().out
+    assert "simulated sums: of each round's" in " ".join(shown.split())
+    assert "secure" not in shown
+    assert sorted(collect(tmp_path / "runs")["secure"]) == ["none", "simulated sums"]
     assert summed["metrics"] == plain["metrics"]
     assert summed["communication"]["up_total_bytes"] > plain["communication"]["up_total_bytes"]

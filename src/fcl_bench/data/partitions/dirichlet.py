@@ -29,7 +29,7 @@ class DirichletPartition(Partition):
             record store it at their top level.
     """
 
-    beta: float = knob(above=0, identity=False)
+    beta: float = knob(least=1e-6, identity=False)
 
 
 @dataclass

@@ -26,7 +26,8 @@ class Host:
         self.node: Node = clients.node(inputs, own)
         self.own = list(own)
         self._device = clients.context.device
-        self._store, self._last_tag = store, ""
+        #: On this process's disk, which the server's process may not see.
+        self.store, self._last_tag = store, ""
 
     def answers(self, request: Received) -> Iterator[bytes]:
         """The answers to a request: one blob, or one for each turn. Work is done as they are asked for."""
@@ -36,17 +37,16 @@ class Host:
         if request.kind == "exchange":
             for reply in self.turns(beside["clients"], on_device(request.message, self._device)):
                 yield serialise_reply(reply)
-        elif request.kind == "save":
+            return
+        if request.kind == "save":
             self.save(beside["tag"])
-            yield serialise("saved")
         elif request.kind == "restore":
             self.restore(dict(request.message))
-            yield serialise("restored")
         elif request.kind == "delete":
-            self.delete()
-            yield serialise("deleted")
+            self.store.delete()
         else:
             raise ValueError(f"{request.kind} is nothing that a process of clients does")
+        yield serialise("done")
 
     def turns(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply]:
         """The replies of this process's clients of a round; a turn is done when its reply is asked for."""
@@ -65,17 +65,13 @@ class Host:
 
         The save before this one stays, since the server may be killed in between.
         """
-        self._store.save(tag, self.own, self.node.state_dict())
-        self._store.prune((tag, self._last_tag))
+        self.store.save(tag, self.own, self.node.state_dict())
+        self.store.prune((tag, self._last_tag))
         self._last_tag = tag
-
-    def delete(self) -> None:
-        """Delete the clients' states on this process's disk, which the server's process may not see."""
-        self._store.delete()
 
     def restore(self, states: dict[str, torch.Tensor]) -> None:
         """Go on from what the server's checkpoint says of these clients."""
-        self.node.load_state_dict(resolved(states, self.own, self._store))
+        self.node.load_state_dict(resolved(states, self.own, self.store))
         self._last_tag = tag_of(states)
 
 

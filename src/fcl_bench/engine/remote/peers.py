@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from fcl_bench.engine.blob import LONGEST_HEADER
 from fcl_bench.engine.remote.transport import AHEAD, Gone, Peer
 from fcl_bench.errors import first_line
 
@@ -26,8 +27,9 @@ class RankPeer(Peer):
     here. And waiting for it can be interrupted, which a wait in torch's own code cannot.
     """
 
-    def __init__(self, rank: int, name: str) -> None:
+    def __init__(self, rank: int, name: str, most: int = LONGEST_HEADER) -> None:
         super().__init__(name)
+        self.most = most
         #: Whether it has said that nothing more will come.
         self.ended = False
         self._rank = rank
@@ -45,6 +47,8 @@ class RankPeer(Peer):
                     self.ended = True
                     self._inbox.put("it has come to its end")
                     return
+                if not 0 < int(length) <= self.most:
+                    raise ValueError(f"it announces {int(length)} bytes, where at most {self.most} are expected")
                 body = torch.empty(int(length), dtype=torch.uint8)
                 dist.recv(body, self._rank)
                 if not self._leaving:
@@ -79,10 +83,8 @@ class RankPeer(Peer):
 
     def end(self) -> None:
         """Say that nothing more will come. Whether the peer is there still does not matter."""
-        try:
+        with suppress(RuntimeError):
             dist.send(torch.tensor([_END]), self._rank)
-        except RuntimeError:
-            return
 
     def await_end(self, seconds: float) -> None:
         """Wait until the peer has said so, too, so that its connection may be closed; what else it says is dropped."""

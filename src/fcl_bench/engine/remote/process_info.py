@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, is_dataclass
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 
 import fcl_bench
 from fcl_bench import environment
+from fcl_bench.engine.blob import BadMessage, fits
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import Context
 
@@ -56,14 +57,25 @@ class ProcessInfo:
 
     @classmethod
     def read(cls: type[_Info], state: dict[str, Any]) -> _Info:
-        """The attributes of another process as JSON. Raises a `UserError` if that has another version of fcl-bench."""
+        """The attributes of another process as JSON.
+
+        Raises:
+            UserError: it has another version of fcl-bench, or says what none says of itself.
+        """
         if (package := state.get("package")) != fcl_bench.__version__:
             process = state.get("process", "a process")
             raise UserError(
                 f"{process} has fcl-bench {package}, the server {fcl_bench.__version__}",
                 "the same version everywhere",
             )
-        return cls(**state)
+        if not fits(state, cls):
+            raise BadMessage("a process says what no process says of itself")
+        parts: dict[str, Any] = {name: form for name, form in get_type_hints(cls).items() if is_dataclass(form)}
+        return cls(**{**state, **{name: form(**state[name]) for name, form in parts.items()}})
+
+    def record_entry(self) -> dict[str, Any]:
+        """What run.json says of it."""
+        return {"fcl_bench": self.package, "torch": self.torch_version, "threads": self.threads}
 
 
 #: What both ends must have in common: its name in `ProcessInfo`, the words for it, and what would work.

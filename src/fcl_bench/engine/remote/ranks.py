@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,15 +19,15 @@ import torch.distributed as dist
 
 from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.data.sources.base import Split
+from fcl_bench.engine.blob import LONGEST_HEADER
 from fcl_bench.engine.checkpoint import ClientStore
 from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.remote.replies import Received
 from fcl_bench.engine.remote.transport import Gone, Remote, lost
-from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
-from fcl_bench.errors import UserError, first_line
+from fcl_bench.engine.transport import Answers, Clients, Connection, OwnClients, Transport, TransportChoice
+from fcl_bench.errors import UserError, first_line, machine_memory
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
 
@@ -60,8 +61,10 @@ def shares(start: int, end: int, batch: int, processes: int) -> list[range]:
     return [range(begin, stop) for begin, stop in zip([start, *ends], ends, strict=False)]
 
 
-def rank_name(rank: int) -> str:
-    return f"rank {rank}"
+def first_batches(extractor: Extractor, split: Split, samples: range) -> Iterator[torch.Tensor]:
+    """The features of these samples, one of the `shares`."""
+    assert extractor.batch is not None
+    return islice(extractor.batches(split, samples.start), -(-len(samples) // extractor.batch))
 
 
 class ServerRank(Connection):
@@ -69,7 +72,7 @@ class ServerRank(Connection):
 
     def __init__(self, rank: Rank) -> None:
         self._size = rank.size
-        self._peers = {number: RankPeer(number, rank_name(number)) for number in range(1, rank.size)}
+        self._peers = {number: RankPeer(number, f"rank {number}") for number in range(1, rank.size)}
         self._infos: list[ProcessInfo] = []
         #: Of the last federation, the method's own.
         self._remote: Remote | None = None
@@ -105,13 +108,9 @@ class ServerRank(Connection):
             return
         own, *others = shares(start, len(split), batch, self._size)
         for peer, share in zip(self._peers.values(), others, strict=True):
+            peer.most = max(peer.most, LONGEST_HEADER + 8 * len(share) * extractor.dimension(split))
             peer.request("extract", side=side, start=share.start, end=share.stop)
-        done = start
-        for features in extractor.batches(split, start):
-            yield features
-            done += len(features)
-            if done >= own.stop:
-                break
+        yield from first_batches(extractor, split, own)
         for peer in self._peers.values():
             yield peer.response("features").message["features"]
 
@@ -130,15 +129,7 @@ class ServerRank(Connection):
         return {
             "processes": self._size,
             "backend": dist.get_backend(),
-            "ranks": [
-                {
-                    "name": info.process,
-                    "fcl_bench": info.package,
-                    "torch": info.torch_version,
-                    "threads": info.threads,
-                }
-                for info in self._infos
-            ],
+            "ranks": [{"name": info.process, **info.record_entry()} for info in self._infos],
         }
 
     def close(self) -> None:
@@ -160,44 +151,33 @@ class OverRanks(TransportChoice):
     def follows(self) -> bool:
         return this_rank().number > 0
 
-    @property
-    def process(self) -> str:
-        return rank_name(this_rank().number)
-
-    def own_clients(self, clients: Clients) -> list[int]:
-        rank = this_rank()
-        return clients_in(assign(clients, rank.size), rank.number)
-
     @contextmanager
     def connect(self) -> Iterator[Connection]:
         rank = this_rank()
         with self._group(rank), closing(ServerRank(rank)) as connection:
             yield connection
 
-    def follow(self, answers: Callable[[Received], Iterator[bytes]]) -> None:
+    def follow(self, site: Callable[[str, OwnClients], Answers]) -> None:
         """Answer rank 0 until it says that the run is over. Raises a `UserError` if it leaves without a message."""
         rank = this_rank()
+        answers = site(f"rank {rank.number}", lambda clients: clients_in(assign(clients, rank.size), rank.number))
         with self._group(rank):
-            server = RankPeer(0, rank_name(0))
+            server = RankPeer(0, "rank 0", machine_memory())  # it decides what this process has to hold
             try:
-                self._serve(server, answers)
+                while not server.ended:
+                    for blob in answered(server.receive(), answers):
+                        if server.ended:
+                            break
+                        server.send(blob)
             except Gone as error:
                 if not server.ended:
-                    raise lost(rank_name(0), error) from error
+                    raise lost("rank 0", error) from error
             except KeyboardInterrupt:
                 # Rank 0 reports a signal that all ranks got, unless the end of rank 0 is the reason for the signal.
                 if rank.number == 1 and _has_gone(server):
-                    raise lost(rank_name(0), Gone(CLOSED)) from None
+                    raise lost("rank 0", Gone(CLOSED)) from None
                 raise
             server.end()
-
-    @staticmethod
-    def _serve(server: RankPeer, answers: Callable[[Received], Iterator[bytes]]) -> None:
-        while True:
-            for blob in answered(server.receive(), answers):
-                if server.ended:
-                    return
-                server.send(blob)
 
     @property
     def speaks(self) -> bool:

@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import packed, unpacked
+from fcl_bench.engine.blob import BadMessage, fits, packed, unpacked
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.single_sample_leakage import Leakage
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
+
+#: What JSON holds of a reply.
+_REPLY = {
+    **dict.fromkeys(("client", "samples_kept", "accepted"), int),
+    **{"seconds": float, "right": int | None, "stored": dict[str, int], "counts": dict[str, int]},
+}
+_LEAKAGE = {"sums": int, "moments": int, "samples": list[int]}
 
 
 class RemoteError(RuntimeError):
@@ -39,18 +46,18 @@ def deserialise(blob: bytes | memoryview) -> Received:
     """What `serialise` returned.
 
     Raises:
-        ValueError: it is nothing of the sort.
+        BadMessage: it is nothing of the sort.
         UserError: an answer that tells of one, in the other process's words.
         RemoteError: an answer that tells of another error.
     """
     message, beside = unpacked(blob)
     kind = beside.pop("kind", None)
     if not isinstance(kind, str):
-        raise ValueError("the message does not say what it is for")
+        raise BadMessage("the message does not say what it is for")
     if kind == "user error":
-        raise UserError(str(beside["what"]), str(beside["remedy"]))
+        raise UserError(str(beside.get("what")), str(beside.get("remedy")))
     if kind == "error":
-        raise RemoteError(str(beside["text"]))
+        raise RemoteError(str(beside.get("text")))
     return Received(kind, beside, message)
 
 
@@ -67,34 +74,18 @@ def serialise_reply(reply: Reply) -> bytes:
         accepted=reply.accepted,
         right=reply.right,
         counts=reply.counts,
-        revealed=leakage and [leakage.sums, leakage.moments, leakage.samples.tolist()],
+        revealed=leakage and {**vars(leakage), "samples": leakage.samples.tolist()},
     )
 
 
 def deserialise_reply(answer: Received) -> Reply:
-    """What `serialise_reply` was given. Raises ValueError for anything else."""
-    if answer.kind != "reply":
-        raise ValueError(f"a reply was expected, and {answer.kind} came")
-    about = answer.beside
-    try:
-        leakage = None
-        if about["revealed"] is not None:
-            sums, moments, samples = about["revealed"]
-            leakage = Leakage(int(sums), int(moments), np.array(samples, dtype=np.int64))
-        return Reply(
-            client=int(about["client"]),
-            upload=answer.message,
-            seconds=float(about["seconds"]),
-            guesses=None,
-            stored={str(kind): int(size) for kind, size in about["stored"].items()},
-            samples_kept=int(about["samples_kept"]),
-            revealed=leakage,
-            accepted=int(about["accepted"]),
-            right=None if about["right"] is None else int(about["right"]),
-            counts=Counter({str(what): int(number) for what, number in about["counts"].items()}),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"the bytes are no reply: {error}") from error
+    """What `serialise_reply` was given. Raises BadMessage for anything else."""
+    about, told = answer.beside, answer.beside.pop("revealed", "nothing said")
+    if answer.kind != "reply" or not fits(about, _REPLY) or not (told is None or fits(told, _LEAKAGE)):
+        raise BadMessage(f"a reply was expected, and {answer.kind} came")
+    if told is not None:
+        told = Leakage(told["sums"], told["moments"], np.array(told["samples"], dtype=np.int64))
+    return Reply(upload=answer.message, guesses=None, revealed=told, **{**about, "counts": Counter(about["counts"])})
 
 
 def on_device(message: Message, device: torch.device) -> Message:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
 from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
@@ -34,6 +35,8 @@ class Peer(ABC):
 
     def __init__(self, name: str) -> None:
         self.name = name
+        #: Bytes of the largest answer that may come; set before what is answered is sent.
+        self.most = LONGEST_HEADER
 
     @abstractmethod
     def send(self, blob: bytes) -> None:
@@ -61,7 +64,7 @@ class Peer(ABC):
         except Gone as error:
             raise lost(self.name, error) from error
         if answer.kind != kind:
-            raise ValueError(f"{self.name} answered {answer.kind}, not {kind}")
+            raise BadMessage(f"{self.name} answered {answer.kind}, not {kind}")
         return answer
 
 
@@ -114,12 +117,12 @@ class Remote:
         assignment: Sequence[int],
         local: Host,
     ) -> None:
-        self.clients = clients.count
+        self.clients, self.most = clients.count, 0
         self._peers, self._assignment, self._local = peers, list(assignment), local
         self._samples = [clients.samples(task) for task in range(clients.tasks)]
         self._last = (0, 0)
         #: Per process, the clients whose uploads were refused since it was last sent a request.
-        self._refused: dict[int, list[int]] = {number: [] for number in peers}
+        self._refused: defaultdict[int, list[int]] = defaultdict(list)
 
     @property
     def raw(self) -> RawSamples:
@@ -151,9 +154,10 @@ class Remote:
         if not numbers:
             return gone
         # One request for all: each process finds its own clients in it.
-        refused = [client for number in numbers for client in self._take_refused(number)]
+        refused = [client for number in numbers for client in self._refused.pop(number, [])]
         request = serialise("exchange", broadcast, clients=list(present), refused=refused)
         for number in numbers:
+            self._peers[number].most = max(self.most, LONGEST_HEADER)
             try:
                 self._peers[number].send(request)
             except Gone as error:
@@ -168,7 +172,7 @@ class Remote:
             gone[number] = str(error)
             return Lost(client, gone[number])
         if reply.client != client:
-            raise ValueError(f"{peer.name} answered for client {reply.client}, not {client}")
+            raise BadMessage(f"{peer.name} answered for client {reply.client}, not {client}")
         return reply
 
     def refused(self, client: int) -> None:
@@ -182,17 +186,17 @@ class Remote:
         """Every process saves its clients' states on its own disk, all under one new name; this is that name."""
         tag = new_tag(*self._last)
         for number, peer in self._peers.items():
-            peer.request("save", tag=tag, refused=self._take_refused(number))
+            peer.request("save", tag=tag, refused=self._refused.pop(number, []))
         self._local.save(tag)
         for peer in self._peers.values():
-            peer.response("saved")
+            peer.response("done")
         return as_state(tag)
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         for number, peer in self._peers.items():
             own = [client for client, other in enumerate(self._assignment) if other == number]
             peer.request("restore", Message(states if ELSEWHERE in states else of_clients(states, own)))
-            peer.response("restored")
+            peer.response("done")
         self._local.restore(states)
 
     def delete_states(self) -> None:
@@ -200,11 +204,7 @@ class Remote:
         for peer in self._peers.values():
             try:
                 peer.request("delete")
-                peer.response("deleted")
+                peer.response("done")
             except UserError as error:
                 log.warning("%s; the states of its clients stay where they are", error.what)
-        self._local.delete()
-
-    def _take_refused(self, number: int) -> list[int]:
-        refused, self._refused[number] = self._refused[number], []
-        return refused
+        self._local.store.delete()

@@ -8,7 +8,7 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from fcl_bench.flower import records
-from fcl_bench.flower.frames import Frame, connected, receive, send
+from fcl_bench.flower.frames import REFUSED, Frame, connected, receive, send
 
 app = ServerApp()
 
@@ -33,9 +33,14 @@ def _done(grid: Grid, request: Frame) -> Frame:
         return Frame({"message": number}, [])
     replies: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    for message in grid.pull_messages(what["messages"]):
-        own = [] if message.has_error() else records.blobs(message.content)
+    for message in grid.pull_messages(list(what["messages"])):
+        own: list[bytes] = []
         error = f"Flower's error {message.error.code}: {message.error.reason}" if message.has_error() else ""
+        if not error:
+            try:
+                own = records.blobs(message.content, what["messages"][message.metadata.reply_to_message_id])
+            except ValueError as refused:
+                error = f"{REFUSED}{refused}"
         replies.append({"message": message.metadata.reply_to_message_id, "error": error, "blobs": len(own)})
         blobs += own
     return Frame({"replies": replies}, blobs)

@@ -45,8 +45,10 @@ class Faults(ABC):
     late_unit: str = knob("round", choices=("round", "task"))
     min_clients: int = knob(1, least=0)
 
-    def check(self, clients: int, tasks: int) -> None:  # noqa: B027
+    def check(self, clients: int, tasks: int) -> None:
         """Raise a `UserError` for knobs that K clients or T tasks rule out, before any work is done."""
+        if self.min_clients > clients:
+            raise UserError(f"faults.min_clients={self.min_clients} with clients={clients}", f"0 to {clients}")
 
     @abstractmethod
     def fates(self, seed: int, clients: int, task: int, round_: int, attempt: int) -> np.ndarray:
@@ -88,6 +90,9 @@ class ListedFaults(Faults):
                     raise UserError(f"faults.{key} has the entry {entry!r}", f"{form}, numbers from 0, such as 3@1")
 
     def check(self, clients: int, tasks: int) -> None:
+        super().check(clients, tasks)
+        if not (self.silent or self.late or self.gone):
+            raise UserError("faults=listed lists no client that fails", "faults.silent=[1@0], or faults=none")
         for key in ("silent", "late", "gone"):
             for client, task, _ in _numbers(getattr(self, key)):
                 for kind, number, count in (("client", client, clients), ("task", task, tasks)):

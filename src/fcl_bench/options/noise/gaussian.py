@@ -16,13 +16,15 @@ from importlib import import_module, metadata
 from types import ModuleType
 from typing import Any, ClassVar, cast
 
+import torch
+
 from fcl_bench.config import knob
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Guarantee
 from fcl_bench.errors import UserError, installing
 from fcl_bench.options.noise.mechanism import DPMechanism, deviations
-from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates
+from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates, simulated
 from fcl_bench.protocol.context import HALF, Context
 from fcl_bench.protocol.fields import MEAN, SQUARE, Uploads
 from fcl_bench.protocol.method import Method
@@ -130,41 +132,53 @@ class Gaussian:
         summands = Uploads.of(method, context).one_sample()
         if not summands:
             return None
-        noise = self._multiplier(1) / math.sqrt(self.share_of or 1)
+        noise = self._multiplier(method) / math.sqrt(self.share_of or 1)
         deviation = deviations(summands, self.clip, noise)
         return DPMechanism(self.clip, summands, deviation, self.ridge, self.share_of is not None)
 
-    def middleware(self, method: Method, context: Context, tasks: int, apart: bool = False) -> Sequence[Middleware]:
+    def middleware(
+        self, method: Method, context: Context, tasks: int, key: bytes | None = None, samples: int = 0
+    ) -> Sequence[Middleware]:
         """Return what uploads pass through before the wire codec.
 
         Args:
             tasks: T.
-            apart: whether the noise is that of a real site, and no benchmark has to repeat it.
+            key: of a real site in this run; None: clients are simulated, and their noise follows from the run's seed.
+            samples: the most that such a site has of a task.
         """
+        source = simulated(context.seed)
+        if key is not None:
+            from fcl_bench.options.noise.secret import secret
+
+            if context.dtype != torch.float64:
+                raise UserError("noise=gaussian at sites: dtype=float32 rounds too much to hide it", "dtype=float64")
+            source = secret(key, self._multiplier(method, tasks), samples if self.unit == SAMPLE else 0)
         if context.release is not None:
-            return [NoisyStatistics(context.seed, context.release)]
+            return [NoisyStatistics(source, context.release)]
         weighted = context.sums and cast(Any, method).training.weighting == "samples"
-        deviation = self._deviation_of_updates(method, tasks)
-        return [NoisyUpdates(context.seed, self.clip, deviation, weighted, by_start=apart)]
+        return [NoisyUpdates(source, self.clip, self._deviation_of_updates(method, tasks), weighted)]
 
     def _deviation_of_updates(self, method: Method, tasks: int) -> float:
         # Any client may stand in another's place: 2 C apart at most.
-        return self._of_updates(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
+        return self._multiplier(method, tasks) * 2 * self.clip / math.sqrt(self.share_of or 1)
 
-    def _multiplier(self, releases: int) -> float:
+    def _multiplier(self, method: Any, tasks: int = 1) -> float:
+        """Return the multiplier of one upload: a task's statistics, or the model of one of all rounds there may be."""
         if self.multiplier is not None:
             return self.multiplier
         assert self.epsilon is not None
+        releases = 1 if self.unit == SAMPLE else tasks * method.training.rounds
         return multiplier_for(self.epsilon, self.delta, releases)
 
-    def _of_updates(self, method: Any, tasks: int) -> float:
-        """Return the multiplier of one round, given the largest possible number of rounds."""
-        return self._multiplier(tasks * method.training.rounds)
+    def guarantee(
+        self, method: Method, context: Context, tasks: int, ledger: Ledger, at_sites: bool = False
+    ) -> Guarantee:
+        """Return the guarantee of a run's uploads, from how many of them each client has sent.
 
-    def guarantee(self, method: Method, context: Context, tasks: int, ledger: Ledger) -> Guarantee:
-        """Return the guarantee of a run's uploads, from how many of them each client has sent."""
-        samples = bool(Uploads.of(method, context).one_sample())
-        multiplier = self._multiplier(1) if samples else self._of_updates(method, tasks)
+        Args:
+            at_sites: whether each client drew its noise from a secret of its own.
+        """
+        multiplier = self._multiplier(method, tasks)
         #: Of each client, or of each client's samples of a task: the multipliers of what was sent of them.
         sent: dict[tuple[int, ...], list[float]] = defaultdict(list)
         rows = ledger.rows
@@ -194,10 +208,15 @@ class Gaussian:
             "releases": max(map(len, sent.values()), default=0),
             "of_sums": self.share_of is not None,
             "accountant": f"{_PACKAGE} {metadata.version(_PACKAGE)}" if multiplier else None,
+            "generator": (_AT_SITES if at_sites else _SIMULATED) if multiplier else None,
+            "against_server": bool(multiplier) and at_sites,
         }
 
 
 _PACKAGE = "dp-accounting"
+#: What draws the noise (`Guarantee.generator`).
+_AT_SITES = "discrete Gaussian of AES-256-CTR, from each site's secret"
+_SIMULATED = "simulated: torch.Generator, from the run's seed"
 
 
 def library() -> ModuleType:

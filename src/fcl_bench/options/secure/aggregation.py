@@ -12,7 +12,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.fixed_point import FixedPoint, flat
 from fcl_bench.options.secure.masks import Masks, agreed_key, by_side
-from fcl_bench.options.secure.party import in_bytes, pair, rows
+from fcl_bench.options.secure.party import in_bytes, rows
 from fcl_bench.options.secure.shamir import as_bytes, joined
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import generator
@@ -85,7 +85,7 @@ class Aggregation:
                 found = "" if whole else f" {len(self._holders(client, self.survivors))}"
                 where = f"task {self._broadcast.task}, round {self._broadcast.round}"
                 raise UserError(
-                    f"secure sums: {of}{found} answered in {where}, and it takes {wanted} to unmask the sum",
+                    f"secure=sums: {of}{found} answered in {where}, and it takes {wanted} to unmask the sum",
                     f"fewer faults, or a smaller secure.threshold than {self._secure.threshold:g}",
                 )
 
@@ -109,7 +109,7 @@ class Aggregation:
             wanted = self._secure.least(1 + len(self._peers[client]))
             if len(shares) < wanted:
                 raise UserError(
-                    f"secure sums: {len(shares)} clients helped to unmask client {client}'s part of task"
+                    f"secure=sums: {len(shares)} clients helped to unmask client {client}'s part of task"
                     f" {self._broadcast.task}, round {self._broadcast.round}, and it takes {wanted}",
                     f"a smaller secure.threshold than {self._secure.threshold:g}",
                 )
@@ -119,7 +119,7 @@ class Aggregation:
                 continue
             # What its peers among the survivors have put on for it; the other end has the other sign.
             keys = [
-                (peer, agreed_key(secret, bytes(self._keys[peer]["mask"].numpy()), "masks", *pair(client, peer)))
+                (peer, agreed_key(secret, bytes(self._keys[peer]["mask"].numpy()), "masks", client, peer))
                 for peer in self._holders(client, survivors)
             ]
             added, subtracted = by_side(client, keys)

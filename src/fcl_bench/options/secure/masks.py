@@ -5,7 +5,7 @@ X25519, HKDF-SHA256, AES-256 in counter mode as pseudo-random generator and ChaC
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -27,15 +27,15 @@ def public_key(private: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed_key(private: bytes, public: bytes, purpose: str, *indices: int) -> bytes:
+def agreed_key(private: bytes, public: bytes, purpose: str, *clients: int) -> bytes:
     """Return two clients' key for a purpose, the same at both ends: HKDF of X25519 of one's private, other's public.
 
     Args:
         private, public: 32 bytes each.
-        purpose, indices: another key for others (task, round, the two clients in ascending order).
+        purpose, clients: another key for others; the two clients in any order.
     """
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
-    info = " ".join(map(str, ("fcl-bench", purpose, *indices))).encode()
+    info = " ".join(map(str, ("fcl-bench", purpose, *sorted(clients)))).encode()
     return HKDF(SHA256(), KEY, None, info).derive(secret)
 
 
@@ -85,12 +85,13 @@ def _stream(key: bytes) -> CipherContext:
     return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
 
 
-def side(client: int, other: int) -> int:
-    """Return 1 if a client adds the mask that it shares with another, -1 if it subtracts it."""
-    return 1 if client < other else -1
+def key_words(key: bytes) -> Callable[[int], np.ndarray]:
+    """Return a function that makes the next so many uniform numbers of 64 bits of a key's stream."""
+    stream = _stream(key)
+    return lambda count: np.frombuffer(bytearray(stream.update(bytes(8 * count))), dtype="<u8")
 
 
 def by_side(client: int, keys: Sequence[tuple[int, bytes]]) -> tuple[list[bytes], list[bytes]]:
-    """Return the keys of a client's masks with others, those to be added and those to be subtracted."""
-    added = [key for other, key in keys if side(client, other) > 0]
-    return added, [key for other, key in keys if side(client, other) < 0]
+    """Return the keys of a client's masks with others, those to be added (the other has a larger number) and the rest,
+    to be subtracted."""
+    return [key for other, key in keys if client < other], [key for other, key in keys if other < client]

@@ -26,14 +26,9 @@ SUMMED = (SUM, MEAN)
 Secrets = Callable[[int, int, int], Draw]
 
 
-def seeded(seed: int) -> Secrets:
-    """Secrets that follow from the run's seed, for clients that are simulated in one process: nothing is secret."""
-    return lambda client, task, round_: generator(seed, "secure sums", task, round_, client).bytes
-
-
-def pair(client: int, other: int) -> tuple[int, int]:
-    """Return two clients in ascending order."""
-    return min(client, other), max(client, other)
+def simulated(seed: int, run: str) -> Secrets:
+    """Secrets of clients that one process plays: they follow from the run's seed and id, so nothing is secret."""
+    return lambda client, task, round_: generator(seed, f"secure sums {run}", task, round_, client).bytes
 
 
 @dataclass
@@ -148,10 +143,9 @@ class Parties(Middleware):
             )
         triangles = [name for name, own in sent.items() if self._packs and own.form == "gram"]
         numbers = self._fixed.encoded(message, session.clients, client, triangles)
-        keys = {
-            p: agreed_key(session.mask, session.theirs[p][1], "masks", *pair(client, p)) for p in self._peers(client)
-        }
-        added, subtracted = by_side(client, [*keys.items()])
+        peers = sorted(session.shares.keys() - {client})
+        keys = [(peer, agreed_key(session.mask, session.theirs[peer][1], "masks", client, peer)) for peer in peers]
+        added, subtracted = by_side(client, keys)
         masks = Masks([session.own, *added], subtracted)
         for tensor in numbers.values():
             masks.put_on(flat(tensor))
@@ -181,12 +175,9 @@ class Parties(Middleware):
             raise ValueError(f"client {client} has no keys of task {request.task}, round {request.round}")
         return session
 
-    def _peers(self, client: int) -> list[int]:
-        return sorted(self._sessions[client].shares.keys() - {client})
-
     def _cipher_key(self, client: int, peer: int) -> bytes:
         session = self._sessions[client]
-        return agreed_key(session.cipher, session.theirs[peer][0], "shares", *pair(client, peer))
+        return agreed_key(session.cipher, session.theirs[peer][0], "shares", client, peer)
 
 
 def rows(texts: list[bytes], length: int = 0) -> torch.Tensor:

@@ -29,30 +29,39 @@ class Masked:
         return Turn(self.reply.client, self.reply, SUMMED)
 
 
+class Extra:
+    """The cost of a round's exchanges around the uploads: (K,) per client, lost ones included, and the server's."""
+
+    def __init__(self, clients: int) -> None:
+        counted = {"up_bytes": np.int64, "down_bytes": np.int64, "client_seconds": np.float64}
+        self.columns = {name: np.zeros(clients, dtype=kind) for name, kind in counted.items()}
+        self.server_seconds = 0.0
+
+    def add(self, client: int, request: Message, answer: Reply) -> None:
+        """Add one exchange."""
+        cost = {"up_bytes": answer.upload.nbytes, "down_bytes": request.nbytes, "client_seconds": answer.seconds}
+        for name, own in cost.items():
+            self.columns[name][client] += own
+
+
 @dataclass(frozen=True)
 class Total:
     """The sum of a round's masked uploads, and what it cost besides these.
 
     Attributes:
         rounding: the largest error of an entry of the sum.
-        up_bytes, down_bytes: (K,) per client, lost ones included.
-        client_seconds: (K,) per client.
-        server_seconds: the server's seconds.
     """
 
     clients: tuple[int, ...]
     upload: Message
     rounding: float
-    up_bytes: np.ndarray
-    down_bytes: np.ndarray
-    client_seconds: np.ndarray
-    server_seconds: float
+    extra: Extra
 
     def turn(self, round_: Round) -> Turn:
         """A turn of everyone; its costs are the round's."""
-        for name in ("up_bytes", "down_bytes", "client_seconds"):
-            round_.columns[name] += getattr(self, name)
-        round_.watch.seconds += self.server_seconds
+        for name, own in self.extra.columns.items():
+            round_.columns[name] += own
+        round_.watch.seconds += self.extra.server_seconds
         announced = round_.held.counts(list(self.clients))
         arrival = Arrival(EVERYONE, self.upload, announced, len(self.clients), exact=True, rounding=self.rounding)
         return Turn(EVERYONE, arrival=arrival)
@@ -83,8 +92,8 @@ class SummedUploads(Step):
         if total.clients == 1:
             self._notices.tell(
                 "alone",
-                f"task {round_.task.index}, round {round_.number} has one client, whose upload the secure sum is;"
-                " rounds like this hide nothing",
+                f"task {round_.task.index}, round {round_.number} has one client, whose upload the sum is; rounds like"
+                " this hide nothing",
             )
         if self._release is None:
             return total

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from fcl_bench.engine.exchange import Answer, Late, Lost, Reply
@@ -15,21 +14,8 @@ from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING
-from fcl_bench.options.secure.sums import Masked, Total
+from fcl_bench.options.secure.sums import Extra, Masked, Total
 from fcl_bench.protocol.message import Message
-
-
-class _Extra:
-    """The cost of the exchanges around the upload."""
-
-    def __init__(self, clients: int) -> None:
-        self.up, self.down = np.zeros(clients, dtype=np.int64), np.zeros(clients, dtype=np.int64)
-        self.client_seconds, self.server_seconds = np.zeros(clients), 0.0
-
-    def add(self, client: int, request: Message, answer: Reply) -> None:
-        self.up[client] += answer.upload.nbytes
-        self.down[client] += request.nbytes
-        self.client_seconds[client] += answer.seconds
 
 
 class SummingTransport(Wrapper):
@@ -54,28 +40,17 @@ class SummingTransport(Wrapper):
         if broadcast.stage in self._apart:
             yield from self._inner.exchange(present, broadcast)
             return
-        extra = _Extra(self.clients)
-        keys: dict[int, Message] = {}
-        for answer in self._answers_to(present, KEYS, lambda client: {}, broadcast, extra):
-            if isinstance(answer, Lost):
-                yield answer
-            else:
-                keys[answer.client] = answer.upload
+        extra = Extra(self.clients)
+        keys, lost = self._answers_to(present, KEYS, lambda client: {}, broadcast, extra)
+        yield from lost
         aggregation = Aggregation(self._secure, self._seed, broadcast, keys)
-        shared: list[int] = []
-        for answer in self._answers_to(keys, SHARES, aggregation.shares_request, broadcast, extra):
-            if isinstance(answer, Lost):
-                yield answer
-            else:
-                aggregation.take_shares(answer.client, answer.upload)
-                shared.append(answer.client)
-        there: list[int] = []
-        for answer in self._answers_to(shared, TAKE_IN, aggregation.take_in_request, broadcast, extra):
-            if isinstance(answer, Lost):
-                yield answer
-            else:
-                there.append(answer.client)
-        for reply in self._inner.exchange(there, broadcast):
+        shared, lost = self._answers_to(keys, SHARES, aggregation.shares_request, broadcast, extra)
+        yield from lost
+        for client, answer in shared.items():
+            aggregation.take_shares(client, answer)
+        there, lost = self._answers_to(shared, TAKE_IN, aggregation.take_in_request, broadcast, extra)
+        yield from lost
+        for reply in self._inner.exchange([*there], broadcast):
             if isinstance(reply, Reply) and (reply.upload.task, reply.upload.round) == (
                 broadcast.task,
                 broadcast.round,
@@ -93,18 +68,14 @@ class SummingTransport(Wrapper):
         if not shared:
             return
         aggregation.require_enough()
-        helped: dict[int, Message] = {}
-        for answer in self._answers_to(
-            aggregation.survivors, UNMASKING, aggregation.unmasking_request, broadcast, extra
-        ):
-            # Its upload is in the sum, so it is not lost.
-            if isinstance(answer, Reply):
-                helped[answer.client] = answer.upload
+        # The uploads of all of these are in the sum, so that none is lost.
+        asked, request = aggregation.survivors, aggregation.unmasking_request
+        helped, _ = self._answers_to(asked, UNMASKING, request, broadcast, extra)
         begin = time.perf_counter()
         total = aggregation.unmasked(helped)
         extra.server_seconds += time.perf_counter() - begin
         clients, rounding = tuple(aggregation.survivors), len(aggregation.survivors) * self._secure.step / 2
-        yield Total(clients, total, rounding, extra.up, extra.down, extra.client_seconds, extra.server_seconds)
+        yield Total(clients, total, rounding, extra)
 
     def _answers_to(
         self,
@@ -112,16 +83,18 @@ class SummingTransport(Wrapper):
         stage: str,
         request: Callable[[int], Mapping[str, torch.Tensor]],
         broadcast: Message,
-        extra: _Extra,
-    ) -> Iterator[Reply | Lost]:
-        """Return the clients' answers to what each is asked besides the round's upload."""
+        extra: Extra,
+    ) -> tuple[dict[int, Message], list[Lost]]:
+        """Return the clients' answers to what each is asked besides the round's upload, and who gave none."""
         made = {
             client: Message(request(client), stage, task=broadcast.task, round=broadcast.round) for client in clients
         }
-        for answer in self.ask(made):
-            if isinstance(answer, Reply):
-                extra.add(answer.client, made[answer.client], answer)
-            yield answer
+        answers = list(self.ask(made))
+        given = [answer for answer in answers if isinstance(answer, Reply)]
+        for answer in given:
+            extra.add(answer.client, made[answer.client], answer)
+        lost = [answer for answer in answers if isinstance(answer, Lost)]
+        return {answer.client: answer.upload for answer in given}, lost
 
     def refused(self, client: int) -> None:
         raise UserError(f"the upload of client {client} cannot be left out of a sum", "on_bad_upload=fail")

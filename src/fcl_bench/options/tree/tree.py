@@ -150,16 +150,12 @@ class Tree(Step):
         if turn.arrival is not None and turn.reply is not None:
             seconds = turn.reply.seconds
             if node is not None:
-                self._give(node, round_, turn, turn.arrival)
+                with node.watch.running():
+                    read = self._validation.received(round_, turn)
+                if read is not None:  # it is not refused
+                    node.take(read, turn.arrival)
         arrival = self._ended(turn.client, seconds, round_)
         turn.arrival = arrival if node is not None else turn.arrival
-
-    def _give(self, node: _Node, round_: Round, turn: Turn, arrival: Arrival) -> None:
-        """Have a node take a client's upload in, unless it is refused."""
-        with node.watch.running():
-            read = self._validation.received(round_, turn)
-        if read is not None:
-            node.take(read, arrival)
 
     def _ended(self, client: int, seconds: float, round_: Round) -> Arrival | None:
         """End a client's part in the round, whether or not its upload arrived; returns what then arrives at the server.
@@ -167,11 +163,10 @@ class Tree(Step):
         Args:
             seconds: the client's own seconds; 0 if nobody waits for it.
         """
-        path, number = seconds, client
+        path = seconds
         arrival: Arrival | None = None
-        for level in range(1, 1 + len(self.sizes)):
-            number //= self.fan_in
-            node = self._round[level, number]
+        for place in self._above(client):
+            node = self._round[place]
             if arrival is not None:
                 with node.watch.running():
                     read = self._validation.read(arrival, round_.schema)
@@ -201,40 +196,29 @@ class Tree(Step):
 
     def _received(self, client: int, broadcast: Message) -> None:
         """Count the broadcast to a client and to all nodes above it, once per node."""
-        number = client
-        for level in range(1, 1 + len(self.sizes)):
-            number //= self.fan_in
+        for level, number in self._above(client):
             node = self._round[level, number]
             if not node.down_bytes:
-                node.down_bytes = self._cached.send(self._key(level, number), broadcast)
+                # A number that is unique among the nodes of all levels.
+                node.down_bytes = self._cached.send(sum(self.sizes[: level - 1]) + number, broadcast)
 
     def _relayed(self, client: int, upload: Message) -> None:
         """Count a late upload of an earlier round, which goes up unchanged since it cannot be combined with others."""
-        number = client
-        for level in range(1, 1 + len(self.sizes)):
-            number //= self.fan_in
+        for level, number in self._above(client):
             node = self._round.setdefault((level, number), _Node(level, number, Stopwatch(self._device)))
             node.received, node.sent = node.received + 1, node.sent + 1
             node.up_bytes += upload.nbytes
 
-    def _key(self, level: int, number: int) -> int:
-        """A number that is unique among the nodes of all levels."""
-        return sum(self.sizes[: level - 1]) + number
+    def _above(self, client: int) -> Iterator[tuple[int, int]]:
+        """Level and number of each node between a client and the server, from the client up."""
+        return ((level, client // self.fan_in**level) for level in range(1, 1 + len(self.sizes)))
 
     def _finish(self, round_: Round) -> None:
         """Enter what the round's nodes did."""
         rows = [
             (
-                *(
-                    round_.task.index,
-                    round_.number,
-                    level,
-                    number,
-                    node.received,
-                    node.sent,
-                    node.up_bytes,
-                    node.down_bytes,
-                ),
+                *(round_.task.index, round_.number, level, number),
+                *(node.received, node.sent, node.up_bytes, node.down_bytes),
                 *(node.watch.seconds, node.slowest + node.watch.seconds),
             )
             for (level, number), node in sorted(self._round.items())
