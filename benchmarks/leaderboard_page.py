@@ -132,13 +132,14 @@ def _picture(board: dict[str, Any]) -> Figure:
     axes.set_xscale("log")
     x, y = ([row["up_mib"] / tasks for row in front], [row["A_T"] for row in front])
     axes.plot(x, y, drawstyle="steps-post", **{**FRONT, "linewidth": 3})
-    texts = []
+    names: dict[tuple[float, float], list[str]] = {}
     for row in rivals:
         is_closed = row["family"] == "closed_form"
         where = row["up_mib"] / tasks, row["A_T"]
         axes.plot(*where, "o" if is_closed else "^", color="#0072B2" if is_closed else "#D55E00", alpha=0.8)
         if row in front or row["method"] == YARDSTICK or rivals.index(row) < _NAMED:
-            texts.append(axes.text(*where, row["title"], fontsize=8.5))
+            # Methods that are almost at one place share a label.
+            names.setdefault((round(math.log10(where[0]), 1), round(where[1])), []).append(row["title"])
     for row in (row for row in best if row["ceiling"]):
         axes.axhline(row["A_T"], **CEILING_LOOKS[row["method"]], label=f"{row['title']} (ceiling)")
     axes.plot([], [], "o", color="#0072B2", label="closed form: one or two rounds per task")
@@ -149,7 +150,9 @@ def _picture(board: dict[str, Any]) -> Figure:
     axes.legend(frameon=False, fontsize=8.5, loc="lower left")
     axes.margins(x=0.1, y=0.1)
     axes.xaxis.set_major_formatter("{x:g}")
-    adjust_text(texts, ax=axes, iter_lim=500)
+    texts = [axes.text(10**x, y, ", ".join(titles), fontsize=8.5) for (x, y), titles in names.items()]
+    points = {"x": [row["up_mib"] / tasks for row in rivals], "y": [row["A_T"] for row in rivals]}
+    adjust_text(texts, **points, ax=axes, iter_lim=500, force_static=(0.4, 0.6))
     return figure
 
 
