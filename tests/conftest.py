@@ -33,7 +33,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers divide the cores among themselves. Whatever the caller has set: sums round by the number of threads.
     os.environ["OMP_NUM_THREADS"] = "1"
-    for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # they would come before it
+    # Those two would come before it; and no screen is as wide as workers are told, since there is none.
+    for name in ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "COLUMNS"):
         os.environ.pop(name, None)
 
 # How fast examples are drawn says how busy the machine is.

@@ -135,7 +135,7 @@ BAD_INPUT = [
     ("clients=many", "clients=many has the wrong type (an integer)"),
     ("tasks=0", "tasks=0 is out of range"),
     ("tasks=11", "tasks=11 is more than the 10 classes (1 to 10)"),
-    ("beta=0", "beta=0.0 is out of range (a finite number above 0)"),
+    ("beta=0", "beta=0.0 is out of range (a finite number, 1e-06 or more)"),
     ("beta=-0.5", "beta=-0.5 is out of range"),
     ("beta=nan", "beta=nan is out of range"),
     ("beta=inf", "beta=inf is out of range"),

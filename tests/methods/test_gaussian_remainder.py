@@ -293,7 +293,7 @@ def test_what_does_not_fit_the_context_is_refused():
         with pytest.raises(UserError, match="method.remainder=gaussian needs random features of ReLU"):
             knobs(**linear).check(context_of(8), [2])
         knobs(class_rank=9, remainder="isotropic", **linear).check(context_of(8), [2])
-    with pytest.raises(UserError, match="method.class_rank=500 needs .* for products of directions of each class"):
+    with pytest.raises(UserError, match="method.class_rank=500 needs .* for the covariances of a task's classes"):
         knobs(class_rank=500).check(dataclasses.replace(context_of(8), inputs=512), [10**6])
     crowd = dataclasses.replace(context_of(8), clients=10**12)
     with pytest.raises(UserError, match="method.rank=4 needs .* for the factors of 1000000000000 clients"):

@@ -247,8 +247,9 @@ class CentredSketch(RidgeMethod):
                 f"method.class_rank={self.class_rank} is more than the backbone's {context.inputs} features",
                 f"0 to {context.inputs}",
             )
-        pairs = max(classes_per_task) * self.class_rank * (self.class_rank + 1) // 2
-        require_memory(f"method.class_rank={self.class_rank}", 8 * M * pairs, "products of directions of each class")
+        pairs = self.class_rank * (self.class_rank + 1) // 2
+        size = 8 * max(classes_per_task) * (M * pairs + context.inputs**2)
+        require_memory(f"method.class_rank={self.class_rank}", size, "the covariances of a task's classes")
         size = 8 * (context.clients or 0) * M * self.rank
         require_memory(
             f"method.rank={self.rank}", size, f"the factors of {context.clients} clients, kept until a task ends"
