@@ -80,10 +80,12 @@ TASKS = (
         r"going on after task \d+ of \d+",
         interrupted="outputs/runs/fedavg-*/checkpoint/state.json",
     ),
-    Task("a sweep of 12 runs", ("fcl-bench -m method=stsa,afl,fedran beta=0.1,1 seed=0,1",), r"fcl-tables --sweep \w+"),
+    Task(
+        "a sweep of 18 runs", ("fcl-bench -m method=stsa,afl,fedran beta=0.1,1 seed=0,1,2",), r"fcl-tables --sweep \w+"
+    ),
     Task(
         "a sweep that trains on features",
-        ("fcl-bench -m method=fedavg method.trains=features method.training.rounds=10 beta=0.1,1 seed=0,1",),
+        ("fcl-bench -m method=fedavg method.trains=features method.training.rounds=10 beta=0.1,1 seed=0,1,2",),
         r"fcl-tables --sweep \w+",
     ),
     Task("the table of the sweep", ("fcl-tables --latest",), r"written: .*summary\.\* "),

@@ -74,7 +74,7 @@ def test_undefined_metrics_say_so(capsys):
 def test_one_table_answers_and_the_rest_is_asked_for(capsys):
     record = record_of([75.0, 60.0], forgetting=12.5)
     record["communication"]["raw"] = {**RAW, "uploads": 1200, "larger": 1100}
-    print_record(record, "/tmp/my out/runs/x")
+    print_record(record, "my out/runs/x")
     out = capsys.readouterr().out
     rows = re.findall(r"^│ (.+?) +│ +(\S+(?: \w+)?) │$", out, flags=re.M)
     assert rows == [
@@ -90,7 +90,7 @@ def test_one_table_answers_and_the_rest_is_asked_for(capsys):
     assert out.count("┏") == 1
     for text in ("larger than", "134.27", "partition:", "peak memory", "warning"):
         assert text not in out
-    assert "next: fcl-tables --out '/tmp/my out' puts" in out
+    assert "next: fcl-tables --out 'my out' puts" in out
     print_record(record, "outputs/runs/x", details=True)
     assert "details=true" not in capsys.readouterr().out
 

@@ -69,9 +69,9 @@ def _compare(folders: list[Path], _: argparse.Namespace) -> None:
     rows = [(key, *runs[key].map(text), "") for key in configured if runs[key].map(text).nunique() > 1]
     for name in _COMPARED:
         known = [{seed: (value, path)} for seed, value, path in runs[["seed", name, "path"]].itertuples(index=False)]
-        told = [verdict.why for verdict in judged(known, name, MEASURES[name].higher) if verdict.why != BEST]
+        reasons = [verdict.why for verdict in judged(known, name, MEASURES[name].higher) if verdict.why != BEST]
         values = runs[name].map("{:.4g}".format).replace("nan", NOT_DEFINED)
-        rows.append((MEASURES[name].header, *values, "".join(told[:1])))
+        rows.append((MEASURES[name].header, *values, "".join(reasons[:1])))
     ScreenConsole().print(screen_table("", ("", *(folder.name for folder in folders), "paired"), rows))
 
 

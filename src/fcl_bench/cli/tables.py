@@ -188,28 +188,30 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     doubts = mixed(runs)
     for prefix, table in tables.items():
         table.sheet.notes[:0] = doubts
-        contents |= {f"{prefix}{suffix}": text for suffix, text in table_files(table, arguments.format).items()}
-    asked = arguments.figures or []
+        forms = table_files(table, arguments.format)
+        # The whole table cites what its parts cite.
+        contents |= {f"{prefix}{suffix}": text for suffix, text in forms.items() if not prefix or suffix != "bib"}
+    wanted = arguments.figures or []
     figures: dict[str, Drawing] = {}
-    if asked or arguments.html:
+    if wanted or arguments.html:
         from fcl_bench.results.figures.canvas import captions, pictures
         from fcl_bench.results.figures.figure_set import FIGURES, figure_set
         from fcl_bench.results.figures.style import KINDS
 
         once = frame[frame["run_id"].isin(runs["run_id"])]
-        figures = figure_set(once, out / "runs", FIGURES if arguments.html else asked, arguments.difference_to)
-        _require_figures(asked, figures, arguments.reference is not None)
+        figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted, arguments.difference_to)
+        _require_figures(wanted, figures, arguments.reference is not None)
     svgs: dict[str, bytes] = {}
     for name, figure in figures.items():
-        drawn = pictures(figure, KINDS if name in asked else ("svg",))
+        drawn = pictures(figure, KINDS if name in wanted else ("svg",))
         svgs[name] = drawn["svg"]
         files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
-        contents |= {f"{name}.{suffix}": content for suffix, content in files_of.items() if name in asked}
+        contents |= {f"{name}.{suffix}": content for suffix, content in files_of.items() if name in wanted}
     if arguments.html:
         title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
         sheets = {table.name: table.sheet for table in tables.values()}
-        told = {name: figure.caption for name, figure in figures.items()}
-        contents["html"] = html_page(title, sheets, svgs, told, _about(runs))
+        texts = {name: figure.caption for name, figure in figures.items()}
+        contents["html"] = html_page(title, sheets, svgs, texts, _about(runs))
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet, bool(measures), doubts)
     return files
@@ -232,7 +234,7 @@ def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_ref
             f"there are runs for {', '.join(figures)}" if figures else "docs/how-to/figures.md says what each one needs"
         )
         without = " (reference results have no curves and no seconds)" if with_reference else ""
-        raise UserError(f"--figures {missing[0]}: too few runs for it, or no line that is not flat{without}", there)
+        raise UserError(f"--figures {missing[0]}: too few runs for it, or flat lines only{without}", there)
 
 
 def _show(summary: pd.DataFrame, sheet: Sheet, whole: bool, doubts: list[str]) -> None:

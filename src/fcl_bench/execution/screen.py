@@ -113,11 +113,11 @@ def _result(record: RunRecord) -> Table:
 
 def _details(record: Mapping[str, Any]) -> Table:
     """The metrics, bytes, counts and seconds of run.json under their keys."""
-    told = [part for part in record if isinstance(record[part], dict) or part.startswith("client_")]
+    shown = [part for part in record if isinstance(record[part], dict) or part.startswith("client_")]
     table = Table()
     table.add_column("run.json", overflow="fold")
     table.add_column("value", overflow="fold")
-    return _in_parts(table, (_facts({part: record[part]}) for part in told if part not in ("files", "features")))
+    return _in_parts(table, (_facts({part: record[part]}) for part in shown if part not in ("files", "features")))
 
 
 def _in_parts(table: Table, parts: Iterable[Iterable[tuple[str, str]]]) -> Table:

@@ -150,9 +150,9 @@ def _verdict(side: _Side, sampled: np.ndarray | None) -> Verdict:
     low, high = np.quantile(draws, [_TAIL, 1 - _TAIL], method="hazen").tolist() if known else (math.nan, math.nan)
     samples = 0 if side.parts is None else len(side.parts)
     over = f"{n} seed{'s' if n > 1 else ''}{f', {samples} test samples' if samples else side.others}"
-    told = f"behind the best by {behind:.3g} [{low:.3g}, {high:.3g}] ({over})" if known else ONE_SEED + side.others
-    is_told = (low if known else behind) > 0
-    return Verdict("" if is_told else "bold", told, behind, low, high, samples)
+    why = f"behind the best by {behind:.3g} [{low:.3g}, {high:.3g}] ({over})" if known else ONE_SEED + side.others
+    is_behind = (low if known else behind) > 0
+    return Verdict("" if is_behind else "bold", why, behind, low, high, samples)
 
 
 def _resampled(parts: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:

@@ -116,12 +116,12 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     tested = (frame["A_T_best"].notna() / every).fillna(0.0)
     frame = frame.iloc[tested.to_numpy().argsort(kind="stable")]
     key = signature(frame, [*configuration, "seed"])
-    told = frame.loc[key.duplicated(keep="last"), ["label", "seed", "run_id"]].to_numpy(object)
-    if len(told):
+    repeated = frame.loc[key.duplicated(keep="last"), ["label", "seed", "run_id"]].to_numpy(object)
+    if len(repeated):
         log.warning(
             "not counted, since a run of the same configuration and seed is newer or tested more rounds: %s%s",
-            "; ".join(f"{label}, seed {text(seed)} ({run})" for label, seed, run in told[:_LISTED]),
-            f"; and {len(told) - _LISTED} more" if len(told) > _LISTED else "",
+            "; ".join(f"{label}, seed {text(seed)} ({run})" for label, seed, run in repeated[:_LISTED]),
+            f"; and {len(repeated) - _LISTED} more" if len(repeated) > _LISTED else "",
         )
     frame = frame[~key.duplicated(keep="last")]
     varying = [column for column in [*configuration, "seed"] if frame[column].map(text).nunique() > 1]

@@ -80,12 +80,12 @@ def serialise_reply(reply: Reply) -> bytes:
 
 def deserialise_reply(answer: Received) -> Reply:
     """What `serialise_reply` was given. Raises BadMessage for anything else."""
-    about, told = answer.beside, answer.beside.pop("revealed", "nothing said")
-    if answer.kind != "reply" or not fits(about, _REPLY) or not (told is None or fits(told, _LEAKAGE)):
+    about, leakage = answer.beside, answer.beside.pop("revealed", "missing")
+    if answer.kind != "reply" or not fits(about, _REPLY) or not (leakage is None or fits(leakage, _LEAKAGE)):
         raise BadMessage(f"a reply was expected, and {answer.kind} came")
-    if told is not None:
-        told = Leakage(told["sums"], told["moments"], np.array(told["samples"], dtype=np.int64))
-    return Reply(upload=answer.message, guesses=None, revealed=told, **{**about, "counts": Counter(about["counts"])})
+    if leakage is not None:
+        leakage = Leakage(leakage["sums"], leakage["moments"], np.array(leakage["samples"], dtype=np.int64))
+    return Reply(upload=answer.message, guesses=None, revealed=leakage, **{**about, "counts": Counter(about["counts"])})
 
 
 def on_device(message: Message, device: torch.device) -> Message:

@@ -175,9 +175,9 @@ class GaussianRemainderServer(CentredSketchServer):
         self.classes = ClassScatter(self.scatter, len(task.columns))
 
     def objection(self, upload: Message) -> str:
-        lengths, said = torch.linalg.vector_norm(upload["U"], dim=0), int(upload["widths"].sum())
-        if len(lengths) != said:
-            return f"U has {len(lengths)} columns, widths speaks of {said}"
+        lengths, widths = torch.linalg.vector_norm(upload["U"], dim=0), int(upload["widths"].sum())
+        if len(lengths) != widths:
+            return f"U has {len(lengths)} columns, widths speaks of {widths}"
         if bool(((lengths - 1).abs() > _ROUNDED).any()):
             return "U has a column that is not of length 1"
         return super().objection(upload)

@@ -89,9 +89,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
         log_costs(axes, rivals[at])
 
     about += " Mean over seeds; bars: one standard deviation either way."
-    told = {_legend(rivals[rivals["family"] == family], numeric[family]): look for family, look in looks.items()}
+    labelled = {_legend(rivals[rivals["family"] == family], numeric[family]): look for family, look in looks.items()}
     draws = [partial(draw, measure) for measure in ACCURACIES]
-    return drawing(shown, [about], draws, height=3.6, sharex=True, names=told | dotted, more=more)
+    return drawing(shown, [about], draws, height=3.6, sharex=True, names=labelled | dotted, more=more)
 
 
 def _named(panels: Sequence[Panel], cost: str, most: int) -> set[str]:
@@ -140,8 +140,8 @@ def _legend(rows: pd.DataFrame, numeric: list[str]) -> str:
         rows["family"].iloc[0],
         {knob: sorted(pd.to_numeric(rows[knob], errors="coerce").dropna()) for knob in numeric},
     )
-    told = [f"{knob.removeprefix('method.')} {text(of[0])} to {text(of[-1])}" for knob, of in ends.items()]
-    return f"{family} [{', '.join(told)}]" if told else str(family)
+    ranges = [f"{knob.removeprefix('method.')} {text(of[0])} to {text(of[-1])}" for knob, of in ends.items()]
+    return f"{family} [{', '.join(ranges)}]" if ranges else str(family)
 
 
 def _draw_line(axes: Axes, rows: pd.DataFrame, cost: str, measure: str, look: Look) -> None:

@@ -36,15 +36,16 @@ _LATEX_ESCAPES = {
 
 def latex_table(sheet: Sheet) -> str:
     """Return a table (over pages a longtable), n in its caption, settings as lines above rows, notes as comments."""
-    kept = [at for at, header in enumerate(sheet.headers) if at not in sheet.facets and header != "n"]
-    width, texts = len(kept), sum(at < sheet.texts for at in kept)
-    headers = [_symbols(sheet.headers[at]) for at in kept]
+    shown = [at for at, header in enumerate(sheet.headers) if at not in sheet.facets and header != "n"]
+    width, texts = len(shown), sum(at < sheet.texts for at in shown)
+    headers = [_symbols(sheet.headers[at]) for at in shown]
     head = " & ".join([*headers[:texts], *(f"{{{header}}}" for header in headers[texts:])]) + r" \\"
     body: list[str] = []
     for setting, rows in groupby(sheet.rows, lambda row: [row[at].text for at in sheet.facets]):
-        said = ", ".join(f"{sheet.headers[at]} {value}" for at, value in zip(sheet.facets, setting, strict=True))
-        body += [r"\midrule", *([rf"\multicolumn{{{width}}}{{l}}{{\emph{{{latex_text(said)}}}}} \\"] if said else [])]
-        body += [" & ".join(_cell(sheet, row[at], at) for at in kept) + r" \\" for row in rows]
+        heading = ", ".join(f"{sheet.headers[at]} {value}" for at, value in zip(sheet.facets, setting, strict=True))
+        above = [rf"\multicolumn{{{width}}}{{l}}{{\emph{{{latex_text(heading)}}}}} \\"] if heading else []
+        body += [r"\midrule", *above]
+        body += [" & ".join(_cell(sheet, row[at], at) for at in shown) + r" \\" for row in rows]
     columns = f"{{{'l' * texts}{'S' * (width - texts)}}}"
     caption = [rf"\caption{{{_caption(sheet)}}}", rf"\label{{tab:{re.sub('[^a-z0-9]+', '-', sheet.title.lower())}}}"]
     if len(sheet.rows) > _PAGE:
@@ -100,12 +101,13 @@ def _caption(sheet: Sheet) -> str:
         {int(cell.text) for header, cell in cells if header == "n"} | {int(m[3]) for m in matches if m and m[3]}
     )
     over = f"{counts[0]} to {counts[-1]}" if counts[1:] else "".join(map(str, counts))
-    said = [latex_text(sheet.title) + (rf": mean $\pm$ standard deviation over {over} seeds." if over else ".")]
+    seeds = rf": mean $\pm$ standard deviation over {over} seed{'' if over == '1' else 's'}"
+    sentences = [f"{latex_text(sheet.title)}{seeds if over else ''}."]
     if any(cell.mark for _, cell in cells):
-        said.append(r"Bold: the best, and what is not distinguishable from it (paired 95\,\% interval).")
+        sentences.append(r"Bold: the best, and what is not distinguishable from it (paired 95\,\% interval).")
     if gates := sorted({found[1] for _, cell in cells if (found := re.search(r"\[gate: (.*)\]$", cell.text))}):
-        said.append(rf"$\dagger$: not a fair sample of the method ({latex_text(', '.join(gates))}).")
-    return " ".join(said)
+        sentences.append(rf"$\dagger$: not a fair sample of the method ({latex_text(', '.join(gates))}).")
+    return " ".join(sentences)
 
 
 def latex_text(text: str) -> str:

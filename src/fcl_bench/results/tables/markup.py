@@ -26,9 +26,7 @@ def markdown_page(sheet: Sheet) -> str:
 
 
 def table_files(table: Table, formats: Iterable[str]) -> dict[str, str]:
-    """Return suffix -> content of a table's files: those of `formats` (csv, md, tex; beside tex what it cites as bib),
-    and the runs behind its cells.
-    """
+    """Return suffix -> text of the `formats` (csv, md, tex with a bib beside it) and of the runs behind the cells."""
     forms = {"csv": _csv(table.values), "md": markdown_page(table.sheet), "tex": latex_table(table.sheet)}
     chosen = {suffix: forms[suffix] for suffix in forms if suffix in formats}
     cited = bibliography(chosen.get("tex", ""))

@@ -86,5 +86,5 @@ def _ignores_partition(folders: Sequence[str]) -> bool:
 
 def _named(values: pd.Series) -> str:
     """Name values by their keys, except those that are null, absent or only a fingerprint."""
-    told = [key for key, value in values.items() if value not in ("", "null") and key != "features"]
-    return ", ".join(f"{key.removeprefix('method.')} {values[key]}" for key in told if "fingerprint" not in key)
+    shared = [key for key, value in values.items() if value not in ("", "null") and key != "features"]
+    return ", ".join(f"{key.removeprefix('method.')} {values[key]}" for key in shared if "fingerprint" not in key)

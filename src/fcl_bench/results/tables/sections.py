@@ -140,8 +140,8 @@ def _table(
         sheet_rows.append(cells)
     seeds = "n seeds." if alone else "seeds (number of seeds)."
     words = [measure.note for measure in measures if measure.note]
-    told = indifferent(summary) if any(measure.section == "accuracy" for measure in measures) else ""
-    note = " ".join(filter(None, [f"Mean ± standard deviation over {seeds}", told, legend(summary, found)]))
+    unmoved = indifferent(summary) if any(measure.section == "accuracy" for measure in measures) else ""
+    note = " ".join(filter(None, [f"Mean ± standard deviation over {seeds}", unmoved, legend(summary, found)]))
     notes = [*same, *([" ".join(words)] if words else []), note]
     facets = tuple(place for place, key in enumerate(by) if key != "method" and not key.startswith("method."))
     # A table without methods keeps its columns: they name its rows.
@@ -197,8 +197,8 @@ def screen_table(summary: pd.DataFrame, sheet: Sheet, width: int, whole: bool) -
     ]
     crowded = sum(3 + size for size in sizes[: sheet.texts + 3]) > width
     above = sheet.facets if crowded or 2 * len(set(blocks)) <= len(blocks) else ()
-    asked = [place for place, header in enumerate(sheet.headers) if whole or place <= sheet.texts or header in few]
-    places = [place for place in asked if place not in above]
+    wanted = [place for place, header in enumerate(sheet.headers) if whole or place <= sheet.texts or header in few]
+    places = [place for place in wanted if place not in above]
     wide = [sizes[place] for place in places]
     least = sum(place < sheet.texts for place in places) + 3
     # The method's column takes what the others leave, half of the width at least.
