@@ -44,8 +44,7 @@ def latex_table(sheet: Sheet) -> str:
     for setting, rows in groupby(sheet.rows, lambda row: [row[at].text for at in sheet.facets]):
         heading = ", ".join(f"{sheet.headers[at]} {value}" for at, value in zip(sheet.facets, setting, strict=True))
         above = [rf"\multicolumn{{{width}}}{{l}}{{\emph{{{latex_text(heading)}}}}} \\"] if heading else []
-        body += [r"\midrule", *above]
-        body += [" & ".join(_cell(sheet, row[at], at) for at in shown) + r" \\" for row in rows]
+        body += [r"\midrule", *above, *(" & ".join(_cell(sheet, row[at], at) for at in shown) + r" \\" for row in rows)]
     columns = f"{{{'l' * texts}{'S' * (width - texts)}}}"
     caption = [rf"\caption{{{_caption(sheet)}}}", rf"\label{{tab:{re.sub('[^a-z0-9]+', '-', sheet.title.lower())}}}"]
     if len(sheet.rows) > _PAGE:
