@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.cli.overrides import composed_as_typed, ordered
 from fcl_bench.composition import NAMED_BY
-from fcl_bench.config import Settings, load_settings
+from fcl_bench.config import Settings, load_settings, text
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, require_choice
 from fcl_bench.files import json_hash, locked, replacing, slug, user_path, writable
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
-from fcl_bench.sweeps.search import Pruning, Range, ended, next_trial, open_study, parse_range, require_optuna
+from fcl_bench.sweeps.search import RULES, Pruning, Range, ended, next_trial, open_study, parse_range, require_optuna
 from fcl_bench.tracking import Tracking, load_tracking
 from fcl_bench.tracking.console import duration, log_to_terminal, printed_to, say
 
@@ -52,6 +52,12 @@ class _Search:
     metric: str
     prune: bool
     on_test: bool
+
+    def defaults(self) -> dict[str, str]:
+        """What the configuration has for the keys of the space, as it is typed."""
+        config = composed_as_typed([*self.fixed, f"seed={self.seeds[0]}"])
+        found = {key: OmegaConf.select(config, key.lstrip("+")) for key in self.space}
+        return {key: "null" if value is None else text(value) for key, value in found.items()}
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
         """The overrides of one run."""
@@ -109,7 +115,7 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
         what = "tune says itself what trials are tested on"
         raise UserError(what, "--on-test for the test set, or data.validation=SHARE alone")
     if not on_test:
-        fixed += [text for text in _VALIDATION if text.partition("=")[0] not in keys]
+        fixed += [share for share in _VALIDATION if share.partition("=")[0] not in keys]
     if not space:
         method = _composed([*fixed, f"seed={seeds[0]}"])[0].method
         declared = (
@@ -135,7 +141,7 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
     content: dict[str, Any] = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
-    content |= {"revision": settings.method.revision}  # another revision has other results
+    content |= {"revision": settings.method.revision, "rules": RULES}  # others have other results
     content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
     label = "-".join(map(slug, (settings.method.name, settings.data.name)))
     name = name or f"tune-{label}-{json_hash(content)[:8]}"
@@ -160,15 +166,17 @@ def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
 def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) -> None:
     """Carry out one trial and print a line about it. Raises a `UserError` if it fails before any is complete."""
     optuna = require_optuna()
+    first = not ended(study)
     trial = next_trial(study)
-    values = {key: space.suggested(trial, key) for key, space in search.space.items()}
+    # What is searched begins with what the configuration has, so no choice is worse than it on what chooses.
+    values = search.defaults() if first else {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
     typed = " ".join(f"{key}={value}" for key, value in values.items())
     found = []
     try:
         for number, seed in enumerate(search.seeds):
             report = JobReport(trial.number * len(search.seeds) + number, search.overrides(values, seed))
-            found.append(_run(search, trial, folder, report, number * tasks))
+            found.append(_run(search, trial, folder, report, number, tasks))
     except optuna.TrialPruned as error:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         say(f"{which} pruned {error}: {typed}")
@@ -186,7 +194,7 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
         say(f"{which}: {search.metric} {value:.4g}: {typed}  [best {study.best_value:.4g}]")
 
 
-def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: int) -> float:
+def _run(search: _Search, trial: Any, folder: Path, report: JobReport, number: int, tasks: int) -> float:
     """Carry out one run of a trial and return its metric; the run prints into a file."""
     from fcl_bench.execution.run import run
     from fcl_bench.execution.screen import print_record
@@ -197,7 +205,7 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, first: in
         try:
             with printed_to(output_path(folder, report.number)):
                 log_to_terminal("fcl-bench", report.warnings)
-                pruning = Pruning(trial, first, tracking) if search.prune else None
+                pruning = Pruning(trial, number * tasks, tasks, tracking) if search.prune else None
                 outcome = run(settings, pruning or tracking)
                 print_record(outcome.record, str(outcome.folder))
                 if pruning:
@@ -242,7 +250,7 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
         new.write_text(_chosen(search, best[0], command))
     say(f"the choice: {choice}")
     if not search.on_test:
-        fixed = [text for text in search.fixed if text not in _VALIDATION]
+        fixed = [typed for typed in search.fixed if typed not in _VALIDATION]
         tested = dataclasses.replace(search, fixed=fixed).overrides(values, "0,1,2")
         say(f"with all training samples, on the test set: {shlex.join(['fcl-bench', '-m', *NAMED_BY, *tested])}")
     else:

@@ -18,6 +18,7 @@ from fcl_bench.errors import UserError, first_line
 from fcl_bench.leaderboard.store import Store
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED, Track, fingerprint_of, request_of, settings_of, shared_of
 from fcl_bench.leaderboard.workers import Job, begin, do, search
+from fcl_bench.sweeps.search import RULES
 from fcl_bench.sweeps.workers import share_cores
 from fcl_bench.tracking.console import duration, say
 
@@ -149,9 +150,10 @@ class Running:
         return statistics.fmean(known) if known else 0.0
 
     def _is_tuned(self, method: str) -> bool:
-        """Whether the search is there, of these defaults and with as many trials."""
+        """Whether the search is there, of these defaults, by the same rules and with as many trials."""
         known = self._store.about["tuned"].get(method, {})
-        return (known.get("request"), known.get("trials")) == (self._requests[method], self._trials)
+        wanted = {"request": self._requests[method], "trials": self._trials, "rules": RULES}
+        return all(known.get(key) == value for key, value in wanted.items())
 
     def _left(self, method: str, kind: str) -> float:
         """About how many seconds the rest of a method's rows takes, on one process."""
@@ -214,7 +216,8 @@ class Running:
         self._require_data(jobs)
 
         def ended(job: Job, knobs: dict[str, str]) -> None:
-            found = {"request": job.request, "trials": self._trials, "setting": dict(first), "knobs": knobs}
+            found = {"request": job.request, "trials": self._trials, "rules": RULES}
+            found |= {"setting": dict(first), "knobs": knobs}
             self._store.about["tuned"][job.method] = found
             chosen = " ".join(f"{key}={value}" for key, value in knobs.items())
             say(f"{job.method}: the search chose {chosen or 'nothing, since the method declares no knobs'}")

@@ -18,6 +18,8 @@ from fcl_bench.tracking import TrackedRun, Tracker, Tracking
 _FORMS = "log(1e-4,1), uniform(0,1), int(1,8), int_log(8,512), choice(a,b) or a,b"
 #: The number of complete trials before any trial is pruned.
 _UNPRUNED = 4
+#: Of the rules of a search: raised when the same search may choose otherwise than before.
+RULES = 2
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,16 @@ def ended(study: Any) -> list[Any]:
 class Pruning(Tracker):
     """Tracking that reports each task's accuracy to a trial, and ends the run if that is below the median of others.
 
+    No run ends in the first half of its tasks: what learns the first task best is often what forgets it most.
+
     Args:
         first: the number of the run's first task among all tasks of the trial's runs.
+        tasks: how many the run has.
     """
 
-    def __init__(self, trial: Any, first: int, also: Tracking) -> None:
+    def __init__(self, trial: Any, first: int, tasks: int, also: Tracking) -> None:
         self._trial, self._first, self._tracking = trial, first, also
+        self._unpruned = tasks // 2
         self._also = Tracker()
         self._seen: set[int] = set()
 
@@ -162,7 +168,8 @@ class Pruning(Tracker):
         complete = require_optuna().trial.TrialState.COMPLETE
         done = [trial.intermediate_values for trial in self._trial.study.get_trials(states=[complete])]
         others = [values[number] for values in done if number in values]
-        if len(done) >= _UNPRUNED and others and accuracy < statistics.median(others):
+        late = task >= self._unpruned and len(done) >= _UNPRUNED
+        if late and others and accuracy < statistics.median(others):
             raise require_optuna().TrialPruned(f"after task {task + 1}, at {accuracy:.2f} %")
 
     def task(self, metrics: dict[str, float], step: int) -> None:
