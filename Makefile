@@ -51,14 +51,14 @@ FIVE := beta=0.1 clients=5
 FOUR := beta=0.1,1 clients=5,20
 BOTH := method.scale_scores=false,true
 SCALED := method.scale_scores=true
-ISOTROPIC := method=centred_sketch method.remainder=isotropic
-GAUSSIAN := method=centred_sketch method.remainder=gaussian
+ISOTROPIC := method=centred_sketch
+GAUSSIAN := method=gaussian_sketch
 RIDGES := method=afl,stsa $(BOTH)
 DISCRIMINANTS := method=fedncm,fedlda,fedklda
 FEW := $(BIN)/fcl-bench -m data=digits tasks=10 seed=0,1,2 $(COMPACT) $(FIVE)
 closed-form: $(VENV)/.run
-	$(COMPARED) $(FOUR) $(GAUSSIAN) $(SCALED)
-	$(COMPARED) $(FIVE) $(GAUSSIAN)
+	$(COMPARED) $(FOUR) $(GAUSSIAN)
+	$(COMPARED) $(FIVE) $(GAUSSIAN) method.scale_scores=false
 	$(COMPARED) $(FOUR) $(ISOTROPIC) method.rank=32 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=8,16,64 $(SCALED)
 	$(COMPARED) $(FIVE) $(ISOTROPIC) method.rank=32
@@ -83,7 +83,7 @@ closed-form: $(VENV)/.run
 	$(COMPARED) beta=0.1 clients=20 method=fedran method.rank=512 $(BOTH)
 	$(COMPARED) beta=0.1 clients=20 method=centralised_ridge method.ridge=0.001
 	$(COMPARED) beta=0.1,1 clients=100 $(ISOTROPIC) method.rank=32 $(SCALED)
-	$(COMPARED) $(FIVE) method.M=8192 $(GAUSSIAN) method.rank=40 method.ridge=auto $(SCALED)
+	$(COMPARED) $(FIVE) $(GAUSSIAN) method.M=8192
 	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=0.001
 	$(COMPARED) $(FIVE) method.M=4096 method=centralised_ridge method.ridge=auto $(SCALED)
 	$(FEW) $(GAUSSIAN) $(BOTH)
@@ -183,7 +183,7 @@ VIT_CLOSED := afl fedncm \
 	"stsa method.M=1024 method.gamma=auto" \
 	"stsa_e method.M=1024 method.gamma=auto" \
 	"fedran method.M=1024 method.rank=256 method.ridge=auto" \
-	"centred_sketch method.M=1024 method.rank=32 method.remainder=gaussian method.ridge=auto"
+	"gaussian_sketch method.M=1024"
 VIT_TRAINED := method.training.rounds=5 method.training.epochs=1 method.training.batch_size=16 method.training.augment=none
 VIT_HEADS := method.trains=features method.loss_classes=seen method.training.lr=0.03 method.training.momentum=0 \
 	method.training.weight_decay=0

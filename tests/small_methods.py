@@ -43,6 +43,7 @@ _SHORT = {
     "air": ("method.M=96",),
     "stsa_e": ("method.M=96", "method.dummy_clients=4"),
     "centred_sketch": ("method.M=96", "method.rank=5"),
+    "gaussian_sketch": ("method.M=96", "method.rank=5", "method.class_rank=4"),
     "centralised_ridge": ("method.M=96",),
     "fedlda": ("method.M=96",),
     "fedklda": ("method.M=96",),

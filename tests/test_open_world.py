@@ -19,6 +19,7 @@ CLOSED_FORM = {
     "afl": (),
     "afcl": (),
     "centred_sketch": ("method.M=64", "method.rank=4"),
+    "gaussian_sketch": ("method.M=64", "method.rank=4", "method.class_rank=4"),
     "centralised_ridge": ("method.M=64",),
 }
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORM)

@@ -42,6 +42,7 @@ KNOBS: dict[str, dict[str, Any]] = {
     "fedran": {"M": 8, "rank": 3},
     "stsa_e": {"M": 8, "dummy_clients": 2},
     "centred_sketch": {"M": 8, "rank": 2},
+    "gaussian_sketch": {"M": 8, "rank": 2, "class_rank": 2},
     "fot": {"training": FAST, "columns": 8},
     "fedprotip": {"training": FAST, "columns": 8},
     "mfcl": {"training": FAST, "synthetic": 4, "generator": Generation(noise=5, width=4, steps=2)},
@@ -55,7 +56,6 @@ COMPACT = WireFormat(torch.float16, gram="packed", columns="held", factors="int8
 MORE: list[tuple[str, dict[str, Any]]] = [
     ("afl", {"M": 8}),
     ("air", {"correction": "logits"}),
-    ("centred_sketch", {"rank": 2, "remainder": "gaussian", "class_rank": 2}),
     ("fedklda", {"ensemble": 2}),
     ("ranpac", {"ridge": "held_out"}),
     ("fedicarl", {"classify": "nme", "memory": 6}),

@@ -22,7 +22,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "afl recursive": ("afl", {"aggregation": "recursive", "ridge": 2.0}),
     "air logits": ("air", {"correction": "logits", "gamma": "gcv"}),
     "centralised, no restart": ("centralised", {"restart": False}),
-    "centred_sketch gaussian": ("centred_sketch", {"remainder": "gaussian", "class_rank": 2, "scale_scores": True}),
     "centred_sketch of all numbers": ("centred_sketch", {"M": None}),
     "ds_al, ridge chosen": ("ds_al", {"gamma": "auto", "scale_scores": True}),
     "fedavg, heads by ccvr": ("fedavg", {"ccvr": "gaussian", "gaussian": Gaussian(samples=16, lr=0.1)}),

@@ -34,7 +34,7 @@ from tests.methods.glfc_harness import quickly, short_descent  # noqa: F401  # a
 #: Whose fields have forms of their own on a compact wire; those of the other methods are only shorter.
 FORMS = [
     *("afcl", "afl", "air", "centred_sketch", "ds_al", "fedklda", "fedlda", "fedncm", "fedran", "lga", "lorm"),
-    *("pilora", "ranpac", "regmean", "stsa", "stsa_e", "from outside"),
+    *("gaussian_sketch", "pilora", "ranpac", "regmean", "stsa", "stsa_e", "from outside"),
 ]
 
 

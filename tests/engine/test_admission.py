@@ -22,6 +22,7 @@ from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.methods.data_free.mfcl import MFCL, Generation
@@ -143,13 +144,13 @@ MADE = {
         *("S has 1 columns of no sample that are not zero", "zeros where n says"),
     ),
     "input sums of no sample": (
-        *(CentredSketch(M=8, rank=2, remainder="gaussian", class_rank=2), features(), STATISTICS, 0),
-        lambda upload: upload.with_tensors({**upload, **{name: torch.zeros_like(upload[name]) for name in ("S", "n")}}),
+        *(GaussianSketch(M=8, rank=2, class_rank=2), features(), STATISTICS, 0),
+        put("n", torch.zeros_like),
         *("S_z has 3 columns of no sample that are not zero", "zeros where n says"),
     ),
     "directions of no class": (
-        *(CentredSketch(M=8, rank=2, remainder="gaussian", class_rank=2), features(), STATISTICS, 0),
-        *(put("widths", torch.zeros_like), "U has 6 columns, widths speaks of 0", "fields that agree"),
+        *(GaussianSketch(M=8, rank=2, class_rank=2), features(), STATISTICS, 0),
+        *(put("widths", torch.zeros_like), "codes_z are not those of 0 columns", "fields that agree"),
     ),
     "sums of no sample, STSA-E": (
         *(STSAE(M=8, dummy_clients=2), features(), STATISTICS, 0, put("n", torch.zeros_like)),
@@ -314,7 +315,7 @@ CLOSED_FORM: dict[str, Method] = {
     "fedran with pseudo-labels": SSL,
     "centred_sketch": CentredSketch(M=8, rank=2),
     "centred_sketch of rank 0": CentredSketch(M=8, rank=0),
-    "centred_sketch, gaussian": CentredSketch(M=8, rank=2, remainder="gaussian", class_rank=2),
+    "gaussian_sketch": GaussianSketch(M=8, rank=2, class_rank=2),
     "centralised_ridge": CentralisedRidge(M=8),
 }
 GRADIENT: dict[str, tuple[Method, list[str]]] = {

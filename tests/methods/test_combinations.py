@@ -227,7 +227,6 @@ def test_models_are_averaged_with_the_weights_that_the_server_would_give_them(we
 
 def test_a_robust_aggregate_looks_at_single_models_so_they_are_not_combined():
     assert FedAvg(training=Training(aggregate="median")).combination(CONTEXT) is None
-    assert CentredSketch(M=M, remainder="gaussian").combination(CONTEXT) is None
 
 
 REFUSED = [name for name in NAMES if made(name).combination(CONTEXT) is None]

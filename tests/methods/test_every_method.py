@@ -18,6 +18,7 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -42,7 +43,7 @@ METHODS = {
     "afl with random features": AFL(M=30),
     "afcl": AFCL(),
     "centred_sketch": CentredSketch(M=30, rank=4),
-    "centred_sketch gaussian": CentredSketch(M=30, rank=4, remainder="gaussian", class_rank=4),
+    "gaussian_sketch": GaussianSketch(M=30, rank=4, class_rank=4),
     "centralised_ridge": CentralisedRidge(M=30),
     "ranpac": RanPAC(M=30),
     "ranpac, a fold held out": RanPAC(M=30, ridge="held_out"),
@@ -89,8 +90,9 @@ def test_the_server_keeps_no_upload(method):
 
     # STSA-E keeps a task's columns until there are more than M for each class, so a remainder may differ.
     slack = 8 * 3 * 30 * 30 if isinstance(method, STSAE) else 0
-    if getattr(method, "remainder", "") == "gaussian":
-        slack = 8 * (30 * 4 + 4) * (60 - 20)  # its factors are kept until the task ends
+    if isinstance(method, GaussianSketch):
+        # Its factors, and the sums of the inputs and along the factors, are kept until the task ends.
+        slack = 8 * (30 * 4 + 4 + 4 * 3 + 6 * 3 + 2 * 3) * (60 - 20)
     assert after(60) <= after(20) + slack
 
 

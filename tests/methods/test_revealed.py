@@ -14,7 +14,6 @@ from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.single_sample_leakage import Grouped, Groups
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
-from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedfecam import FedFeCAM
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC, fold_numbers, hash_factors
@@ -115,6 +114,7 @@ TOLD: dict[str, tuple[Field, ...]] = {
     "afcl": (sums("class", "W_known"), moments("client", "G")),
     "fedran": (sums("class", "B"), moments("client", "V")),
     "centred_sketch": (sums("class", "S"),),
+    "gaussian_sketch": (sums("class", "S_z"),),
     "fedncm": (sums("class", "S"),),
     "fedlda": (sums("class", "S"), moments("client", "G")),
     "fedklda": (sums("class", "S"), moments("client", "G"), sums("client", "total", stage="bandwidth")),
@@ -221,10 +221,6 @@ def test_the_wire_changes_no_count(name):
 KNOBS = {
     "the features as they are": (FedRAN(M=None, rank=4), TOLD["fedran"]),
     "Tukey's power 1": (FedFeCAM(tukey=1), (sums("class", "S"), moments("class", "Q"))),
-    "Gaussian remainders": (
-        CentredSketch(M=8, rank=3, remainder="gaussian", class_rank=3),
-        (sums("class", "S", "S_z"),),
-    ),
 }
 
 

@@ -15,6 +15,7 @@ from fcl_bench.methods.closed_form.algebra.ridge import unit_lengths
 from fcl_bench.methods.closed_form.centralised_ridge import CentralisedRidge
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
 from fcl_bench.typed import typed_instance
@@ -27,7 +28,7 @@ METHODS = {
     "fedran": FedRAN(M=30, rank=10),
     "fedran floor": FedRAN(M=30, rank=10, complement="floor"),
     "centred_sketch": CentredSketch(M=30, rank=4, ridge=2.0),
-    "centred_sketch gaussian": CentredSketch(M=30, rank=4, ridge=2.0, remainder="gaussian", class_rank=4),
+    "gaussian_sketch": GaussianSketch(M=30, rank=4, ridge=2.0, class_rank=4),
     "afl": AFL(M=30),
     "afcl": AFCL(M=30),
     "centralised_ridge": CentralisedRidge(M=30, ridge=2.0),
@@ -57,10 +58,11 @@ def pooled(tasks: Tasks, P: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     return Z if P is None else np.maximum(Z @ P, 0), np.eye(labels.max() + 1)[labels]
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_each_class_is_divided_by_the_root_of_its_own_scores(method):
+# The Gaussian sketch knows its class sums only in part.
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "gaussian_sketch"])
+def test_each_class_is_divided_by_the_root_of_its_own_scores(name):
     """B_c'w_c is the sum of the class's scores over its own samples, n_c q_c; W itself stays."""
-    tasks = uneven()
+    method, tasks = METHODS[name], uneven()
     plain, _ = learn(scaled(method, False), context_of(8), tasks)
     server, classifiers = learn(scaled(method), context_of(8), tasks)
     W = plain.model()["W"].numpy()
@@ -76,7 +78,7 @@ def test_each_class_is_divided_by_the_root_of_its_own_scores(method):
 
 
 @pytest.mark.parametrize("ridge", [1e-6, 1.0, 1e3])
-@pytest.mark.parametrize("name", ["stsa", "centred_sketch", "centred_sketch gaussian"])
+@pytest.mark.parametrize("name", ["stsa", "centred_sketch", "gaussian_sketch"])
 def test_energies_under_the_models_own_gram_matrix(name, ridge):
     """w_c'G w_c = B_c'w_c - lambda ||w_c||^2: after scaling at most 1, and 1 as lambda falls, for any class sizes."""
     knob = {"gamma": ridge} if name == "stsa" else {"ridge": ridge}

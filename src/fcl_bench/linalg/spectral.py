@@ -64,13 +64,13 @@ def truncated(H: torch.Tensor, rank: int, side: Callable[[], torch.Tensor]) -> t
     if not bool(positive.all()):
         factor, sigma = factor[:, positive], sigma[positive]
     if wide and len(sigma) and float(sigma.min() / sigma.max()) < _WELL_CONDITIONED:
-        found = _orthonormalised(factor)
+        found = orthonormalised(factor)
     else:
         found = _descending(factor.div_(sigma) if wide else factor, sigma)
     return Spectrum(found.V.to(H.dtype), found.sigma.to(H.dtype)), residual
 
 
-def _orthonormalised(A: torch.Tensor) -> Spectrum:
+def orthonormalised(A: torch.Tensor) -> Spectrum:
     """The sketch of AA' by QR and SVD without zero directions: orthonormal for every condition number of A (M, r)."""
     Q, R = torch.linalg.qr(A)
     U, S, _ = torch.linalg.svd(R, full_matrices=False)

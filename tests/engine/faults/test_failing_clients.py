@@ -27,6 +27,7 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -129,7 +130,7 @@ def test_a_sketch_of_few_directions_has_exact_class_sums_and_a_gram_within_its_b
 @pytest.mark.parametrize(
     "method",
     [
-        CentredSketch(M=10, rank=3, remainder="gaussian", class_rank=2),
+        GaussianSketch(M=10, rank=3, class_rank=2),
         DSAL(M=10),
         AIR(M=10),
         RanPAC(M=10, ridge="held_out", scope="task"),

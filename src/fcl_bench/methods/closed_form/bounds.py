@@ -10,14 +10,14 @@ import logging
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 
 from fcl_bench.linalg.gram import class_sums
 from fcl_bench.linalg.solve import solve_symmetric
 from fcl_bench.linalg.spectral import summarise
-from fcl_bench.methods.closed_form.algebra.remainder import Sketch, deviations, noise_level, substitute
+from fcl_bench.methods.closed_form.algebra.remainder import deviations, noise_level
 from fcl_bench.methods.closed_form.base import positions, projection_seed
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import ClientData, Context, Task
@@ -25,7 +25,7 @@ from fcl_bench.protocol.state import restore, saved
 from fcl_bench.tracking.console import Notices
 
 if TYPE_CHECKING:
-    from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer, GaussianRemainderServer
+    from fcl_bench.methods.closed_form.centred_sketch import CentredSketch, CentredSketchServer
     from fcl_bench.methods.closed_form.fedran import FedRAN, FedRANServer
 
 log = logging.getLogger(__name__)
@@ -206,37 +206,19 @@ class FedRANAudit(GramAudit):
 
 
 class CentredSketchAudit(GramAudit):
-    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau).
-
-    With the Gaussian remainder it is max(sigma_{r+1}^2 - level, lambda_max); the last two are the substitute's. The
-    rest D and the server's substitute R are positive semidefinite and zero on the span of V. Outside it R is at least
-    `level` and at most lambda_max, which is known once the task's Q is. So D - R is between the two bounds.
-    """
+    """The analogue for the centred sketch: the error of every upload is at most max(sigma_{r+1}^2 - tau, tau)."""
 
     _method: CentredSketch
-
-    def __init__(self, method: CentredSketch, context: Context) -> None:
-        super().__init__(method, context)
-        #: With the Gaussian remainder, the sketches of the task at hand, and sigma_{r+1}^2 of each.
-        self._sketches: list[tuple[Sketch, float]] = []
 
     def upload_error(self, H: torch.Tensor, client_data: ClientData, task: Task) -> float:
         which = positions(client_data, torch.tensor(task.columns))
         A = deviations(H, which, class_sums(H, which, len(task.columns)))
-        (V, sigma), residual = summarise(A, self._method.rank)
-        if self._method.remainder == "isotropic":
-            tau = noise_level(A, sigma)
-            return max(residual - tau, tau)
-        dropped = float(A.square().sum() - sigma.square().sum())
-        self._sketches.append((Sketch(V, sigma, max(dropped, 0.0)), residual))
-        return 0.0
+        (_, sigma), residual = summarise(A, self._method.rank)
+        tau = noise_level(A, sigma)
+        return max(residual - tau, tau)
 
     def bounds(self, server: CentredSketchServer) -> Bounds:
         """The estimate is at least delta I, so its inverse factor is at most 1 / (lambda + delta)."""
-        for sketch, residual in self._sketches:
-            largest, level = substitute(sketch, cast("GaussianRemainderServer", server).Q, self._method.mix)
-            self.local_error += max(residual - level, largest)
-        self._sketches = []
         size, ridge = float(torch.linalg.matrix_norm(server.B)), server.ridge
         error = self.local_error + server.merge_error
         weights = error / ridge / (ridge + server.delta)

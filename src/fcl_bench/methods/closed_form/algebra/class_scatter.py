@@ -59,10 +59,13 @@ class ClassScatter:
             Sigma: (d, d) of all classes.
             sizes: (c,) n_c.
         """
-        values, vectors = torch.linalg.eigh(self._known)
+        # In float32 the solver may fail on a matrix of few directions.
+        values, vectors = (part.to(Sigma) for part in torch.linalg.eigh(self._known.double()))
         first = len(Sigma) - rank
         w, V = values[:, first:].clamp_min(0), vectors[:, :, first:]
-        common = ((Sigma @ V) * V).sum(dim=1)
+        # Where fewer directions are known than `rank`, the others are arbitrary.
+        known = w > len(Sigma) * torch.finfo(w.dtype).eps * w.amax(dim=1, keepdim=True) if rank else w > 0
+        common = ((Sigma @ V) * V).sum(dim=1) * known
         left = Sigma.trace() - common.sum(dim=1)
         dropped = (self._energies - w.sum(dim=1)).clamp_min(0)
         # Rounding, if V holds all of Sigma: then nothing is dropped either.

@@ -191,3 +191,37 @@ def relu_covariance(
     cut = Phi.square() + phi.square() / 2  # the series after order 2, never larger except by rounding
     Q.diagonal().copy_((n * variances * torch.maximum(exact, cut)).sum(dim=0))
     return Q
+
+
+def relu_sums(
+    P: torch.Tensor,
+    Sigma: torch.Tensor,
+    own: OwnCovariances,
+    sums: torch.Tensor,
+    sizes: torch.Tensor,
+    energies: torch.Tensor,
+) -> torch.Tensor:
+    """S (M, c): the class sums of ReLU(P'z) over one client's samples, if they were drawn from Gaussian classes.
+
+    Of n samples of a class, with the mean mu = sum z / n and the energy e of the deviations from it, s^2 is the
+    diagonal of P' Sigma_c P times (e / n) / tr Sigma_c: the shape is the class's, the spread the client's. With
+    m = P'mu / s:
+
+        S_c = n E[ReLU(P'z)] = n s (m Phi(m) + phi(m)),   n ReLU(P'mu) where s = 0
+
+    Args:
+        P, Sigma, own: as of `relu_covariance`.
+        sums: (d, c) of the client's z.
+        sizes, energies: (c,) n and e.
+    """
+    n = sizes.to(sums).clamp_min(1)
+    R = (P * (Sigma @ P)).sum(dim=0).clamp_min(0)
+    variances = own.shares.unsqueeze(1) * R + (own.factors.mT @ P).square().sum(dim=1)
+    traces = own.shares * Sigma.trace() + own.factors.square().sum(dim=(1, 2))
+    spread = torch.where(traces > 0, energies / (n * traces), 0)
+    s = (spread.unsqueeze(1) * variances).sqrt()
+    centre = (sums / n).T @ P
+    m = torch.where(s > 0, centre / s, 0).clamp(-_FAR, _FAR)
+    phi = torch.exp(-m.square() / 2) / math.sqrt(2 * math.pi)
+    expected = torch.where(s > 0, centre * torch.special.ndtr(m) + s * phi, centre.relu())
+    return (sizes.to(sums).unsqueeze(1) * expected).T

@@ -101,12 +101,3 @@ def _groups(sketches: Sequence[Sketch], columns: int) -> Iterator[list[Sketch]]:
             group, width = [], 0
     if group:
         yield group
-
-
-def substitute(sketch: Sketch, Q: torch.Tensor, mix: float) -> tuple[float, float]:
-    """The largest eigenvalue and the even level of the substitute that `add_sketches` uses for a sketch's rest."""
-    V = sketch.V
-    share, level, _ = _shares(sketch, Q @ V, float(Q.trace()), mix)
-    outside = Q - V @ (V.T @ Q)
-    outside -= (outside @ V) @ V.T
-    return share * float(torch.linalg.eigvalsh(outside)[-1]) + level, level

@@ -1,0 +1,226 @@
+"""Gaussian sketch: fcl-bench's own method, wide random features whose upload hardly grows with their number.
+
+Each class is close to Gaussian in the backbone's d features, and its mean and covariance are small. From them the
+server computes what ReLU random features of any width M would have for class sums and covariances. The client adds the
+directions in which its random features really vary most, as integers of a few bits, and its class sums along them:
+there the server has what was measured, elsewhere what the model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from fcl_bench.config import knob
+from fcl_bench.errors import UserError, require_memory
+from fcl_bench.linalg.gram import add_gram, class_sums
+from fcl_bench.linalg.spectral import orthonormalised
+from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter, class_sketches
+from fcl_bench.methods.closed_form.algebra.coding import coded, decoded
+from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance, relu_sums
+from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading
+from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
+from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
+from fcl_bench.protocol.context import ClientData, Context, State, Task
+from fcl_bench.protocol.fields import SUMS, Field, Schema, counts, real
+from fcl_bench.protocol.message import Message
+
+#: The steps of the sketch and of the classes' directions, see `coded`. Twice as fine a step of the sketch is worth less
+#: than the random features that its bytes would pay for, twice as coarse a one costs up to 0.3 points of accuracy.
+_STEP, _CLASS_STEP = 0.25, 0.6
+#: The most by which coding can raise the squares of a factor, since no entry more than doubles.
+_CODED = 4.0
+#: No singular value of a factor in whole steps is a smaller share of the largest, but for rounding.
+_DEPENDENT = 1e-10
+
+
+class GaussianSketchClient(ClosedFormClient):
+    """Moments of each class in the backbone's features, and the coded sketch of the random features' deviations."""
+
+    method: GaussianSketch
+
+    def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
+        columns = broadcast["columns"]
+        which, classes = positions(client_data, columns), len(columns)
+        H, Z = self.features(client_data, broadcast), client_data.inputs
+        S, S_z = class_sums(H, which, classes), class_sums(Z, which, classes)
+        A, A_z = deviations(H, which, S), deviations(Z, which, S_z)
+        V, sigma = leading(A, self.method.rank)
+        codes, step = coded(V * sigma, _STEP)
+        U, lengths, widths, E_z = class_sketches(A_z, which, classes, self.method.class_rank)
+        codes_z, step_z = coded(U * lengths, _CLASS_STEP)
+        F = decoded(codes, step, len(V), self.method.rank)
+        assert F is not None
+        tensors = {
+            **{"codes": codes, "T": F.to(S).T @ S, "E": A.square().sum().reshape(1)},
+            # D_z is a matrix, which a 16-bit wire sends in 16 bits.
+            **{"n": counted(client_data, columns), "S_z": S_z, "D_z": A_z.square().sum(dim=0).unsqueeze(1)},
+            **{"codes_z": codes_z, "widths": widths, "E_z": E_z, "steps": S.new_tensor([step, step_z])},
+        }
+        return Message(tensors), state
+
+
+class _Upload(NamedTuple):
+    """What waits for the end of the task.
+
+    Attributes:
+        sketch: V and sigma of the decoded factor F, and what it drops.
+        projected: (r, c) V' S.
+        n, S_z, E_z: (c,), (d, c), (c,) of the message.
+    """
+
+    sketch: Sketch
+    projected: torch.Tensor
+    n: torch.Tensor
+    S_z: torch.Tensor
+    E_z: torch.Tensor
+
+
+class GaussianSketchServer(RidgeServer):
+    """G += V sigma^2 V' + sum_c S_c S_c'/n_c + e [(1 - mix) Pi Q Pi / tr(Pi Q Pi) + mix Pi / (M - r)], Pi = I - V V'.
+
+    Q is the covariance that the task's random features would have if its classes were Gaussian, and S the class sums:
+    those that the client measured in the span of V, those of its Gaussian classes outside. The uploads of a task wait
+    for its end, when the classes' covariances are known.
+
+    Attributes:
+        scatter: N Sigma (d, d), the sum over all uploads so far of U lengths^2 U' with D_z for its diagonal.
+        classes: what the uploads of the task at hand say of each class's own covariance.
+        delta: what is added evenly to the eigenvalues of G.
+    """
+
+    method: GaussianSketch
+    state: ClassVar[Sequence[str]] = ("scatter", "delta")
+    sums_what_came = False
+
+    def __init__(self, method: GaussianSketch, context: Context) -> None:
+        super().__init__(method, context)
+        self.scatter = self.zeros(context.inputs, context.inputs)
+        self.delta = 0.0
+        self._waiting: list[_Upload] = []
+
+    def start_task(self, task: Task) -> None:
+        super().start_task(task)
+        self._waiting = []
+        self.classes = ClassScatter(self.scatter, len(task.columns))
+
+    def gram(self) -> torch.Tensor:
+        """The estimate of the Gram matrix, G + delta I (M, M)."""
+        return self.estimate.matrix + self.delta * torch.eye(self.dimension).to(self.B)
+
+    def offset(self) -> float:
+        return self.delta
+
+    def _factor(self, upload: Message) -> torch.Tensor | None:
+        """F (M, r), V diag(sigma) as coded."""
+        return decoded(upload["codes"], float(upload["steps"][0]), self.dimension, self.method.rank)
+
+    def _class_factors(self, upload: Message) -> torch.Tensor | None:
+        """U lengths (d, k), as coded."""
+        most = self.method.class_rank * len(upload["n"])
+        return decoded(upload["codes_z"], float(upload["steps"][1]), self.context.inputs, most)
+
+    def objection(self, upload: Message) -> str:
+        for name, factor, width, energy in (
+            ("", self._factor(upload), len(upload["T"]), upload["E"]),
+            ("_z", self._class_factors(upload), int(upload["widths"].sum()), upload["E_z"]),
+        ):
+            if factor is None or factor.shape[1] != width:
+                return f"codes{name} are not those of {width} columns"
+            if float(factor.square().sum()) > _CODED * (1 + 1e-2) * float(energy.sum()):
+                return f"codes{name} have more than {_CODED:g} times the energy that E{name} says"
+        return super().objection(upload)
+
+    def absorb(self, client: int, upload: Message) -> None:
+        F, factors = self._factor(upload), self._class_factors(upload)
+        assert F is not None  # `objection` looked at both
+        assert factors is not None
+        V, sigma = orthonormalised(F)
+        # Columns of whole numbers that depend on others leave directions that are rounding alone.
+        live = sigma > _DEPENDENT * sigma.amax() if len(sigma) else sigma > 0
+        V, sigma = V[:, live].to(self.B), sigma[live].to(self.B)
+        dropped = max(float(upload["E"] - sigma.square().sum()), 0.0)
+        # V' S from T = F' S, since V sigma^-2 V' F F' = V V'.
+        projected = V.T @ F.to(V) @ upload["T"] / sigma.square().unsqueeze(1)
+        known = _Upload(Sketch(V, sigma, dropped), projected, upload["n"], upload["S_z"], upload["E_z"])
+        self._waiting.append(known)
+        factors = factors.to(self.scatter)
+        self.classes.add(factors, upload["widths"], upload["E_z"])
+        add_gram(self.scatter, factors.T)
+        # Except for rounding, no entry of the factors' own diagonal is larger than D_z's.
+        rest = upload["D_z"].squeeze(1) - factors.square().sum(dim=1)
+        self.scatter.diagonal().add_(rest.clamp_min(0))
+        self.samples += int(upload["n"].sum())
+        self.count(upload)
+
+    def finish_task(self) -> None:
+        if self._waiting:
+            P = self.random_features.projection
+            assert P is not None  # `check` wants an M
+            Sigma = self.scatter / self.samples
+            sizes = torch.stack([upload.n for upload in self._waiting]).sum(dim=0)
+            own = self.classes.beside(Sigma, sizes, self.method.class_rank)
+            means = torch.stack([upload.S_z for upload in self._waiting]).sum(dim=0) / sizes.clamp_min(1)
+            for upload in self._waiting:
+                S = relu_sums(P, Sigma, own, upload.S_z, upload.n, upload.E_z)
+                V = upload.sketch.V
+                S += V @ (upload.projected - V.T @ S)
+                self.add_class_sums(S)
+                held = upload.n > 0
+                self.estimate.add_factor(S[:, held] / upload.n[held].to(S).sqrt())
+            Q = relu_covariance(P, Sigma, own, means, sizes)
+            sketches = [upload.sketch for upload in self._waiting]
+            self.delta += add_sketches(self.estimate.matrix, sketches, Q, self.method.mix)
+            self._waiting = []
+        super().finish_task()
+
+
+@dataclass
+class GaussianSketch(RidgeMethod):
+    """Knobs of the Gaussian sketch: see conf/method/gaussian_sketch.yaml."""
+
+    name: ClassVar[str] = "gaussian_sketch"
+    client_half = GaussianSketchClient
+    server_half = GaussianSketchServer
+    counts_samples = True
+
+    rank: int = knob(64, least=0)
+    class_rank: int = knob(16, least=0)
+    mix: float = knob(0.1, least=0, most=1, words="a share, 0 to 1")
+    ridge: float | str = ridge_knob("auto", above=0)
+    scale_scores: bool | str = knob(True, choices=("length",))
+
+    def matrices(self) -> int:
+        # Q itself, and two more while it is made.
+        return super().matrices() + 3
+
+    def check(self, context: Context, classes_per_task: list[int]) -> None:
+        super().check(context, classes_per_task)
+        if self.M is None or self.activation != "relu":
+            raise UserError("method=gaussian_sketch needs random features of ReLU", "method=centred_sketch")
+        for knob_, value, limit, what in (
+            ("rank", self.rank, self.M, "random"),
+            ("class_rank", self.class_rank, context.inputs, "backbone's"),
+        ):
+            if value > limit:
+                raise UserError(f"method.{knob_}={value} is more than the {limit} {what} features", f"0 to {limit}")
+        pairs = self.class_rank * (self.class_rank + 1) // 2
+        size = 8 * max(classes_per_task) * (self.M * pairs + context.inputs**2)
+        require_memory(f"method.class_rank={self.class_rank}", size, "the covariances of a task's classes")
+        size = 8 * (context.clients or 0) * self.M * self.rank
+        kept = f"the factors of {context.clients} clients, kept until a task ends"
+        require_memory(f"method.rank={self.rank}", size, kept)
+
+    def uploads(self, context: Context) -> Mapping[str, Schema]:
+        # A deviation from the mean of one sample is 0, so only the class sums reveal a single sample.
+        sums = real("d", "c", leaks=SUMS, zero_without="n")
+        fields = {
+            **{"codes": Field(("b",), "bytes"), "T": real("r", "c"), "E": real(1, least=0)},
+            **{"n": counts("c"), "S_z": sums, "D_z": real("d", 1, least=0), "E_z": real("c", least=0)},
+            **{"codes_z": Field(("b_z",), "bytes"), "widths": Field(("c",), "whole", 0, self.class_rank + 1)},
+            "steps": real(2, least=0),
+        }
+        return {"statistics": fields}
