@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import functools
 import logging
 import math
+import pickle
 import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -154,7 +154,7 @@ class RunFolder:
         # What one key names by an anchor another one may mean.
         whole = re.search(r"[:-] [&*]\w", content)
         parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
-        return {key: copy.deepcopy(value) for part in parts for key, value in _parsed(part).items()}
+        return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
 
     def ignores_partition(self) -> bool:
         """Whether beta, `clients` and the partition change no more than the rounding of the run's result.
@@ -227,8 +227,8 @@ class RunFolder:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(part: str) -> dict[str, Any]:
-    return yaml.load(part, Loader=YAML_LOADER) or {}
+def _parsed(part: str) -> bytes:
+    return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
 
 
 def _cell(value: object) -> object:
