@@ -6,6 +6,7 @@ import csv
 import functools
 import logging
 import math
+import os
 import pickle
 import re
 import shutil
@@ -142,7 +143,7 @@ class RunFolder:
             raise ValueError(f"of another run, {record['run_id']}")
         for name in record["files"]:
             # A record from elsewhere may name any file.
-            if name in ("", ".", "..") or Path(name).name != name:
+            if name in ("", ".", "..") or os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is no file of the folder")
         record["secure"] = recorded_sums(record["secure"])
         return record
