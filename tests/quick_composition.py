@@ -14,19 +14,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig
 
-from fcl_bench import config
 from fcl_bench.composition import config_dir
 
 _load, _choices = ConfigRepository.load_config, defaults_list._create_interpolation_map
 _list, _put_together = defaults_list._create_defaults_list, ConfigLoaderImpl._compose_config_from_defaults_list
-_typed = config.typed_instance
 #: What Hydra has parsed in this process.
 _LOADED: dict[tuple[str | int, ...], bytes] = {}
 #: The files that some choices stand for, and what these files make together.
 _LISTED: dict[str, bytes] = {}
 _TOGETHER: dict[str, bytes] = {}
-#: What a group's keys make.
-_TYPED: dict[bytes, bytes] = {}
 #: Where files stay as they are; folders of a test's own may change.
 _LASTING = {"pkg://hydra.conf", f"file://{config_dir()}", "structured://"}
 
@@ -39,7 +35,6 @@ def hasten() -> None:
     defaults_list._create_interpolation_map = _choices_if_needed
     defaults_list._create_defaults_list = _list_once
     ConfigLoaderImpl._compose_config_from_defaults_list = _put_together_once  # type: ignore[method-assign]
-    config.typed_instance = _typed_once
     # It composes everything once more to look up hydra.mode, which the command refuses.
     Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
 
@@ -90,13 +85,3 @@ def _put_together_once(self: ConfigLoaderImpl, defaults: list[Any], repo: Any) -
 def _choices_if_needed(overrides: Any, defaults: list[Any], self_added: bool) -> Any:
     """Collect all choices for a file only if its defaults refer to some."""
     return _choices(overrides, defaults, self_added) if any(d.is_interpolation() for d in defaults) else None
-
-
-def _typed_once(schema: type, knobs: dict[str, Any], group: str) -> Any:
-    """Convert the same keys to the same class once in a process: a run has a dozen groups, and changes one or two."""
-    if not schema.__module__.startswith("fcl_bench."):  # a test's own class may be another one of the same name
-        return _typed(schema, knobs, group)
-    key = pickle.dumps((schema.__module__, schema.__qualname__, group, knobs))
-    if key not in _TYPED:
-        _TYPED[key] = pickle.dumps(_typed(schema, knobs, group))
-    return pickle.loads(_TYPED[key])

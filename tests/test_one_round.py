@@ -34,14 +34,25 @@ SMALL = (
 #: The most files that a round may enter, and the most functions (`def`; frames of comprehensions, generator expressions
 #: and lambdas are none).
 MOST_FILES, MOST_FUNCTIONS = 20, 140
-#: The command up to the first line of `Federation.run`, where it prints the package's modules and leaves.
+#: A closed form on digits, whose first task is over in milliseconds.
+CLOSED = ("method=afl", "data=digits")
+#: What a run may import before its first task beside torch and what torch imports; other libraries wait.
+LIBRARIES = {
+    *("numpy", "scipy", "PIL", "safetensors", "threadpoolctl", "filelock", "packaging"),
+    *("hydra", "hydra_plugins", "omegaconf", "antlr4", "yaml", "attr", "charset_normalizer"),
+}
+#: Parts of a library in that list that take long to import.
+SLOW_PARTS = {"scipy.stats", "scipy.optimize", "scipy.sparse", "scipy.spatial", "torch._dynamo", "torch._inductor"}
+#: The command up to the first line of `Federation.run`, where it prints all modules and leaves.
 PROGRAM = """
 import sys
+import torch
+brought = {*sys.modules}
 from fcl_bench.cli.app import main
 from fcl_bench.engine.loop import Federation
 
 def begun(*_):
-    print(*(name for name in sys.modules if name.partition(".")[0] == "fcl_bench"))
+    print(*(name for name in sys.modules if name not in brought))
     raise SystemExit
 
 Federation.run = begun
@@ -92,12 +103,27 @@ def test_a_round_enters_few_files_and_functions(entered: dict[str, set[str]]) ->
     assert sum(map(len, entered.values())) <= MOST_FUNCTIONS
 
 
-@pytest.mark.slow
-def test_few_modules_are_imported_before_the_loop_begins(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", PROGRAM, *SMALL, f"out={tmp_path}"]
+def imported(out: Path, *typed: str) -> list[str]:
+    """All modules that a command imports before the first line of `Federation.run`, in a fresh interpreter."""
+    command = [sys.executable, "-c", PROGRAM, *typed, f"out={out}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    imported = done.stdout.splitlines()[-1].split()  # notes may come before
-    assert "fcl_bench.methods.averaging.fedavg" in imported
+    return done.stdout.splitlines()[-1].split()  # notes may come before
+
+
+@pytest.mark.slow
+def test_few_modules_are_imported_before_the_loop_begins(tmp_path: Path) -> None:
+    own = [name for name in imported(tmp_path, *SMALL) if name.partition(".")[0] == "fcl_bench"]
+    assert "fcl_bench.methods.averaging.fedavg" in own
     [most] = re.findall(r"imported at most (\d+) modules", PAGE.read_text())
-    assert len(imported) <= int(most)
+    assert len(own) <= int(most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", [SMALL, CLOSED], ids=["a network", "a closed form"])
+def test_no_library_is_imported_before_it_is_needed(typed: tuple[str, ...], tmp_path: Path) -> None:
+    names = imported(tmp_path, *typed)
+    libraries = {name.partition(".")[0] for name in names if not name.startswith("_")}
+    assert "hydra" in libraries
+    assert libraries - {*sys.stdlib_module_names, "fcl_bench", "torch"} <= LIBRARIES
+    assert not SLOW_PARTS & {*names}

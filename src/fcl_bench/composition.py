@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fcl_bench.config import GROUPS, YAML_LOADER
 
@@ -29,22 +31,63 @@ RENAMED = {"finetune": "fedavg", "joint": "centralised_ridge", "joint_training":
 def composed(overrides: Iterable[str] = (), with_hydra: bool = False) -> DictConfig:
     """The configuration that Hydra composes from `overrides`, typed as after `fcl-bench`. Raises Hydra's own errors.
 
+    What takes the time, choices, is composed once in a process, or again after a file in `FOLDERS` beside the package's
+    own has changed; values are laid over a copy.
+
     Args:
         with_hydra: keep Hydra's own keys, below `hydra`; `hydra.runtime.choices` has the choice of each group.
     """
-    # Imported only here and in the functions below: not every command composes, and Hydra takes a while to load.
+    typed, known = tuple(overrides), tuple(FOLDERS)
+    files = [file for folder in FOLDERS[1:] for file in folder.rglob("*.yaml")]
+    written = tuple((file, file.stat().st_mtime_ns) for file in sorted(files))
+    read = [(*_read(text, known), text) for text in typed]
+    # What adds, deletes or merges keys does so after the values before it.
+    last = max((number for number, (kind, *_) in enumerate(read) if kind == "other"), default=-1)
+    values = [one for number, one in enumerate(read) if one[0] == "value" and number > last]
+    config = copy.deepcopy(_of_choices(tuple(one[-1] for one in read if one not in values), written, with_hydra))
+    try:
+        for _, key, value, _ in values:
+            OmegaConf.update(config, key, value)
+    except OmegaConfBaseException:
+        return _of_choices(typed, written, with_hydra)  # which raises Hydra's error
+    return config
+
+
+@functools.lru_cache(maxsize=4096)
+def _read(text: str, folders: tuple[Path, ...]) -> tuple[str, str, Any]:
+    """Whether an override is a "choice" (or Hydra's own), a "value" of a key that is there, or "other"; key, value."""
+    # Imported only here and below: not every command composes, and Hydra takes a while to load.
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    [override] = OverridesParser.create().parse_overrides([text])
+    key, value = override.key_or_group, override.value()
+    is_group = "/" in key or any((folder / key).is_dir() for folder in folders)
+    if re.match(r"hydra(\.|$)", key) or override.is_sweep_override() or (is_group and not isinstance(value, dict)):
+        return "choice", key, value
+    is_plain = text[0] not in "+~" and override.package is None and not isinstance(value, dict)
+    return "value" if is_plain else "other", key, value
+
+
+@functools.lru_cache(maxsize=256)
+def _of_choices(overrides: tuple[str, ...], written: tuple[tuple[Path, int], ...], with_hydra: bool) -> DictConfig:
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    overrides = list(overrides)
-    register_presets()
-    if any("track" in typed for typed in overrides):
-        register_budgets()
+    register(overrides)
     own = ",".join("'file://{}'".format(str(folder).replace("'", "\\'")) for folder in FOLDERS[1:])
     beside = [f"hydra.searchpath=[{own}]"] if own else []
     at_work = GlobalHydra.instance().is_initialized()  # as while it carries out a sweep
     with nullcontext() if at_work else initialize_config_dir(str(config_dir()), version_base="1.3"):
         return compose("config", overrides=[*overrides, *beside], return_hydra_config=with_hydra)
+
+
+def register(overrides: Iterable[str]) -> None:
+    """Make known to Hydra what these overrides may choose and no file of its own has; call this before it composes."""
+    # Only experiments have presets, and registering them takes as long as composing a run.
+    if any("experiment" in override for override in overrides):
+        register_presets()
+    if any("track" in override for override in overrides):
+        register_budgets()
 
 
 @functools.cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 import operator
+import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from types import NoneType
@@ -30,7 +32,12 @@ _BOUNDS = {
 
 def typed_instance(schema: type, knobs: dict[str, Any], group: str) -> Any:
     """An instance of the dataclass `schema`; errors name the key as the user typed it."""
-    prefix = f"{group}." if group else ""
+    return copy.deepcopy(_typed_once(schema, pickle.dumps(knobs), group))
+
+
+@functools.lru_cache(maxsize=1024)  # neighbours in a sweep differ in one or two of a dozen groups
+def _typed_once(schema: type, pickled: bytes, group: str) -> Any:
+    prefix, knobs = f"{group}." if group else "", pickle.loads(pickled)
     try:
         return _instance(schema, knobs, prefix)
     except OverflowError as error:

@@ -14,7 +14,7 @@ import yaml
 from fcl_bench.config import text
 from fcl_bench.engine.json_file import write_json
 from fcl_bench.errors import UserError
-from fcl_bench.execution.folder import SCHEMA
+from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import file_checksum
 from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
@@ -30,7 +30,7 @@ def finished(tmp_path_factory):
 @pytest.fixture
 def runs(finished, tmp_path):
     """A copy of the runs to damage."""
-    return shutil.copytree(finished, tmp_path / "runs")
+    return shutil.copytree(finished, tmp_path / "runs", ignore=shutil.ignore_patterns(".index.json"))
 
 
 def rewrite(folder, record, config=None):
@@ -108,6 +108,64 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
 )
 def test_values_read_as_they_are_typed(value, typed):
     assert text(value) == typed
+
+
+def test_runs_are_read_again_only_if_a_file_has_changed(runs, monkeypatch):
+    """The index beside the runs gives the same frame, to the type of each value, and decides by what files say."""
+    asked = []
+    read = RunFolder.complete_record
+
+    def counted(folder, **given):
+        asked.append(folder.path.name)
+        return read(folder, **given)
+
+    monkeypatch.setattr(RunFolder, "complete_record", counted)
+    first = collect(runs)
+    folders = sorted(asked)
+    assert len(folders) == len(first) == 2
+    asked.clear()
+    again = collect(runs)
+    pd.testing.assert_frame_equal(first, again)
+    assert [[type(value) for value in row] for row in again.to_numpy(object)] == [
+        [type(value) for value in row] for row in first.to_numpy(object)
+    ]
+    assert not asked
+    # Other measures than those of the index are read anew, and the index stays.
+    assert "S_2" in collect(runs, ["S_2"])
+    asked.clear()
+    os.utime(runs / folders[0] / "tasks.csv", ns=(1, 1))
+    shutil.rmtree(runs / folders[1])
+    assert list(collect(runs)["folder"]) == folders[:1]
+    assert asked == folders[:1]
+
+
+def test_a_record_of_the_same_size_and_time_is_another_by_its_seal(runs):
+    folder = runs / collect(runs)["folder"][0]
+    before = (folder / "run.json").stat()
+    record = json.loads((folder / "run.json").read_text())
+    record["environment"]["git_commit"] = "0" * len(record["environment"]["git_commit"] or "")
+    rewrite(folder, record)
+    os.utime(folder / "run.json", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (folder / "run.json").stat().st_size == before.st_size
+    assert collect(runs)["git_commit"][0] == record["environment"]["git_commit"]
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[1, {}]", b"\xff", b'["other code", {"a": [[], {}]}]', b"{}"])
+def test_an_index_that_does_not_fit_is_made_again(runs, content):
+    first = collect(runs)
+    made = (runs / ".index.json").read_bytes()
+    (runs / ".index.json").write_bytes(content)
+    pd.testing.assert_frame_equal(first, collect(runs))
+    assert (runs / ".index.json").read_bytes() == made
+
+
+def test_runs_in_a_folder_without_room_for_an_index_are_collected(runs, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fcl_bench.results.collect.replacing", full)
+    assert len(collect(runs)) == len(list(runs.glob("*/run.json")))
+    assert not (runs / ".index.json").exists()
 
 
 @pytest.fixture

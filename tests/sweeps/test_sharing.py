@@ -7,8 +7,10 @@ import re
 
 import numpy as np
 import pytest
+from hydra import compose
 from safetensors.numpy import load_file
 
+from fcl_bench import composition
 from fcl_bench.data import shared as module
 from fcl_bench.execution import plan
 from tests.data.split_cases import dataset_of
@@ -89,17 +91,12 @@ def test_tasks_follow_the_names_of_the_domains(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_job_is_composed_once(command, tmp_path, monkeypatch):
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-
-    composed = []
-    before = ConfigLoaderImpl.load_sweep_config
-
-    def counted(self, master_config, sweep_overrides):
-        composed.append(tuple(sweep_overrides))
-        return before(self, master_config, sweep_overrides)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+def test_jobs_of_the_same_choices_are_composed_together(command, tmp_path, monkeypatch):
+    asked = []
+    composition._of_choices.cache_clear()
+    monkeypatch.setattr(
+        "hydra.compose", lambda *given, **keys: asked.append(keys["overrides"]) or compose(*given, **keys)
+    )
     assert command("-m", "method=afl", "seed=0,0,1", *SMALL, f"out={tmp_path}")[0] == 0
-    assert sorted(composed.count(job) for job in set(composed)) == [1, 2]
+    assert asked == [["method=afl"]]
     assert len(list((tmp_path / "runs").glob("*/run.json"))) == 2

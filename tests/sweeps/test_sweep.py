@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from fcl_bench.cli.overrides import composition_error
 from fcl_bench.sweeps import workers
 from fcl_bench.sweeps.jobs import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, JobReport, read_reports, write_report
 from fcl_bench.sweeps.summary import failures
@@ -58,7 +57,7 @@ def test_jobs_side_by_side_share_the_cores_and_report_back(command, tmp_path, pl
     lines = [line.strip() for line in out.splitlines() if line.startswith("    fcl-bench ")]
     assert len(lines) == 2
     code, _, err = command(*shlex.split(lines[0])[1:])
-    assert (code, err) == (2, "fcl-bench: error: beta=-1.0 is out of range (a finite number above 0)\n")
+    assert (code, err) == (2, "fcl-bench: error: beta=-1.0 is out of range (a finite number, 1e-06 or more)\n")
     # The same command reports what is complete.
     code, out, _ = command(*parallel, *data, *SMALL, "beta=0.5", "method.ridge=0.001,0.1")
     assert code == 0
@@ -94,7 +93,7 @@ def test_slurm_is_composed_with_what_a_run_needs(tmp_path):
 
 def test_a_job_that_a_cluster_starts_again_is_told_again(tmp_path, capsys):
     """Slurm interrupts a job at its time limit and queues it again; then it ends."""
-    sweep = Sweep(composition_error)
+    sweep = Sweep()
     sweep.folder, sweep.workers, sweep.jobs, sweep.began = tmp_path, None, [("seed=0",), ("seed=1",)], True
     for status in (INTERRUPTED, RUNNING, DONE):
         write_report(tmp_path, JobReport(0, ["seed=0"], status, seconds=3.0))
@@ -257,7 +256,7 @@ def test_a_reason_stands_once_above_the_commands_of_its_failures():
 @pytest.mark.parametrize(("at_once", "status", "code"), [(2, FAILED, 1), (None, RUNNING, None)])
 def test_a_job_without_an_end_has_failed_unless_it_runs_elsewhere(tmp_path, at_once, status, code):
     write_report(tmp_path, JobReport(0, ["seed=0"]))
-    sweep = Sweep(composition_error)
+    sweep = Sweep()
     sweep.folder, sweep.jobs, sweep.workers = tmp_path, [("seed=0",), ("seed=1",)], at_once
     first, second = sweep.reports()
     assert (first.status, first.code) == (status, code)

@@ -6,7 +6,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fcl_bench import __version__
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, interrupted, report_failure, run_command, storage_error
-from fcl_bench.cli.overrides import COMMANDS, composition_error, ordered, without_folders
-from fcl_bench.composition import config_dir, current, groups, register_budgets, register_presets
+from fcl_bench.cli.overrides import COMMANDS, composed_as_typed, composition_error, ordered, without_folders
+from fcl_bench.composition import FOLDERS, config_dir, current, groups, register
 from fcl_bench.environment import spin_briefly
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.tracking.console import log_to_terminal, printed_to, say, silence
@@ -46,6 +46,8 @@ def _work() -> int:
     if "--version" in arguments:
         print(f"fcl-bench {__version__}")
         return DONE
+    if not any(argument.startswith("-") for argument in words):
+        return carry_out(lambda: composed_as_typed(ordered(words)), []).code
     return _hydra(ordered(arguments))
 
 
@@ -64,7 +66,7 @@ def _help(arguments: list[str]) -> int:
 
 
 def _hydra(arguments: list[str]) -> int:
-    """Compose with Hydra and run each job; return the worst job's exit code."""
+    """Have Hydra do what its options say; return the worst job's exit code."""
     # With it, Hydra raises its errors instead of printing its own report and exiting with 1.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     with no_collection():
@@ -73,11 +75,7 @@ def _hydra(arguments: list[str]) -> int:
         from hydra.errors import HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-    # Only experiments have presets, and registering them takes as long as composing a run.
-    if any("experiment" in argument for argument in arguments):
-        register_presets()
-    if any("track" in argument for argument in arguments):
-        register_budgets()
+    register(arguments)
     codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
@@ -92,7 +90,7 @@ def _hydra(arguments: list[str]) -> int:
     if multirun:
         from fcl_bench.sweeps.watch import sweeping  # a single run needs nothing of it
 
-        around = sweeping(composition_error)
+        around = sweeping()
     with around as sweep:
         try:
             each_job()
@@ -132,37 +130,52 @@ class Ended:
 
 
 def job(config: Any) -> int:
-    """Carry out what Hydra composed; return the exit code. It raises only on an interrupt, so that a sweep goes on."""
+    """Carry out what Hydra composed; return the exit code. It raises only on an interrupt, so that a sweep goes on.
+
+    Args:
+        config: of the run; in a sweep, of the whole sweep.
+    """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     hydra_job = HydraConfig.get()
     if hydra_job.mode != RunMode.MULTIRUN:
-        return carry_out(config, []).code
+        return carry_out(lambda: config, []).code
     from fcl_bench.sweeps.watch import current_sweep
 
+    sweep = current_sweep()
+    number, overrides = sweep.job if sweep else (hydra_job.job.num, hydra_job.overrides.task)
+    folder = sweep.folder if sweep else Path(str(hydra_job.sweep.dir)).absolute()
+    if sweep is None:  # a worker has to be told where the choices are
+        FOLDERS[:] = [Path(source.path) for source in hydra_job.runtime.config_sources if source.schema == "file"]
     try:
-        return _job_of_sweep(config, hydra_job, current_sweep())
+        return _job_of_sweep(config, folder, number, list(overrides), sweep)
     except OSError as error:
         # The job's report cannot be written, and what is on disk still says that it runs.
         return report_failure("fcl-bench", storage_error(error, _ROOM) or UserError(first_line(error), _ROOM))[0]
 
 
-def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
+def _job_of_sweep(whole: Any, folder: Path, number: int, overrides: list[str], sweep: Sweep | None) -> int:
     """Carry out one job with a report for the parent process, and with its share of the machine if it shares one."""
+    from omegaconf import OmegaConf
+
     from fcl_bench.data.shared import start_sharing
     from fcl_bench.sweeps.jobs import JobReport, output_path, reported
     from fcl_bench.sweeps.workers import take_gpu
 
-    folder = Path(str(hydra_job.sweep.dir)).absolute()
-    report = JobReport(hydra_job.job.num, list(hydra_job.overrides.task))
-    output = output_path(folder, report.number)
-    start_sharing()
-    with reported(folder, report):
+    def composing() -> Any:
+        config = composed_as_typed(overrides)
+        OmegaConf.copy_cache(whole, config)  # `now` is the same for all jobs
         if sweep is None:
             take_gpu(folder, str(config.device))
+        return config
+
+    report = JobReport(number, overrides)
+    output = output_path(folder, number)
+    start_sharing()
+    with reported(folder, report):
         with printed_to(output) if sweep is None or sweep.folds else nullcontext():
-            ended = carry_out(config, report.warnings)
+            ended = carry_out(composing, report.warnings)
         report.code, report.reason = ended.code, ended.reason
         if (outcome := ended.outcome) is not None:
             report.run, report.was_complete = str(outcome.folder), outcome.was_complete
@@ -172,13 +185,14 @@ def _job_of_sweep(config: Any, hydra_job: Any, sweep: Sweep | None) -> int:
     return ended.code
 
 
-def carry_out(config: Any, warned: list[str]) -> Ended:
-    """Check and run what was composed, and print the result; the text of each warning is added to `warned`."""
+def carry_out(composing: Callable[[], Any], warned: list[str]) -> Ended:
+    """Compose, check and run, and print the result; the text of each warning is added to `warned`."""
     from fcl_bench.config import load_settings
     from fcl_bench.tracking import load_tracking
 
     ended, complete = Ended(), False  # whether all that is left is to print the result
     try:
+        config = composing()
         tracking = load_tracking(config)
         with no_collection():
             settings = load_settings(config)

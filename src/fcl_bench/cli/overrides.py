@@ -167,7 +167,7 @@ def composed_as_typed(overrides: list[str]) -> DictConfig:
     try:
         return composed(overrides)
     # Hydra raises Python's own errors, too, such as for a choice whose name is too long for a file.
-    except (HydraException, OmegaConfBaseException, TypeError, ValueError, OSError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError, OSError) as error:
         raise storage_error(error) or composition_error(error, overrides) from error
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import functools
 import logging
 import math
+import os
+import pickle
 import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
@@ -142,7 +143,7 @@ class RunFolder:
             raise ValueError(f"of another run, {record['run_id']}")
         for name in record["files"]:
             # A record from elsewhere may name any file.
-            if name in ("", ".", "..") or Path(name).name != name:
+            if name in ("", ".", "..") or os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is no file of the folder")
         record["secure"] = recorded_sums(record["secure"])
         return record
@@ -154,7 +155,7 @@ class RunFolder:
         # What one key names by an anchor another one may mean.
         whole = re.search(r"[:-] [&*]\w", content)
         parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
-        return {key: copy.deepcopy(value) for part in parts for key, value in _parsed(part).items()}
+        return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
 
     def ignores_partition(self) -> bool:
         """Whether beta, `clients` and the partition change no more than the rounding of the run's result.
@@ -227,8 +228,8 @@ class RunFolder:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(part: str) -> dict[str, Any]:
-    return yaml.load(part, Loader=YAML_LOADER) or {}
+def _parsed(part: str) -> bytes:
+    return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
 
 
 def _cell(value: object) -> object:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 import logging
@@ -12,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
 
 from fcl_bench.composition import composed
-from fcl_bench.config import GROUPS, Settings, load_settings, number_text, text
+from fcl_bench.config import Settings, load_settings, number_text, text
 from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder
@@ -39,8 +36,6 @@ _INDIFFERENT = {"seed", "drift", "evaluate_rounds", "predictions", "method.bound
 _DIFFERENT_FOR = {"A_T_best": {"evaluate_rounds"}}
 #: Keys of data that a run's id leaves out, since the fingerprint tells them; a printed setting has no fingerprint.
 _SIDES = ("train_split", "test_split")
-#: An override that changes the value of a key that is there, and no choice of a group.
-_KEY = re.compile(rf"(?!({'|'.join((*GROUPS, 'experiment', 'profile', 'logger'))})=|hydra\.)[\w.]+=")
 
 
 def words_without_key(setting: str) -> list[str]:
@@ -66,17 +61,7 @@ def overrides(cell: pd.Series) -> tuple[str, ...]:
 @functools.cache
 def settings_of(overrides: tuple[str, ...]) -> Settings:
     """Return the settings that Hydra composes of `overrides`. Raises a `UserError` for invalid values."""
-    keys = [override for override in overrides if _KEY.match(override)]
-    config = copy.deepcopy(_of_choices(tuple(override for override in overrides if override not in keys)))
-    for override in OverridesParser.create().parse_overrides(keys):  # after all choices are composed, as Hydra does
-        OmegaConf.update(config, override.key_or_group, override.value())
-    return load_settings(config)
-
-
-@functools.lru_cache(maxsize=64)  # neighbours in a grid differ in few choices
-def _of_choices(choices: tuple[str, ...]) -> DictConfig:
-    """Return what Hydra composes of choices; that takes many times as long as laying a cell's keys over it."""
-    return composed(choices)
+    return load_settings(composed(overrides))
 
 
 def comparable(settings: Settings, metric: str = "") -> dict[str, Any]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
+import logging
 import math
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -16,8 +19,10 @@ from fcl_bench.config import number_text, text
 from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, replacing
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
+
+log = logging.getLogger(__name__)
 
 #: Columns that tell runs of one configuration apart. Every other column is a measure or part of the configuration.
 RUN_COLUMNS = (
@@ -42,6 +47,8 @@ _UNKNOWN = "unknown"
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 _READ |= {"predictions.parquet"}
+#: The rows of an earlier call, beside the runs; what a row's stamp looks at; how many bytes at the end of run.json.
+_INDEX, _STAMPED, _SEAL = ".index.json", {"run.json", *_READ}, 64
 
 
 def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
@@ -58,13 +65,49 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         runs: the folder that holds the run folders.
         measures: names of measures; those of a single task (`S_3`) become columns too.
     """
-    rows = []
     single = [name for name in measures if by_task(name)]
+    known, rows = {} if single else _indexed(runs), {}
     for path in sorted(runs.glob("*/run.json")):
+        name, stamp = path.parent.name, _stamp(path.parent)
+        if name in known and known[name][0] == stamp:
+            rows[name] = known[name]
+            continue
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
         if record is not None:
-            rows.append(run_row(path.parent, record, single))
-    return frame_of(rows, single)
+            rows[name] = [stamp, run_row(path.parent, record, single)]
+    if not single and rows != known:
+        try:
+            with replacing(runs / _INDEX) as temporary:
+                temporary.write_text(json.dumps([_code(), rows]))
+        except OSError as error:  # of somebody else's folder
+            log.debug("no index of %s: %s", runs, error)
+    return frame_of([row | {"path": str(runs / name)} for name, (_, row) in rows.items()], single)
+
+
+def _indexed(runs: Path) -> dict[str, list[Any]]:
+    """Name of a run's folder -> its stamp and row, as an earlier call of this version of the code left them."""
+    try:
+        code, found = json.loads((runs / _INDEX).read_text())
+        return found if code == _code() else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def _stamp(folder: Path) -> list[Any]:
+    """The name, size and time of each file that a row is made from, and the seal at the end of run.json."""
+    with os.scandir(folder) as files:
+        found = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.name in _STAMPED]
+    with (folder / "run.json").open("rb") as file:
+        file.seek(-min(_SEAL, file.seek(0, os.SEEK_END)), os.SEEK_END)
+        return [*sorted(found), file.read().decode(errors="replace")]
+
+
+@functools.cache
+def _code() -> str:
+    """A hash of the code that makes a row."""
+    here = Path(__file__).parent
+    files = [Path(__file__), here / "measures.py", here / "measures.yaml"]
+    return content_hash(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:

@@ -2,79 +2,59 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import run_job, setup_globals
-from hydra.errors import HydraException
-from omegaconf import open_dict
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.utils import setup_globals
+from omegaconf import DictConfig
 
-from fcl_bench.sweeps.watch import Sweep, current_sweep
+from fcl_bench.composition import composed
+from fcl_bench.sweeps.watch import current_sweep
 from fcl_bench.sweeps.workers import runs_here
 
-#: What composing a job raises for a key or a choice that is not there.
-_NOT_COMPOSED = (HydraException, OmegaConfBaseException)
+#: Jobs that a launcher gets at once: it keeps 200 KB for each until all of them have ended.
+_AT_ONCE = 1000
+
+
+def _uncomposed(sweep: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The sweep's own configuration with the overrides of a job, which composes itself from them."""
+    job = copy.deepcopy(sweep)
+    job.hydra.overrides.task = list(overrides)
+    return job
 
 
 def carry_out_jobs(jobs: Sequence[tuple[str, ...]], config: Any, context: Any, function: Any) -> None:
-    """Carry out every job that composes, and report the others as failed.
+    """Carry out every job; each composes itself when its turn comes, and fails if it cannot.
 
     Raises:
         HydraException, OmegaConfBaseException: no job composes; it is the first one's.
     """
     sweep = current_sweep()
     assert sweep is not None
-    sweep.begin(config, list(jobs))
-    if runs_here(config.hydra.launcher):
-        _one_by_one(sweep, config, context, function)
-    else:
-        _launched(sweep, config, context, function)
-
-
-def _one_by_one(sweep: Sweep, config: Any, context: Any, function: Any) -> None:
-    """Compose each job when its turn comes, once: composing takes a fifth of a default run on digits."""
     setup_globals()
-    refused: list[tuple[int, Exception]] = []
-    for number, overrides in enumerate(sweep.jobs):
+    sweep.begin(config, list(jobs))
+    errors: list[Exception] = []
+    for overrides in jobs:
         try:
-            job = context.config_loader.load_sweep_config(config, list(overrides))
-        except _NOT_COMPOSED as error:
-            refused.append((number, error))
-            continue
-        if not sweep.began:
-            sweep.open()
-        while refused:
-            sweep.refuse(*refused.pop(0))
-        with open_dict(job):
-            job.hydra.job.id = job.hydra.job.num = number
-        done = run_job(function, job, "hydra.sweep.dir", "hydra.sweep.subdir", context)
-        _ = done.return_value  # raises what ended the job
-    if len(refused) == len(sweep.jobs):
-        raise refused[0][1]
-    for number, raised in refused:
-        sweep.refuse(number, raised)
-
-
-def _launched(sweep: Sweep, config: Any, context: Any, function: Any) -> None:
-    """Compose all jobs first, since workers end at the first that does not compose; those go behind the others."""
-    good: list[tuple[str, ...]] = []
-    refused: list[tuple[tuple[str, ...], Exception]] = []
-    for overrides in sweep.jobs:
-        try:
-            context.config_loader.load_sweep_config(config, list(overrides))
-        except _NOT_COMPOSED as error:
-            refused.append((overrides, error))
-        else:
-            good.append(overrides)
-    if not good:
-        raise refused[0][1]
+            composed(overrides)
+            break
+        except Exception as error:  # the job itself reports it, if there is another
+            errors.append(error)
+    else:
+        raise errors[0]
     sweep.open()
-    # Launchers number their jobs without a gap.
-    sweep.jobs = [*good, *(overrides for overrides, _ in refused)]
-    for number, (_, raised) in enumerate(refused, start=len(good)):
-        sweep.refuse(number, raised)
+    if runs_here(config.hydra.launcher):
+        HydraConfig.instance().set_config(config)  # for keys that refer to it
+        for sweep.job in enumerate(jobs):
+            function(config)
+        return
+    context = copy.copy(context)
+    context.config_loader = copy.copy(context.config_loader)
+    context.config_loader.load_sweep_config = _uncomposed
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=function, config=config)
-    for done in launcher.launch(good, initial_job_idx=0):
-        _ = done.return_value
+    for begin in range(0, len(jobs), _AT_ONCE):
+        for done in launcher.launch(jobs[begin : begin + _AT_ONCE], initial_job_idx=begin):
+            _ = done.return_value  # raises what ended the job

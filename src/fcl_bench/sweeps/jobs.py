@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,10 +77,13 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
         write_report(sweep, report)
 
 
-def read_reports(sweep: Path) -> dict[int, JobReport]:
-    """Job number -> report, for every report so far that can be read."""
-    reports = map(_read_report, (sweep / "jobs").glob("[0-9]*.json"))
-    return dict(sorted((report.number, report) for report in reports if report is not None))
+def read_reports(sweep: Path, without: Container[int] = ()) -> dict[int, JobReport]:
+    """Job number -> report, for every report so far that can be read; those of the jobs `without` are not opened."""
+    folder = sweep / "jobs"
+    names = os.listdir(folder) if folder.is_dir() else []
+    numbers = (int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit())
+    found = {number: _read_report(folder / f"{number}.json") for number in sorted(numbers) if number not in without}
+    return {number: report for number, report in found.items() if report is not None}
 
 
 def _read_report(path: Path) -> JobReport | None:

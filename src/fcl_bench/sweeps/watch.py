@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,17 +17,14 @@ from typing import Any
 from tqdm import tqdm
 
 from fcl_bench.data.shared import stop_sharing
-from fcl_bench.errors import UserError
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.files import writable
-from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports, write_report
+from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
 from fcl_bench.sweeps.summary import end_line, failures, results_table, unmoved, varying, warnings
 from fcl_bench.sweeps.workers import announce_gpus, jobs_at_once, runs_here, share_cores
 from fcl_bench.tracking.console import ProgressLines, current_progress, progress, say
 
 _POLL_SECONDS = 0.5
-#: Turns the error of composing, and the overrides that should have been composed, into an error of ours.
-Explain = Callable[[Exception, list[str]], UserError]
 
 
 class Sweep:
@@ -34,13 +32,14 @@ class Sweep:
 
     Attributes:
         began: whether a job composed and the sweep has its folder.
+        job: number and overrides of the job that this process carries out.
         workers: the number of jobs side by side here; None if they run on other machines.
         folds: whether the output of jobs goes to files, with one line per job on the screen.
     """
 
-    def __init__(self, explain: Explain) -> None:
-        self._explain = explain
+    def __init__(self) -> None:
         self.began = False
+        self.job: tuple[int, tuple[str, ...]] = (0, ())
         self.folder = Path()
         self.jobs: list[tuple[str, ...]] = []
         self.workers: int | None = 1
@@ -69,21 +68,15 @@ class Sweep:
             share_cores(self.workers, cpu_count())
             announce_gpus()
         self.folds = self._beside or (len(jobs) != 1 and not config.preview)
-        if self.folds:
-            self._bar = progress(len(jobs), "sweep", "run")
-            self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
-            self._watcher.start()
 
     def open(self) -> None:
-        """Make the sweep's folder, once a job composes. Raises a `UserError` if nothing can be written there."""
+        """Make the sweep's folder and begin to watch it. Raises a `UserError` if nothing can be written there."""
         writable(f"out={self._out}", self._shown)
         self.began = True
-
-    def refuse(self, number: int, error: Exception) -> None:
-        """Report a job that does not compose as failed."""
-        overrides = list(self.jobs[number])
-        reason = str(self._explain(error, overrides))
-        write_report(self.folder, JobReport(number, overrides, FAILED, 2, reason))
+        if self.folds:
+            self._bar = progress(len(self.jobs), "sweep", "run", at_once=True)
+            self._watcher = threading.Thread(target=self._watch, name="sweep watcher", daemon=True)
+            self._watcher.start()
 
     def reports(self) -> list[JobReport]:
         """Every job's report once the sweep has ended; jobs of other processes here that still ran have then failed."""
@@ -138,20 +131,23 @@ class Sweep:
         ]
         say("\n".join(lines), self._screen)
 
+    @functools.cached_property
+    def _varying(self) -> set[str]:
+        return varying(self.jobs)
+
     def _watch(self) -> None:
         while not self._stop.wait(_POLL_SECONDS):
             self._print_news()
 
     def _print_news(self) -> None:
         """Print a line for each newly ended job, and progress: a bar on a terminal, else a line per minute."""
-        ended = [report for report in read_reports(self.folder).values() if report.status != RUNNING]
-        keys = varying(self.jobs)
-        for report in ended:
-            if self._told.get(report.number) == report.status:
+        over = {number for number, status in self._told.items() if status in (DONE, FAILED)}
+        for report in read_reports(self.folder, over).values():
+            if report.status in (RUNNING, self._told.get(report.number)):
                 continue
             self._bar.update(report.number not in self._told)
             self._told[report.number] = report.status
-            line = end_line(report, len(self.jobs), keys)
+            line = end_line(report, len(self.jobs), self._varying)
             with tqdm.external_write_mode(file=self._err):  # above the bar
                 if report.status == FAILED:
                     say(f"fcl-bench: {line}", self._err)
@@ -173,10 +169,10 @@ def current_sweep() -> Sweep | None:
 
 
 @contextmanager
-def sweeping(explain: Explain) -> Iterator[Sweep]:
+def sweeping() -> Iterator[Sweep]:
     """In the block, Hydra may start a sweep; changes to the environment are undone at the end."""
     before = dict(os.environ)
-    sweep = Sweep(explain)
+    sweep = Sweep()
     token = _CURRENT.set(sweep)
     try:
         yield sweep

@@ -142,7 +142,7 @@ def silence() -> None:
 _quiet: list[bool] = []
 
 
-def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines | tqdm[Any]:
+def progress(total: int, what: str, unit: str, done: int = 0, at_once: bool = False) -> ProgressLines | tqdm[Any]:
     """A bar with rate and time left on stderr, shown only after two seconds; its `update(n)` tells of n more units.
 
     If stderr is not a terminal, there is one line per minute instead.
@@ -150,9 +150,10 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines |
     Args:
         unit: what is counted ("image"); bytes ("B") are shown in millions and the like.
         done: units that an earlier, interrupted pass already did (not counted in the rate).
+        at_once: whether the bar, or the first line, is not waited for.
     """
     if not _quiet and not sys.stderr.isatty():
-        return ProgressLines(total, what, unit, done)
+        return ProgressLines(total, what, unit, done, at_once)
     # Imported here, so that `--help` does not wait for it.
     from tqdm import tqdm
 
@@ -163,7 +164,7 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines |
         unit=f" {unit}",
         unit_scale=unit == "B",
         initial=done,
-        delay=2,
+        delay=0 if at_once else 2,
         mininterval=0.1,
         dynamic_ncols=True,
         leave=False,
@@ -173,11 +174,12 @@ def progress(total: int, what: str, unit: str, done: int = 0) -> ProgressLines |
 class ProgressLines:
     """`progress` in a log file: `learning: 31 of 50 rounds, about 40 s left`, once a minute."""
 
-    def __init__(self, total: int, what: str, unit: str, done: int = 0) -> None:
+    def __init__(self, total: int, what: str, unit: str, done: int = 0, at_once: bool = False) -> None:
         self._total, self._what, self._unit = total, what, unit
         self._stream = sys.stderr  # of now: that of a sweep's jobs is a file
         self._before = self._done = float(done)
-        self._begin = self._printed = time.monotonic()
+        self._begin = time.monotonic()
+        self._printed = self._begin - _EVERY * at_once
 
     def update(self, n: float | None = 1) -> None:
         self._done += n or 0

@@ -2,6 +2,7 @@ r"""Writes a `Sheet` as a LaTeX table for a paper: siunitx columns, booktabs, gr
 
 from __future__ import annotations
 
+import functools
 import re
 from itertools import groupby
 from pathlib import Path
@@ -78,6 +79,7 @@ def _cell(sheet: Sheet, cell: Cell, at: int) -> str:
     return (r"\bfseries " if cell.mark else "") + value + spread + (r" {$^\dagger$}" if gate else "")
 
 
+@functools.cache
 def _method(label: str) -> str:
     """A method as its YAML writes it (`# LaTeX: AFL~\\cite{...}`), and the knobs that tell it from others."""
     name, *knobs = label.split(" ")
