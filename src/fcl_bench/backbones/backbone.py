@@ -175,11 +175,7 @@ class _IdentityExtractor(Extractor):
 
 @dataclass
 class Pixels(Backbone):
-    """The image itself: flattened, scaled to 0..1.
-
-    Args:
-        size: side to which images are resized (bicubic, square); None: they must all have one size already.
-    """
+    """The image itself: flattened, scaled to 0..1."""
 
     name: ClassVar[str] = "pixels"  # type: ignore[misc]  # a network's name is a knob, this one is not
     size: int | None = knob(None, least=1)

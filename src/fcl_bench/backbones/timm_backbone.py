@@ -34,14 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Transform:
-    """Preprocessing; values that are None come from the model's own data config.
-
-    Args:
-        size: side in pixels of the square that the network sees.
-        crop_pct: centre crop as a share of the resized image.
-        interpolation: "bicubic", "bilinear", ...
-        mean, std: per channel, on pixels scaled to 0..1.
-    """
+    """Preprocessing; values that are None come from the model's own data config."""
 
     size: int | None = knob(None, least=1)
     crop_pct: float | None = knob(None, above=0, most=1)
@@ -70,22 +63,7 @@ class Transform:
 
 @dataclass
 class Timm(Backbone):
-    """A timm network without its classifier; features are what its classifier would see (`pre_logits`).
-
-    Args:
-        name: full `arch.tag` name ("resnet18.tv_in1k"); with a checkpoint, or from scratch, the architecture is enough.
-        pretrained: False: random weights, drawn by the run's seed.
-        checkpoint: local .safetensors, .pth or .pt file with the weights (no code in it is run); None: the hub's.
-        model_args: further arguments of the architecture (`{pad_type: same}`).
-        stem: own, or cifar: one 3x3 convolution of stride 1 and no pooling (ResNets). With pretrained weights the stem
-            is drawn by the run's seed, unless the checkpoint has such a stem itself.
-        pool: side of the grid of cells that the last feature map is averaged to; features are pool^2 times its
-            channels, channel by channel. 1: one cell, as the model has it.
-        adapters: bottlenecks beside the MLPs of a ViT, the only part that then trains; None: none, and all trains.
-        transform: preprocessing where it differs from the model's own.
-        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
-        compile: whether the network runs compiled.
-    """
+    """A timm network without its classifier; features are what its classifier would see (`pre_logits`)."""
 
     name: str = knob(filled=True, words="backbone.name=resnet18.tv_in1k")
     pretrained: bool = True
@@ -267,17 +245,7 @@ def _put_pool(model: nn.Module, side: int, name: str) -> None:
 
 @dataclass
 class Adapters:
-    """`backbone.adapters`.
-
-    Args:
-        width: r, the units of each bottleneck.
-        scale: s, the share of its output that is added.
-        bias: whether W_down and W_up come with biases, 0 at first; Eq. 63 has none, STSA's public code has them.
-        reads: what the adapter is given: normalised (x_i, what the MLP is given) or stream (what comes before the
-            block's second layer norm, as in STSA's public code).
-        dropout: share of the bottleneck's units that are set to 0 in training; Eq. 63 has none, the public code has
-            0.1.
-    """
+    """`backbone.adapters`: see conf/backbone/vit_b16_stsa.yaml; Eq. 63 has neither biases nor dropout."""
 
     width: int = knob(64, least=1)
     scale: float = knob(0.1, above=0)

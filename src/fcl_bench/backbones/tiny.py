@@ -41,14 +41,6 @@ class Tiny(Backbone):
 
     `conv` is four blocks of convolution, batch norm and ReLU, then global average pooling. `vit` is timm's vision
     transformer with four blocks on 16 patches; its output is that of the class token.
-
-    Args:
-        width: for `conv`, channels of the first stage (the others have 2, 4 and 8 times as many); for `vit`, an eighth
-            of the tokens' dimension.
-        size: side of the square images that it sees; None: the shorter side of the first training image.
-        architecture: conv, vit.
-        precision: auto (float16 autocast on CUDA, float32 elsewhere), float32, float16 or bfloat16; frozen pass only.
-        compile: whether the network runs compiled.
     """
 
     name: ClassVar[str] = "tiny"  # type: ignore[misc]  # a timm network's name is a knob, this one is not

@@ -309,13 +309,7 @@ class TransportChoice(ABC):
 
 @dataclass
 class PartialRounds(TransportChoice):
-    """A transport whose rounds may go on without clients that are lost on the way.
-
-    Args:
-        minimum: the least share of a round's clients that has to answer, 0 to 1; None: all, or the run ends at its last
-            checkpoint.
-        deadline: seconds after which a client that has not answered counts as lost; None: never.
-    """
+    """A transport whose rounds may go on without clients that are lost on the way."""
 
     minimum: float | None = knob(None, least=0, most=1, words="a share, 0 to 1")  # type: ignore[misc]
     deadline: float | None = knob(None, above=0, words="seconds")

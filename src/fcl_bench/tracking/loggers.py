@@ -150,12 +150,7 @@ class _Events(Tracker):
 
 @dataclass
 class WandB:
-    """A W&B run with the run's own id, so that a continued run is one run there too.
-
-    Args:
-        project: name of the W&B project.
-        mode: offline (files in `<out>/wandb/` that `wandb sync` sends later), online.
-    """
+    """A W&B run with the run's own id, so that a continued run is one run there too."""
 
     name = "wandb"
     packages = ("wandb",)

@@ -34,35 +34,7 @@ def diverged(key: str, lr: float, weight_decay: float) -> UserError:
 
 @dataclass
 class Training:
-    """Knobs of federated training.
-
-    Args:
-        rounds: E, rounds of exchange per task.
-        fraction: share of the clients that take part in a round, chosen at random.
-        epochs: passes over its samples that a client makes in a round.
-        batch_size: samples per step.
-        optimizer: of the clients: sgd, adam, adamw. They start every round without momentum.
-        lr: step size of the first round.
-        rates: step sizes of their own for the parameters whose names begin so ("heads": 0.1), on the same schedule.
-        momentum: of SGD.
-        weight_decay: added to the gradients; adamw takes it from the weights instead.
-        schedule: of the step size over a task's rounds: constant; cosine (from lr towards 0); cosine_decay and
-            exponential (from lr towards lr times `decay`); step (times `decay` at each of `milestones`).
-        milestones: rounds, from 0.
-        decay: factor of a step, or of a whole task's rounds.
-        weighting: of the clients' models in the average: samples (their numbers), uniform.
-        server_optimizer: what the server makes of the average: average (takes it as it is, FedAvg), momentum (FedAvgM),
-            adam (FedAdam; Reddi et al., 2021).
-        server_lr: step size of the last two.
-        server_momentum: of the last two.
-        aggregate: what is made of the clients' models: mean (weighted), or robust against hostile clients and
-            unweighted: median (of each coordinate), trimmed_mean, krum (the model that is nearest to most others).
-        trimmed: of trimmed_mean, the share of the clients that is cut off at either end of each coordinate.
-        byzantine: of krum, f, the hostile clients per round that it is to withstand; it takes 2 f + 3 clients.
-        augment: none, crop (shifts by up to an eighth of the side), crop_flip, crop_flip_brightness.
-        precision: auto (bfloat16 autocast on CUDA, and on images on a CPU that multiplies bfloat16; else float32),
-            float32, bfloat16.
-    """
+    """Knobs of federated training: see conf/method/_gradient.yaml."""
 
     rounds: int = knob(50, least=1, most=MOST_PASSES, words="an integer from 1 to 1000000")
     fraction: float = knob(1.0, above=0, most=1)
@@ -126,17 +98,7 @@ def cpu_precision(device: torch.device, *choices: Any) -> dict[str, str]:
 
 @dataclass
 class Gaussian:
-    """`method.gaussian`, the knobs of `ccvr=gaussian`.
-
-    Args:
-        covariance: full (d x d for each class), diagonal (variances alone).
-        least: a client sends moments only of classes of which it has at least this many samples; a sum of one sample is
-            that sample.
-        samples: drawn features for each class.
-        epochs: passes over them.
-        lr: step size of the first step of SGD with momentum 0.9, falling to 0 as a cosine.
-        batch_size: features per step.
-    """
+    """`method.gaussian`, the knobs of `ccvr=gaussian`: see conf/method/_gradient.yaml."""
 
     covariance: str = knob("full", choices=("full", "diagonal"))
     least: int = knob(2, least=1)

@@ -63,11 +63,7 @@ class Iid(Partition):
 
 @dataclass
 class Shards(Partition):
-    """Sort by class, cut into K * shards equal pieces, give `shards` of them to each client (McMahan et al. 2017).
-
-    Args:
-        shards: pieces per client (AFL's s).
-    """
+    """Sort by class, cut into K * shards equal pieces, give `shards` of them to each client (McMahan et al. 2017)."""
 
     name: ClassVar[str] = "shards"
     shards: int = knob(2, least=1)

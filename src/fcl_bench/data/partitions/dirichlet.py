@@ -39,9 +39,6 @@ class Dirichlet(DirichletPartition):
     For each class in turn, shares p ~ Dir(beta, ..., beta) over the clients are drawn; a client that already holds n /
     K samples or more gets none of this class. The whole draw is repeated until every client holds `min_size` samples.
 
-    Args:
-        min_size: fewest samples of a task at a client; 0 lets clients be empty.
-
     Raises (in `assign`):
         UserError: no draw gave every client that many.
     """

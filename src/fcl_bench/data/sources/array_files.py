@@ -15,12 +15,7 @@ from fcl_bench.files import content_hash
 
 @dataclass
 class ArrayFile(Source):
-    """A source that reads one .npz file.
-
-    Args:
-        name: what tables call it.
-        path: the file.
-    """
+    """A source that reads one .npz file."""
 
     name: str = knob(filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)

@@ -29,12 +29,6 @@ class DomainNet(HubImages):
 
     The images of domain d, in the order of the files, are permuted by a generator seeded with (0, d), and the first
     `per_domain` of the permutation are its training images. The run's seed does not matter.
-
-    Args:
-        path: a local folder to read instead: the hub's parquet files, or the folder as released (<domain>_train.txt and
-            <domain>_test.txt, whose lines hold an image's path and its label).
-        per_domain: training images of each domain; null: all.
-        per_class, test_per_class: count in each domain, after the draw.
     """
 
     per_domain: int | None = knob(10_000, least=1)

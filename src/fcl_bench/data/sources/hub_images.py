@@ -26,17 +26,7 @@ _QUICK = 1 << 30
 
 @dataclass
 class HubImages(ImageSource):
-    """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same layout.
-
-    Args:
-        repo: hub name ("uoft-cs/cifar100").
-        revision: commit of the hub repository; None: whatever its main branch holds, which the log names.
-        image_column, label_column: the columns to read.
-        path: a local folder to read instead: the repository's parquet files at any depth (train-*.parquet,
-            test-*.parquet), or images in train/<class>/* and test/<class>/*.
-        train_split, test_split: the repository's names of the two sides. They are not part of a run's identity, but the
-            hash of the images' content is.
-    """
+    """An image data set of the Hugging Face hub at a pinned revision, or a local folder in the same layout."""
 
     name: str = knob(filled=True, words="a name for tables")
     repo: str = knob(filled=True, words="owner/name")

@@ -67,16 +67,7 @@ class FileSide(Side):
 
 @dataclass(kw_only=True)
 class ImageSource(Source):
-    """A source that can leave images out, so that a run is small enough for a CPU.
-
-    Args:
-        path: a local folder to read.
-        classes: the number of labels used in train and test, the first ones in ascending order; None: all.
-        skip_classes: the number of labels of the training side left out, the first ones in ascending order, before
-            `classes` counts; labels that only the test side has are left out too.
-        per_class: the number of training images used of each class, the first ones in the data set's order; None: all.
-        test_per_class: like `per_class`, for test images.
-    """
+    """A source that can leave images out, so that a run is small enough for a CPU."""
 
     path: str | None = knob(None, identity=False)
     classes: int | None = knob(None, least=1)

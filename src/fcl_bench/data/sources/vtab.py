@@ -54,11 +54,6 @@ class Vtab(ImageSource):
 
     Each data set is a domain. Training and test images are all those of the hub's splits "train" and "test"; the papers
     train on fewer, which only their folder says (docs/reference/data.md).
-
-    Args:
-        path: a local folder to read instead: as released (train/<class>/*, test/<class>/*, fifty classes in the order
-            of their names, which are numbers), or one folder per data set (resisc45, dtd, pets, eurosat, flowers102)
-            with the hub's parquet files.
     """
 
     name: str = knob("vtab", filled=True, words="a name for tables")

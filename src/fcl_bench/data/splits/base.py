@@ -128,14 +128,7 @@ class TaskSplit(ABC):
 
 @dataclass(kw_only=True)
 class SampleSplit(TaskSplit):
-    """A split that divides the samples of a data set by a rule.
-
-    Args:
-        imbalance: the share of its training samples that the rarest class retains; see `thinned`. 1: all classes retain
-            all of them, and nothing is drawn.
-        order_seed: seed of all draws of the split; None: the run's `seed`. With it a stream stays the same while `seed`
-            changes the partition, the labels, the projection and so on.
-    """
+    """A split that divides the samples of a data set by a rule."""
 
     imbalance: float = knob(1.0, above=0, most=1, words="a share, above 0 to 1")
     order_seed: int | None = knob(None, least=0)

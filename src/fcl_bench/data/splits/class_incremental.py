@@ -24,13 +24,7 @@ from fcl_bench.randomness import generator, legacy_generator
 
 @dataclass
 class ClassIncremental(SampleSplit):
-    """Disjoint classes per task, in a seeded order.
-
-    Args:
-        first: number of classes in the first task; None: as many as in the others.
-        shuffle: permute the classes by the seed; false: ascending labels.
-        order: published: the permutation that the public code of TARGET, LANDER and STSA draws with this seed.
-    """
+    """Disjoint classes per task, in a seeded order."""
 
     name: ClassVar[str] = "class_incremental"
     first: int | None = knob(None, least=1)
@@ -86,9 +80,6 @@ class ClassOverlap(SampleSplit):
     No class is in more than two tasks. The paper does not say which task gets a shared class's samples. Here each of
     the two tasks gets a random half, for training and for test. If the number is odd, a random one of the two gets one
     more, so a class's only sample is in just one of them.
-
-    Args:
-        shared: s, the number of classes shared at each border.
     """
 
     name: ClassVar[str] = "class_overlap"

@@ -37,14 +37,6 @@ class SiBlurry(SampleSplit):
     are reassigned to the other tasks' blurry parts, as in the paper of GACL, which describes the same setting ("to
     assign to other blurry tasks"). Test samples are divided by the same rule and the same shares of the tasks. The
     differences from the public code are listed in docs/reference/splits.md.
-
-    Args:
-        disjoint: share of the classes that are disjoint, rounded to the nearest number of classes.
-        blurry: share of the blurry classes' samples that leave their home task.
-        sizes: random, as above; or equal, which is not stochastic: every task has equally many disjoint classes (up to
-            one), and the share `blurry` of each blurry class leaves. The public code has both.
-        reassign: others, as above; or any, as in the public code: samples that left are shuffled among the tasks, and
-            each task gets as many as it gave, possibly some of its own.
     """
 
     name: ClassVar[str] = "si_blurry"

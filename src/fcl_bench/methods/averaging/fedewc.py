@@ -181,12 +181,7 @@ class FedEWCServer(GradientServer):
 
 @dataclass
 class FedEWC(GradientMethod):
-    """Knobs of FedEWC: see conf/method/fedewc.yaml.
-
-    Args:
-        normalise: what F_t is divided by before it is added: maximum (its largest entry: tasks count alike, and steps
-            are stable while lr * strength * tasks is below 2), none.
-    """
+    """Knobs of FedEWC: see conf/method/fedewc.yaml."""
 
     name: ClassVar[str] = "fedewc"
     revision: ClassVar[int] = 2  # 1 had no normalise

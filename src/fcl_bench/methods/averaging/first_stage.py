@@ -44,13 +44,7 @@ class CosineNetwork(Network):
 
 @dataclass
 class FedAvgAdaptation(MethodStage, FedAvg):
-    """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2).
-
-    Args:
-        head: what the network has for the first task: linear (with a bias), or cosine (`CosineHead`, as in STSA's
-            public code). It is dropped when the first task ends.
-        training: as of a gradient method, for the one task.
-    """
+    """FedAvg on the first task. The defaults are STSA's for a ResNet-18 from scratch on CIFAR-100 (E.2)."""
 
     head: str = knob("linear", choices=HEADS)
     training: Training = field(

@@ -33,12 +33,7 @@ _SMALL = 2**22
 
 @dataclass
 class ClosedFormMethod(Method):
-    """A method that solves for a linear classifier on H = ReLU(Z P).
-
-    Args:
-        M: number of random features; None: the backbone's features themselves, H = Z.
-        activation: what follows the projection: "relu", or "none", H = Z P.
-    """
+    """A method that solves for a linear classifier on H = ReLU(Z P)."""
 
     client_half: ClassVar[type[ClosedFormClient]]
     server_half: ClassVar[type[ClosedFormServer]]

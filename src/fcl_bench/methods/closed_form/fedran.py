@@ -230,12 +230,7 @@ class FedRANServer(RegularisedServer):
 
 @dataclass
 class FedRAN(RidgeMethod):
-    """Knobs of FedRAN: see conf/method/fedran.yaml.
-
-    Args:
-        budget_bytes: most that a client may upload for a task; the rank of its summary is then at most what Eq. 12
-            allows. The server keeps `rank` directions all the same, or the most that any task allowed.
-    """
+    """Knobs of FedRAN: see conf/method/fedran.yaml."""
 
     name: ClassVar[str] = "fedran"
     revision: ClassVar[int] = 2

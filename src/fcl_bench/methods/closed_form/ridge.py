@@ -38,10 +38,6 @@ def ridge_knob(default: float | str | None, **limits: Any) -> Any:
 class RidgeMethod(ClosedFormMethod):
     """A `ClosedFormMethod` that solves a ridge regression.
 
-    Args:
-        scale_scores: divide each class's scores by the root of their sum over the class's own samples (true), or by
-            the length of its weights (length), as STSA's public code does.
-
     Attributes:
         penalty_knob: the name of the knob that has the ridge.
         in_tables: whether papers' tables count the bytes of its uploads.

@@ -245,12 +245,7 @@ class LANDERServer(DataFreeServer):
 
 @dataclass
 class LANDER(DataFreeMethod):
-    """Knobs of LANDER: see conf/method/lander.yaml.
-
-    Args:
-        variant: working: the images that clients use are sent; published: all images that are stored are sent, and
-            clients count alike in the average (`weighting: uniform`), as in the public code.
-    """
+    """Knobs of LANDER: see conf/method/lander.yaml."""
 
     name: ClassVar[str] = "lander"
     search: ClassVar[Mapping[str, str]] = {"pre": "log(0.04,4)"}

@@ -218,12 +218,7 @@ class GLFCClient(PrototypeClient):
 
 @dataclass
 class GLFC(ExemplarMethod):
-    """Knobs of GLFC: see conf/method/glfc.yaml.
-
-    Args:
-        signal: what tells a client that new classes have come: boundary (its first round in a task), entropy (until
-            the signal comes, the client keeps the last task's samples).
-    """
+    """Knobs of GLFC: see conf/method/glfc.yaml."""
 
     name: ClassVar[str] = "glfc"
     search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "training.lr": "log(0.03,3)"}

@@ -164,11 +164,7 @@ class ExemplarServer(GradientServer):
 
 @dataclass
 class ExemplarMethod(GradientMethod):
-    """A method whose clients keep exemplars.
-
-    Args:
-        memory: samples that a client may keep.
-    """
+    """A method whose clients keep exemplars."""
 
     loss_classes: str = knob("seen", choices=("seen", "task"))
     memory: int = knob(2000, least=0)

@@ -27,16 +27,6 @@ _COMPILE = ("fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "centralised"
 class GradientMethod(Method):
     """A method that trains the network over rounds.
 
-    Args:
-        training: rounds, local epochs, optimiser, augmentation.
-        frozen_stages: first stages of the network that stay as the first task leaves them.
-        frozen_heads: whether the class weights of old tasks stay as they are.
-        loss_classes: whose scores compete in the loss: seen (all classes so far), task (the task's own).
-        on: images: the whole network trains; features: only class weights, on a frozen backbone's cached features.
-        ccvr: what predicts: none (the trained heads), gaussian (heads retrained on Gaussian features of all
-            classes; see `ccvr.py`).
-        gaussian: knobs of the latter.
-
     Attributes:
         network_class: makes the network, with heads of its kind.
         training_key: where the user sets `training`, for messages.

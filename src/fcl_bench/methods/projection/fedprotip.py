@@ -271,20 +271,7 @@ class FedProTIPServer(ProjectedServer):
 
 @dataclass
 class FedProTIP(ProjectedMethod):
-    """Knobs of FedProTIP.
-
-    Args:
-        projection: local, of every step of a client; global, of the aggregated update alone: clients train freely, as
-            in FOT (Fig. 5).
-        projected_decay: whether weight decay is projected with the gradient; only then (W_new - W_old) Phi = 0.
-        extension: of the bases: union (every client's is made beside the others', Eq. 9), sequential (one client after
-            the other, of what the bases of those before it leave).
-        head_rank: directions of the final layer's inputs in fixed numbers (see `HeadRank`; sequential alone); None: by
-            the threshold, as in every layer.
-        tip: how the task is predicted (see `Tip`); None (`method.tip=false`): all classes compete, FedProTIP (-t).
-        sketch: s_l, width of the Gaussian sketches that are sent in place of bases, so that a secure sum is all that
-            the server sees (Eq. 40): a number, at most d_l of it used, or "layer" for d_l (Table 19); None: the bases.
-    """
+    """Knobs of FedProTIP: see conf/method/fedprotip.yaml."""
 
     name: ClassVar[str] = "fedprotip"
     search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.4,0.9)"}

@@ -51,23 +51,6 @@ def bases_in(named: Mapping[str, torch.Tensor], layer: str) -> torch.Tensor | No
 class ProjectedMethod(GradientMethod):
     """A method that protects the subspaces in which earlier tasks' layer inputs lie.
 
-    Args:
-        frozen_head_age: how many tasks old a head is when `frozen_heads` freezes it; 1: when the next task starts.
-        projected_heads: whether the heads count among the layers whose updates are projected; if not, they train as
-            in any gradient method, biases included, but for heads that score classes of earlier tasks again.
-        norms: batch norms, biases and whatever else has no input subspace, after the first task: frozen, with their
-            running statistics; decay: their statistics move, their parameters take weight decay alone; train.
-        threshold: epsilon, the share of the spectrum's mass that a task's basis holds (Eq. 8).
-        threshold_step: added to it at every task.
-        mass: of a spectrum: sum (of singular values, Eq. 8), energy (of their squares, as in GPM).
-        share_of: what the threshold is a share of: rest (of the inputs outside the earlier bases, Eq. 8), inputs (of
-            the inputs, so that what the earlier bases hold of them counts already, as in GPM).
-        columns: m_s, activation columns per client and layer.
-        augmented_bases: whether they are of augmented images, as in training.
-        variant: working; published: ranks as the public code counts them, one less than the threshold needs where it
-            says so (docs/methods/fedprotip.md, docs/methods/fot.md). In the YAML other knobs' defaults follow from it.
-        theory: reference samples per client and task for the estimates of rho and beta (Assumptions 4 and 5); 0: none.
-
     Attributes:
         projected_decay: whether weight decay is projected with the gradient, where a client's steps are.
     """

@@ -76,12 +76,7 @@ class CPromptClient(PromptClient):
 
 @dataclass
 class CPrompt(CodaPrompt):
-    """Knobs of Fed-CPrompt, beside those of Fed-CODA-Prompt: see conf/method/cprompt.yaml.
-
-    Args:
-        variant: working, as above; published, as in the public code: one hinge of the sums over the batch,
-            attention by softmax(A_m), and no penalty on components that are not orthonormal.
-    """
+    """Knobs of Fed-CPrompt, beside those of Fed-CODA-Prompt: see conf/method/cprompt.yaml."""
 
     name: ClassVar[str] = "cprompt"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-5,1e-2)", "strength": "log(0.1,10)"}

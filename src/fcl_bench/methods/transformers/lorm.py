@@ -208,12 +208,7 @@ def act(network: Network, task: int | None = None) -> None:
 
 @dataclass
 class LoRM(LowRankMethod):
-    """Knobs of LoRM: see conf/method/lorm.yaml.
-
-    Args:
-        merge: grams; or average: FedAvg of both factors, which train together in every round. After each task the mean
-            of the tasks' updates predicts, and no Gram travels.
-    """
+    """Knobs of LoRM: see conf/method/lorm.yaml."""
 
     name: ClassVar[str] = "lorm"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "alpha_head": "0,0.5,1"}

@@ -159,13 +159,7 @@ def _rows(target: str, linear: nn.Linear, block: nn.Module) -> tuple[int, int]:
 
 @dataclass
 class LowRankMethod(GradientMethod):
-    """A method that trains low-rank updates of linear layers inside a frozen ViT, new ones for each task.
-
-    Args:
-        rank: r of every task's updates.
-        layers: the blocks that have them, from 0; None: all.
-        targets: which of a block's linear layers have them: q, k, v or qkv, proj, fc1, fc2.
-    """
+    """A method that trains low-rank updates of linear layers inside a frozen ViT, new ones for each task."""
 
     inside_transformers: ClassVar[bool] = True
     search: ClassVar[Mapping[str, str]] = {"training.momentum": ""}

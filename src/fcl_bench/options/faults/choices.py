@@ -27,14 +27,7 @@ class Fate(Enum):
 
 @dataclass
 class Faults(ABC):
-    """Clients that fail.
-
-    Args:
-        late_by: after how many rounds, or tasks, a late upload arrives.
-        late_unit: "round": rounds of the whole run, so that with one round per task it arrives in the next task;
-            "task": at the start of the later task.
-        min_clients: the least number of answers in a round; silent clients are asked again until it is reached.
-    """
+    """Clients that fail."""
 
     name: ClassVar[str]
     fails: ClassVar[bool] = True
@@ -66,12 +59,7 @@ _ENTRY = re.compile(r"(\d{1,9})@(\d{1,9})(?:\.(\d{1,9}))?", re.ASCII)
 
 @dataclass
 class ListedFaults(Faults):
-    """Faults at the listed clients, tasks and rounds, all counted from 0.
-
-    Args:
-        silent, late: entries CLIENT@TASK, for all rounds of the task, or CLIENT@TASK.ROUND.
-        gone: entries CLIENT@TASK: the client has left from that task on.
-    """
+    """Faults at the listed clients, tasks and rounds, all counted from 0."""
 
     name: ClassVar[str] = "listed"
     #: A silent client stays silent, however often it is asked.

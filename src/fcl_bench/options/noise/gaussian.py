@@ -41,16 +41,6 @@ class Gaussian:
 
     Neighbours differ in one sample of one client, or (unit=client) in all that one client holds; how many samples there
     are is public.
-
-    Args:
-        epsilon: the privacy budget; the multiplier follows from it. Null: `multiplier` is given.
-        multiplier: noise over sensitivity; epsilon follows. 0: clipping alone. Null: `epsilon` is given.
-        delta: the other part of the promise.
-        clip: the largest L2 norm of a sample's H, or (unit=client) of a model update.
-        unit: "sample", for uploads of statistics; "client", for those of models.
-        share_of: n: each client adds 1/n of the variance, and the promise is one of sums of n uploads or more, which
-            nobody may see apart (secure=sums); null: each upload keeps to it alone.
-        ridge: how many times the noise of a Gram matrix is added to its eigenvalues before a system is solved with it.
     """
 
     name: ClassVar[str] = "gaussian"

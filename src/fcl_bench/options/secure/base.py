@@ -19,12 +19,6 @@ class SecureSums:
     """The server sees only sums over clients.
 
     Numbers travel as whole multiples of the step 2^-fraction_bits, modulo 2^bits, under masks that cancel in the sum.
-
-    Args:
-        bits: of a number on the wire.
-        fraction_bits: of them, those behind the point; counts have none.
-        threshold: t / n: the share of the holders of a client's secret shares that are needed to remove its masks.
-        neighbours: the number of other clients with which each client shares masks; None: all.
     """
 
     name: ClassVar[str] = "sums"

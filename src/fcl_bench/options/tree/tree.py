@@ -264,9 +264,6 @@ class ThroughTree(TransportChoice):
     """All clients in the server's process, and nodes between them and the server (see `options.tree.tree`).
 
     Sums in another order give other bits, and merged sketches other numbers, so the tree is part of a run's id.
-
-    Args:
-        fan_in: the most children of a node, and of the server.
     """
 
     name: ClassVar[str] = "tree"

@@ -168,17 +168,7 @@ BETAS = (0.5, 0.999)
 
 @dataclass
 class SynthesisKnobs:
-    """The keys of `method.synthesis` that both methods have.
-
-    Args:
-        batch: images made together.
-        noise: numbers of which the generator makes an image.
-        g_steps: Adam's steps on each batch.
-        lr_g: their size, for the generator.
-        bn, oh, adv: weights of the terms of L; 0: without.
-        kd_steps: of the student, between batches.
-        temperature: T of the student's loss, T^2 KL(softmax(q / T) || softmax(s / T)).
-    """
+    """The keys of `method.synthesis` that both methods have."""
 
     batch: int = knob(256, least=2)
     noise: int = knob(256, least=1)
