@@ -18,7 +18,7 @@ import numpy as np
 
 import fcl_bench
 from fcl_bench.errors import UserError
-from fcl_bench.leaderboard.workers import Job, search
+from fcl_bench.leaderboard.running import Job, search
 
 SEEDS = (0, 1)
 #: How many classes, and images of each, the stream on features is of.

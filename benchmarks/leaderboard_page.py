@@ -25,7 +25,7 @@ from fcl_bench.leaderboard.store import published, stored
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED
 from fcl_bench.results.best import judged
 from fcl_bench.results.figures.costs import pareto_front
-from fcl_bench.results.figures.style import CEILING_LOOKS, FRONT, drawn
+from fcl_bench.results.figures.selection import CEILING_LOOKS, FRONT, drawn
 from fcl_bench.results.summarise import YARDSTICK
 
 REPOSITORY = Path(__file__).resolve().parents[1]

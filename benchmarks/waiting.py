@@ -26,7 +26,7 @@ from pathlib import Path
 
 from report import machine, table
 
-from fcl_bench.engine import json_file
+from fcl_bench import files as json_files
 from fcl_bench.files import file_checksum
 
 JOBS = ("-m", "method=afl,stsa,fedran,fedncm,fedlda", "data=digits", "seed=range(100)")
@@ -80,7 +80,7 @@ def copies(run: Path, runs: Path, number: int) -> None:
             text = re.sub(rf"(?m)^{key}: .*$", f"{key}: {value}", text)
         (folder / "config.yaml").write_text(text)
         files = {**record["files"], "config.yaml": file_checksum(folder / "config.yaml")}
-        json_file.write_json(folder / "run.json", {**record, **keys, "run_id": f"{copy:012x}", "files": files})
+        json_files.write_json(folder / "run.json", {**record, **keys, "run_id": f"{copy:012x}", "files": files})
 
 
 def measured(row: str, source: Path, place: Path) -> float:

@@ -33,8 +33,7 @@ def write_leaderboards(app, exception):
     """Write a page for each track with rows in results/leaderboard: leaderboards/TRACK.html."""
     from pathlib import Path
 
-    from fcl_bench.leaderboard.board import board_of
-    from fcl_bench.leaderboard.page import board_page
+    from fcl_bench.leaderboard.board import board_of, board_page
     from fcl_bench.leaderboard.store import published, stored
 
     if exception is None:

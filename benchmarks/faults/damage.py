@@ -19,7 +19,7 @@ from benchmarks.faults.part import Part, draw, evenly
 from benchmarks.faults.scenarios import FEATURES, IMAGES, SCENARIOS, Scenario, Stage, fresh
 from benchmarks.faults.shim import STOPS, Shim
 from benchmarks.faults.snapshot import difference, false_records, snapshot
-from fcl_bench.engine.json_file import read_json
+from fcl_bench.files import read_json
 
 #: Beyond what the process has; the bomb in `mutations` is larger.
 _ROOM = 3 << 30

@@ -163,7 +163,7 @@ def _without_pictures() -> None:
     import fcl_bench.environment
     import fcl_bench.execution.preview
     import fcl_bench.execution.run
-    import fcl_bench.results.figures.style
+    import fcl_bench.results.figures.canvas
     from fcl_bench.backbones import extract
 
     class Drawn:
@@ -171,7 +171,7 @@ def _without_pictures() -> None:
             Path(path).write_bytes(b"picture" * 3000)
 
     fcl_bench.execution.run.drawn = lambda *_: {"accuracy.png": b"picture" * 3000}
-    fcl_bench.results.figures.style.drawn = lambda *_: b"picture"
+    fcl_bench.results.figures.canvas.drawn = lambda *_: b"picture"
     fcl_bench.execution.preview.preview_figure = lambda *_: Drawn()  # type: ignore[assignment,return-value]
     # A process of git's, and every batch a chunk on disk.
     fcl_bench.environment.git_commit = lambda: None

@@ -11,9 +11,8 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from fcl_bench.engine.json_file import read_json
 from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, read_json
 
 #: Keys of a record that differ from one run to the next, beside whatever holds seconds.
 _TIMED = {"runtime", "environment", "files", "checksum", "cache_hit", "tensors", "row_files"}

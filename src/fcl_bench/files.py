@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, and the checksums that show which of the two."""
+"""Files that are whole or absent, the checksums that show which of the two, and JSON that holds its own checksum."""
 
 import errno
 import hashlib
@@ -10,7 +10,7 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -212,3 +212,25 @@ def _to_disk(path: Path) -> None:
         log.debug("%s: no fsync of a folder (%s)", path, error)
     finally:
         os.close(handle)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return json_hash({key: value for key, value in content.items() if key != "checksum"})
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `content` with a checksum of itself; returns what was written."""
+    # It goes through JSON once, so that the checksum covers what a reader will see (lists for tuples, text for keys).
+    written: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
+    written["checksum"] = _checksum(written)
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(written, indent=2) + "\n")
+    return written
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote. Raises ValueError if it does not match its checksum, OSError if it is not a file."""
+    content = json.loads(regular(path).read_text())
+    if not isinstance(content, dict) or content.get("checksum") != _checksum(content):
+        raise ValueError("it does not match its own checksum")
+    return content

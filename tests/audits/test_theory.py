@@ -15,7 +15,7 @@ from fcl_bench.engine.codec import decoded
 from fcl_bench.methods.projection.fedprotip import FedProTIP
 from fcl_bench.methods.projection.fot import FOT
 from fcl_bench.methods.projection.projected import ProjectedMethod
-from fcl_bench.methods.projection.theory import ProjectionAudit
+from fcl_bench.methods.projection.subspace import ProjectionAudit
 from fcl_bench.protocol.audit import Audit, FullData
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.method import Server

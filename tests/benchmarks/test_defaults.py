@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.defaults import METHODS, OLD, last, typed
-from fcl_bench.api.composing import settings_of
+from fcl_bench.api.making import settings_of
 from fcl_bench.methods.gradient.base import GradientMethod
 from tests.small_methods import NAMES, architecture
 

@@ -14,8 +14,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fcl_bench.cli.knobs import WHOLE_RUNS, keys_ending, owners, read_choice, top_level
-from fcl_bench.cli.suggestions import meant
+from fcl_bench.cli.knobs import WHOLE_RUNS, keys_ending, meant, owners, read_choice, top_level
 from fcl_bench.composition import choices_of, composed, config_dir, groups
 from fcl_bench.config import GROUPS, load_settings
 from fcl_bench.execution.plan import make_plan

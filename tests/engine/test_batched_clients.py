@@ -9,17 +9,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fcl_bench.engine import batched_clients
-from fcl_bench.engine.batched_clients import group_size
-from fcl_bench.engine.in_process import InProcess
+from fcl_bench.engine import in_process
+from fcl_bench.engine.in_process import InProcess, group_size
 from fcl_bench.errors import UserError
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.afl import AFL
 from fcl_bench.methods.gradient import batched_heads
 from fcl_bench.methods.gradient.base import GradientMethod
-from fcl_bench.options.faults.choices import ListedFaults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faulty, ListedFaults
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, simulated
 from fcl_bench.options.secure.transport import SummingTransport
@@ -165,12 +163,12 @@ def test_groups_end_at_the_size_and_where_features_would_not_fit(monkeypatch):
         groups.append([len(turn.labels) for turn in turns])
         return train(start, turns, steps)
 
-    monkeypatch.setattr("fcl_bench.methods.gradient.batched_clients.train_heads", counted)
+    monkeypatch.setattr("fcl_bench.methods.gradient.batched_heads.train_heads", counted)
     method = FedAvg(training=knobs_of(rounds=1), trains="features")
     ended(method, "3")
     assert groups == [[20, 13, 9], [40, 11], [17, 30, 1]]
     groups.clear()
-    monkeypatch.setattr(batched_clients, "MOST_NUMBERS", 45 * D)
+    monkeypatch.setattr(in_process, "MOST_NUMBERS", 45 * D)
     # Of the others each is a group of its own, or the last of one that is full.
     ended(method, "9")
     assert groups == [[20, 13, 9], [30, 1, 8]]
@@ -188,7 +186,7 @@ def test_seconds_of_a_group_are_dealt_by_samples(monkeypatch):
         def running(self):
             return torch.no_grad()
 
-    monkeypatch.setattr(batched_clients, "Stopwatch", Clock)
+    monkeypatch.setattr(in_process, "Stopwatch", Clock)
     run = ended(FedAvg(training=knobs_of(rounds=1), trains="features"), "5", tasks_of([[20, 13, 9, 40, 11]]))
     seconds = [row.client_seconds for row in run.state.ledger.uploads]
     shares = [8 * n / 93 for n in (20, 13, 9, 40, 11)]

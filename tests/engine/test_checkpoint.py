@@ -13,7 +13,7 @@ import torch
 
 from fcl_bench.engine import checkpoint as checkpoint_module
 from fcl_bench.engine.checkpoint import GROWING, Checkpoint, for_disk
-from fcl_bench.engine.json_file import read_json, write_json
+from fcl_bench.files import read_json, write_json
 
 STATE = {"tasks_done": 2, "seconds": 0.1 + 0.2, "rows": [{"drift": 1e-17, "none": None}], "kept": {"3": ["a", "b"]}}
 

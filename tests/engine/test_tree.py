@@ -27,8 +27,7 @@ from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
-from fcl_bench.options.faults.choices import ListedFaults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faulty, ListedFaults
 from fcl_bench.options.tree.tree import level_sizes
 from fcl_bench.training.knobs import Training
 from tests.methods.harness import context_of

@@ -10,10 +10,10 @@ import shutil
 import numpy as np
 import pytest
 
-from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.execution.plan import make_plan
+from fcl_bench.files import read_json, write_json
 from tests.conftest import write_features
 from tests.small_runs import interrupted_in, run_in, settings_for
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcl_bench.leaderboard.page import board_page
+from fcl_bench.leaderboard.board import board_page
 from tests.browser import FLAGS, chromium_here
 from tests.leaderboard.on_screen import BOARD
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from fcl_bench.leaderboard.board import board_of
-from fcl_bench.leaderboard.screen import print_board
+from fcl_bench.leaderboard.board import board_of, print_board
 from tests.leaderboard.rows import filled, right, row
 
 #: AFL is 10 points ahead of STSA in every seed, and within its own spread of FedNCM.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcl_bench.leaderboard.page import board_page
+from fcl_bench.leaderboard.board import board_page
 from tests.browser import require_playwright
 from tests.leaderboard.made_up import TASKS, made_up_board
 from tests.leaderboard.on_screen import BOARD, column, expected, numbers, shown, titles

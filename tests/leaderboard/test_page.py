@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from fcl_bench.leaderboard.page import board_page
+from fcl_bench.leaderboard.board import board_page
 from tests.leaderboard.made_up import made_up_board
 from tests.results.pages import Element, parsed
 

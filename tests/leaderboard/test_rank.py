@@ -6,8 +6,7 @@ import pytest
 
 import fcl_bench
 from fcl_bench.errors import UserError
-from fcl_bench.leaderboard.answers import right_of
-from fcl_bench.leaderboard.store import Store, row_of
+from fcl_bench.leaderboard.store import Store, right_of, row_of
 from fcl_bench.leaderboard.track import Track, shared_of
 from tests.conftest import write_features
 from tests.small_runs import run_in, settings_for

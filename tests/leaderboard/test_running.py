@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fcl_bench.errors import UserError
-from fcl_bench.leaderboard import running, workers
+from fcl_bench.leaderboard import running
 from fcl_bench.leaderboard.running import Running
 from fcl_bench.leaderboard.store import Store
 from tests.leaderboard.rows import row, track
@@ -238,7 +238,7 @@ def test_a_spoiled_test_set_changes_no_choice(tmp_path):
         file = tmp_path / f"{name}.npz"
         np.savez(file, x_train=x, y_train=y, x_test=spoiled, y_test=y[::4])
         typed = ["method=afl", "data=features", f"data.path={file}", "tasks=2", "clients=2"]
-        job = workers.Job("afl", "tuned", "same", {}, 0, typed)
-        chosen.append(workers.search(job, tmp_path / name, 4))
+        job = running.Job("afl", "tuned", "same", {}, 0, typed)
+        chosen.append(running.search(job, tmp_path / name, 4))
     assert chosen[0] == chosen[1]
     assert "method.ridge" in chosen[0]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from fcl_bench.linalg import gram as updates
-from fcl_bench.linalg import product as module
 from fcl_bench.linalg.gram import add_gram, add_grams, gram, grams
 
 SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]
@@ -16,7 +15,7 @@ SHAPES = [(40, 30), (30, 40), (1, 7), (600, 513)]
 @pytest.fixture(params=["product", "rank-k update"])
 def way(request, monkeypatch) -> str:
     """Each test by both ways, whatever the size."""
-    monkeypatch.setattr(module, "_WORTHWHILE", 0 if request.param == "rank-k update" else 2**62)
+    monkeypatch.setattr(updates, "_WORTHWHILE", 0 if request.param == "rank-k update" else 2**62)
     monkeypatch.setattr(updates, "_ROWS", 0)
     return request.param
 
@@ -111,7 +110,7 @@ def test_the_lower_triangle_is_the_upper_one_to_the_last_bit(way, M, dtype):
 
 def test_few_rows_are_multiplied_whole_unless_half_is_there_or_enough(monkeypatch):
     """Half the product of few rows costs more than it saves once it has to be mirrored."""
-    monkeypatch.setattr(module, "_WORTHWHILE", 0)
+    monkeypatch.setattr(updates, "_WORTHWHILE", 0)
     halves: list[int] = []
     half = updates._add_upper_half
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg import product as module
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg import gram as module
+from fcl_bench.linalg.gram import product
 
 
 def laid_out(A: torch.Tensor, layout: str) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.methods.transformers.regression_mean import RegressionSums, damped, merged_weights, weighted
+from fcl_bench.methods.transformers.regmean import RegressionSums, damped, merged_weights, weighted
 
 
 def drawn(seed: int, sizes: list[int], inputs: int = 5, outputs: int = 3) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fcl_bench.linalg import product, solve
+from fcl_bench.linalg import gram, solve
 from fcl_bench.linalg.solve import _Noise, relative_rounding, solve_symmetric
 
 
@@ -15,7 +15,7 @@ def ways(request, monkeypatch) -> None:
     """Each test with the extreme eigenvalues found either way, and with either Cholesky factor, whatever the size."""
     monkeypatch.setattr(solve, "_SMALL", 2**30 if request.param == "exact" else 0)
     if request.param == "factorised by SciPy":
-        monkeypatch.setattr(product, "_WORTHWHILE", 0)
+        monkeypatch.setattr(gram, "_WORTHWHILE", 0)
 
 
 def system(values, seed=0):
@@ -127,7 +127,7 @@ def test_scipys_factor_is_torchs_to_rounding(monkeypatch, M):
     _, A, _ = system(np.linspace(1, 1e4, M))
     expected = torch.linalg.cholesky(A)
     A = A + torch.ones_like(A).triu(1)  # the upper triangle is not read
-    monkeypatch.setattr(product, "_WORTHWHILE", 0)
+    monkeypatch.setattr(gram, "_WORTHWHILE", 0)
     found = solve._factored(A)
     assert float((found - expected).abs().max()) < 1e-13 * float(expected.abs().max())
     assert not found.triu(1).any()

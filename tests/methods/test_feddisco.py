@@ -16,8 +16,7 @@ from fcl_bench.methods.averaging.feddisco import FedDisco, discrepancies
 from fcl_bench.methods.data_free.fedgen import FedGen
 from fcl_bench.methods.gradient.class_counts import COUNTS
 from fcl_bench.methods.gradient.client import MODEL
-from fcl_bench.options.faults.choices import ListedFaults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faulty, ListedFaults
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

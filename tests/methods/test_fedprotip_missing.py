@@ -14,8 +14,7 @@ from fcl_bench.engine.loop import Federation
 from fcl_bench.methods.projection.fedprotip import REFERENCES, FedProTIP
 from fcl_bench.methods.projection.projected import BASES
 from fcl_bench.methods.projection.task_identity import HeadRank, Tip
-from fcl_bench.options.faults.choices import ListedFaults, RandomFaults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faulty, ListedFaults, RandomFaults
 from tests.methods.fedprotip_harness import fedprotip_of
 from tests.methods.training_harness import federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import assert_resumes, same

@@ -8,8 +8,7 @@ import pytest
 
 from fcl_bench.papers.experiments import MINIATURE, grid_cells, stand_ins
 from fcl_bench.papers.matching import overrides, settings_of
-from fcl_bench.papers.sheet import NO_METRIC
-from fcl_bench.papers.tables import paper_tables, printed_cells
+from fcl_bench.papers.tables import NO_METRIC, paper_tables, printed_cells
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from tests.small_runs import run_in

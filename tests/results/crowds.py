@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fcl_bench.results.figures.style import METHODS
+from fcl_bench.results.figures.selection import METHODS
 from tests.results.frames import made_up
 
 TASKS = 10

@@ -12,8 +12,7 @@ import pandas as pd
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from fcl_bench.engine.json_file import write_json
-from fcl_bench.files import file_checksum
+from fcl_bench.files import file_checksum, write_json
 
 
 def put(node: Any, edits: Mapping[str, Any]) -> None:

@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from fcl_bench.config import text
-from fcl_bench.engine.json_file import write_json
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA, RunFolder
-from fcl_bench.files import file_checksum
+from fcl_bench.files import file_checksum, write_json
 from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.summarise import summarise, used_runs

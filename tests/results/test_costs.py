@@ -14,7 +14,7 @@ from matplotlib.colors import to_hex
 from fcl_bench.results.figures import canvas as layout
 from fcl_bench.results.figures.canvas import canvas
 from fcl_bench.results.figures.costs import accuracy_against_cost, log_costs, pareto_front
-from fcl_bench.results.figures.style import line_look
+from fcl_bench.results.figures.selection import line_look
 from fcl_bench.results.summarise import summarise, used_runs
 from tests.results.frames import made_up
 

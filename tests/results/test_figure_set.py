@@ -12,9 +12,9 @@ from matplotlib.collections import FillBetweenPolyCollection
 
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
+from fcl_bench.results.figures.curves import progress
 from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-from fcl_bench.results.figures.rounds import progress
-from fcl_bench.results.figures.style import METHODS, drawn
+from fcl_bench.results.figures.selection import METHODS, drawn
 from fcl_bench.results.reference import FROM
 from fcl_bench.results.summarise import split_by_setting
 from tests.results.frames import made_up, real_runs

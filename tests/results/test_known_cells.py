@@ -13,9 +13,8 @@ import torch
 from fcl_bench import environment
 from fcl_bench.execution.folder import run_id
 from fcl_bench.methods.closed_form.fedran import FedRAN
-from fcl_bench.papers import known
-from fcl_bench.papers.known import EDITED, UNKNOWN_CODE, UNKNOWN_DATA, UNKNOWN_WEIGHTS
-from fcl_bench.papers.matching import Matcher, overrides, settings_of
+from fcl_bench.papers import matching
+from fcl_bench.papers.matching import EDITED, UNKNOWN_CODE, UNKNOWN_DATA, UNKNOWN_WEIGHTS, Matcher
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.verifying import verify
@@ -146,7 +145,7 @@ def test_other_numbers_of_samples_are_another_setting(copied, edits, samples, di
 def test_a_subset_with_the_right_counts_but_other_images_is_unknown_data(honest, monkeypatch):
     """Digits whose fingerprint is not on the list stand for any other images of the same number."""
     monkeypatch.setattr(
-        known, "known", lambda: {"data": {"cifar100": ["cb0cdddf9df2a717ebbd1822a9b4ccfa"]}, "weights": {}}
+        matching, "known", lambda: {"data": {"cifar100": ["cb0cdddf9df2a717ebbd1822a9b4ccfa"]}, "weights": {}}
     )
     row = by_heading(shown(honest))
     assert row[f"{OURS} (n)"].endswith(f"[{UNKNOWN_DATA}]")
@@ -157,14 +156,14 @@ def test_a_subset_with_the_right_counts_but_other_images_is_unknown_data(honest,
 def test_the_other_side_of_the_data_is_another_setting(honest, tmp_path, typed):
     wanted = pd.Series(cell(data="cifar100", backbone="tiny"))
     (tmp_path / "x").mkdir()
-    config = settings_of((*overrides(wanted), typed)).resolved
+    config = matching.settings_of((*matching.overrides(wanted), typed)).resolved
     (tmp_path / "x" / "config.yaml").write_text(json.dumps(config))
     run = used_runs(collect(honest)).assign(data="cifar100", folder="x")
     key, value = typed.split("=")
     default = "train" if "train_" in key else "test"
     matcher = Matcher(run, tmp_path)
     assert list(matcher.differences(wanted).values()) == [[f"{key}={default}, here {value}"]]
-    assert matcher.exactly(settings_of(overrides(wanted))) == []
+    assert matcher.exactly(matching.settings_of(matching.overrides(wanted))) == []
 
 
 @pytest.mark.parametrize(
@@ -182,23 +181,27 @@ def test_the_other_side_of_the_data_is_another_setting(honest, tmp_path, typed):
     ],
 )
 def test_weights_that_are_not_drawn_whole_must_be_on_the_list(backbone, record, knows):
-    found = known.weights_of({"checkpoint": None} | record, settings_of(("data=cifar100", *backbone)).backbone)
+    found = matching.weights_of(
+        {"checkpoint": None} | record, matching.settings_of(("data=cifar100", *backbone)).backbone
+    )
     assert (found in (None, "known")) == knows
 
 
 @pytest.mark.slow
 def test_the_list_has_what_is_loaded_here():
     for typed in (("data=digits",), ("data=cifar100", f"data.path={shared('data/cifar100')}")):
-        source = settings_of(("method=afl", *typed)).data
+        source = matching.settings_of(("method=afl", *typed)).data
         dataset = source.load()
-        assert dataset.fingerprint in known.known()["data"][source.name]
+        assert dataset.fingerprint in matching.known()["data"][source.name]
         assert (len(dataset.train), len(dataset.test)) == (source.about.train, source.about.test)
-    features = settings_of(("data=features", f"data.path={shared('data/cifar100-mobilenetv2.npz')}")).data.load()
-    assert known.known_as("data", features.fingerprint) == "features"
+    features = matching.settings_of(
+        ("data=features", f"data.path={shared('data/cifar100-mobilenetv2.npz')}")
+    ).data.load()
+    assert matching.known_as("data", features.fingerprint) == "features"
     file = shared("weights/mobilenetv2_100/model.safetensors")
-    backbone = settings_of(("backbone=mobilenetv2", f"backbone.checkpoint={file}")).backbone
-    weights = backbone.open(settings_of(("data=digits",)).data.load(), torch.device("cpu")).identity["weights"]
-    assert known.known_as("weights", weights) == backbone.name
+    backbone = matching.settings_of(("backbone=mobilenetv2", f"backbone.checkpoint={file}")).backbone
+    weights = backbone.open(matching.settings_of(("data=digits",)).data.load(), torch.device("cpu")).identity["weights"]
+    assert matching.known_as("weights", weights) == backbone.name
 
 
 def identified(folder, record=None, config=None, model=None):

@@ -16,10 +16,9 @@ from markdown_it import MarkdownIt
 from pylatexenc.latex2text import LatexNodes2Text
 from pylatexenc.latexwalker import LatexEnvironmentNode, LatexMacroNode, LatexWalker
 
-from fcl_bench.results.tables import latex
+from fcl_bench.results.tables import markup
 from fcl_bench.results.tables.cells import Cell, Sheet, Table
-from fcl_bench.results.tables.latex import bibliography, latex_table, latex_text
-from fcl_bench.results.tables.markup import markdown_page, table_files
+from fcl_bench.results.tables.markup import bibliography, latex_table, latex_text, markdown_page, table_files
 from tests.small_methods import NAMES
 
 NASTY = ["a|b", "50 % & more", "[5]", "< 3", "> 10", "A_avg_tasks", "~^{}$#\\", "*not bold*", "`x`", "-", "1 ± 0.2 (3)"]
@@ -144,7 +143,7 @@ def test_a_table_for_a_paper_has_names_symbols_groups_and_n_in_its_caption():
 
 
 def test_every_method_has_a_name_for_papers_and_what_it_cites_is_there():
-    entries = (Path(latex.__file__).parent / "methods.bib").read_text()
+    entries = (Path(markup.__file__).parent / "methods.bib").read_text()
     keys = re.findall(r"^@\w+\{(\w+),$", entries, re.M)
     assert len(keys) == len(set(keys))
     assert entries.count("{") == entries.count("}")

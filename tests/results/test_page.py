@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from fcl_bench.results.figures.style import drawn
+from fcl_bench.results.figures.selection import drawn
 from fcl_bench.results.page.page import html_page
 from fcl_bench.results.tables.cells import NOT_RUN, Cell, Sheet, mean_cell
 from tests.results.pages import parsed, sheet, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fcl_bench.engine.json_file import read_json, write_json
+from fcl_bench.files import read_json, write_json
 from fcl_bench.papers.matching import Matcher, settings_of
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs

@@ -13,17 +13,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fcl_bench.engine.json_file import write_json
 from fcl_bench.errors import UserError
+from fcl_bench.files import write_json
 from fcl_bench.papers.matching import LOST_METHOD, NO_METHOD, Matcher, left_to_us, overrides, settings_of
 from fcl_bench.papers.printed import printed as papers_printed
-from fcl_bench.papers.sheet import NO_METRIC
-from fcl_bench.papers.tables import paper_tables, printed_cells
+from fcl_bench.papers.tables import NO_METRIC, paper_tables, printed_cells
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import used_runs
 from fcl_bench.results.tables.cells import ABSENT, NOT_RUN, NOTHING
-from fcl_bench.results.tables.latex import latex_table
-from fcl_bench.results.tables.markup import markdown_page, table_files
+from fcl_bench.results.tables.markup import latex_table, markdown_page, table_files
 from tests.conftest import shared
 from tests.results.frames import real_runs
 from tests.small_methods import NAMES

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-from fcl_bench.results.figures.style import CEILING_LOOKS, KINDS, METHODS, line_look, looks
+from fcl_bench.results.figures.selection import CEILING_LOOKS, KINDS, METHODS, line_look, looks
 from fcl_bench.results.summarise import CEILINGS
 from tests.conftest import REPOSITORY
 
@@ -110,7 +110,7 @@ def test_every_ceiling_has_a_look():
 PROGRAM = """
 import sys
 from matplotlib.figure import Figure
-from fcl_bench.results.figures.style import drawn
+from fcl_bench.results.figures.selection import drawn
 figure = Figure()
 figure.subplots().errorbar([1, 2], [3, 4], [0.1, 0.2], label="a")
 figure.legend()

@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fcl_bench.engine.json_file import read_json, write_json
+from fcl_bench.files import read_json, write_json
 from tests.conftest import REPOSITORY, write_features
 from tests.small_runs import interrupted_in, run_in
 

@@ -16,8 +16,8 @@ from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.data.images.batches import Standardise
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, image_split
-from fcl_bench.methods.averaging import fisher
-from fcl_bench.methods.averaging.fisher import summed_squares
+from fcl_bench.methods.averaging import fedewc
+from fcl_bench.methods.averaging.fedewc import summed_squares
 from fcl_bench.training.network import Network, feature_start
 from fcl_bench.training.trainer import rows
 from tests.methods.classical_oracle import fisher_sum
@@ -42,7 +42,7 @@ def linear(inputs: int, sizes: list[int]) -> Network:
 def one_way(monkeypatch, way: str) -> None:
     """Whether heads are differentiated as any parameter is."""
     if way == "general":
-        monkeypatch.setattr(fisher, "_of_heads", fisher._of_network)
+        monkeypatch.setattr(fedewc, "_of_heads", fedewc._of_network)
 
 
 @pytest.mark.parametrize("way", ["outer products", "general"])
@@ -161,7 +161,7 @@ def test_the_size_of_the_batches_does_not_matter(monkeypatch):
     network, images, labels, standardise = context_with_images(9)
     found = []
     for most in (1, 4, 100):
-        monkeypatch.setitem(fisher.HELD_SAMPLES, "cpu", most)
+        monkeypatch.setitem(fedewc.HELD_SAMPLES, "cpu", most)
         found.append(sums(network, trained(network), images, labels, standardise=standardise))
     for other in found[1:]:
         for name, value in found[0].items():
@@ -189,11 +189,11 @@ def test_no_more_gradients_are_held_than_allowed(monkeypatch):
     each = 4 * sum(value.numel() for value in network.parameters())
     held = {}
     for allowed in (2, 8, 32):
-        monkeypatch.setitem(fisher.HELD_BYTES, "cpu", allowed * each)
+        monkeypatch.setitem(fedewc.HELD_BYTES, "cpu", allowed * each)
         with Largest() as seen:
             sums(network, trained(network), X, labels)
         held[allowed] = seen.most
     assert all(most <= max(allowed * each, X.nbytes) for allowed, most in held.items())
     assert held[32] > 10 * held[2]
-    monkeypatch.setitem(fisher.HELD_BYTES, "cpu", 1)
-    assert fisher.chunk_size(list(network.parameters()), X.device) == 1
+    monkeypatch.setitem(fedewc.HELD_BYTES, "cpu", 1)
+    assert fedewc.chunk_size(list(network.parameters()), X.device) == 1

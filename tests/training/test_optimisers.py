@@ -8,7 +8,7 @@ import torch
 
 from fcl_bench.data.images.batches import Samples
 from fcl_bench.linalg.tensors import average
-from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+from fcl_bench.methods.gradient.robust import ServerOptimiser
 from fcl_bench.protocol.state import restore, saved
 from fcl_bench.training.knobs import SGD, Training, client_optimiser
 from fcl_bench.training.network import Network, feature_start

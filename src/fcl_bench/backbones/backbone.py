@@ -127,11 +127,7 @@ class Backbone(ABC):
 
     @abstractmethod
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
-        """Load the weights; random ones are drawn with `seed`.
-
-        Raises:
-            UserError: backbone and data don't fit.
-        """
+        """Load the weights; random ones are drawn with `seed`. Raises a `UserError`: backbone and data don't fit."""
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         """The network for training on the images of `dataset`; random initial weights are drawn with `seed`.

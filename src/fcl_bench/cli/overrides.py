@@ -91,7 +91,7 @@ def ordered(arguments: list[str]) -> list[str]:
         if argument.startswith("-"):
             name, has_value, given = argument.partition("=")
             if name not in _OPTIONS:
-                from fcl_bench.cli.suggestions import unknown_option
+                from fcl_bench.cli.knobs import unknown_option
 
                 raise unknown_option(argument, value, _OPTIONS)
             options.append(argument)
@@ -106,7 +106,7 @@ def ordered(arguments: list[str]) -> list[str]:
         elif "=" in argument or argument.startswith("~"):
             overrides.append(argument)
         else:
-            from fcl_bench.cli.suggestions import no_override
+            from fcl_bench.cli.knobs import no_override
 
             raise no_override(argument, value, [*COMMANDS, "--help", "--version"], f"such as method=fedran; {SEE_HELP}")
     for override in overrides:
@@ -216,7 +216,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
     """Name the key that Hydra refused, the choice that lacks it, the choices that have it, and the existing keys."""
     from omegaconf import OmegaConf
 
-    from fcl_bench.cli.suggestions import unknown_key
+    from fcl_bench.cli.knobs import unknown_key
 
     top: Any = OmegaConf.to_container(composed(_choosing(typed), with_hydra=True))
     chosen = top.pop("hydra")["runtime"]["choices"]

@@ -93,8 +93,7 @@ def parsed(arguments: list[str]) -> Any:
 
 def _model(given: str, out: str) -> tuple[Path, Path | None]:
     """The model's file and the run's folder; the folder is None for a model outside of a run."""
-    from fcl_bench.execution.finding import run_folder
-    from fcl_bench.execution.folder import RunFolder
+    from fcl_bench.execution.folder import RunFolder, run_folder
 
     path = user_path("RUN", given)
     if path.suffix == ".safetensors" and path.is_file() and not (path.parent / "run.json").exists():

@@ -25,14 +25,13 @@ def work(arguments: list[str]) -> int:
     """Do what is asked for. Raises a `UserError` for wrong options, and for runs that contradict themselves."""
     options = parsed(arguments)
     # Imported only now, so that errors about wrong options are quick.
-    from fcl_bench.execution.finding import run_folder
+    from fcl_bench.execution.folder import run_folder
 
     options.work([run_folder(given, options.out) for given in options.runs], options)
     return DONE
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Parse what follows `fcl-bench runs`."""
     parser = Parser(prog="fcl-bench runs", description="Complete runs: compare two, verify or sign them.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
@@ -129,7 +128,7 @@ def _signature(folder: Path, wanted: str | None) -> tuple[str, str] | None:
 
 def _origin(record: Any, settings: Settings) -> list[str]:
     """Return whether known.yaml of the papers has a run's data and weights, a line each."""
-    from fcl_bench.papers.known import known_as, weights_of
+    from fcl_bench.papers.matching import known_as, weights_of
 
     weights = weights_of(record, settings.backbone)
     hashes = [

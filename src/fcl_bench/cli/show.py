@@ -9,8 +9,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fcl_bench.cli.command import DONE
-from fcl_bench.cli.knobs import WHOLE_RUNS, Choice, Knob, default_choices, owners, read_choice, settings_text, top_level
-from fcl_bench.cli.suggestions import meant
+from fcl_bench.cli.knobs import (
+    WHOLE_RUNS,
+    Choice,
+    Knob,
+    default_choices,
+    meant,
+    owners,
+    read_choice,
+    settings_text,
+    top_level,
+)
 from fcl_bench.composition import NAMED_BY, choices_of, current, groups
 from fcl_bench.errors import UserError, choices, require_choice
 
@@ -75,8 +84,9 @@ def _key(key: str) -> str:
     group, _, below = key.partition(".")
     if group not in groups() or group in WHOLE_RUNS or not below:
         return ""
-    rows = {f"{group}={name}": read_choice(group, name).knobs[below] for name in owners(group, below)}
-    return "\n".join([key, *_two_columns((name, _described(knob)) for name, knob in rows.items())]) if rows else ""
+    knobs = {f"{group}={name}": read_choice(group, name).knobs[below] for name in owners(group, below)}
+    texts = [(name, f"{knob.default}  {knob.comment}".rstrip()) for name, knob in knobs.items()]
+    return "\n".join([key, *_two_columns(texts)]) if knobs else ""
 
 
 def _commands(choice: Choice) -> list[str]:
@@ -99,10 +109,6 @@ def _commands(choice: Choice) -> list[str]:
 
 def _rows(knobs: Mapping[str, Knob]) -> str:
     return "\n".join(_two_columns((f"{key}={knob.default}", knob.comment) for key, knob in knobs.items()))
-
-
-def _described(knob: Knob) -> str:
-    return f"{knob.default}  {knob.comment}" if knob.comment else knob.default
 
 
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
@@ -130,7 +136,6 @@ def _width() -> int:
 
 
 def usage() -> str:
-    """The help text."""
     parts = [
         Path(__file__).with_name("help.txt").read_text(),
         "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",

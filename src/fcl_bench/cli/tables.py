@@ -196,7 +196,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     if wanted or arguments.html:
         from fcl_bench.results.figures.canvas import captions, pictures
         from fcl_bench.results.figures.figure_set import FIGURES, figure_set
-        from fcl_bench.results.figures.style import KINDS
+        from fcl_bench.results.figures.selection import KINDS
 
         once = frame[frame["run_id"].isin(runs["run_id"])]
         figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted, arguments.difference_to)
@@ -253,8 +253,7 @@ def _show(summary: pd.DataFrame, sheet: Sheet, whole: bool, doubts: list[str]) -
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:
     """Write the printed tables with our numbers beside them; print how many have runs, and return the files' paths."""
-    from fcl_bench.papers.sheet import HAS_RUNS
-    from fcl_bench.papers.tables import paper_tables, printed_cells
+    from fcl_bench.papers.tables import HAS_RUNS, paper_tables, printed_cells
     from fcl_bench.results.page.page import html_page
     from fcl_bench.results.summarise import used_runs
     from fcl_bench.results.tables.markup import table_files

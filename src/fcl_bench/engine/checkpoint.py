@@ -16,9 +16,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
-from fcl_bench.files import Hash, appending, content_hash, file_checksum, regular, remove_leftovers, replacing
+from fcl_bench.files import (
+    Hash,
+    appending,
+    content_hash,
+    file_checksum,
+    read_json,
+    regular,
+    remove_leftovers,
+    replacing,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -154,7 +163,6 @@ class Checkpoint:
         return rows, _Grown(entry["file"], len(rows), entry["size"], digest)
 
     def remove(self) -> None:
-        """Delete the checkpoint."""
         if self.folder.is_symlink():  # of which rmtree deletes nothing
             self.folder.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -122,7 +122,6 @@ class Predictions:
         return {_ANSWERS: torch.from_numpy(self._counts[:done]), **found}
 
     def restore(self, state: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `state` and `tensors` returned."""
         self.routes = bool(state["routes"])
         self._counts[: len(tensors[_ANSWERS])] = tensors[_ANSWERS].numpy()
         for name, rows in self._rows.items():
@@ -199,7 +198,6 @@ class Evaluation:
         return test_batches(self.tested.by_task[: task.index + 1], pure, self._context.seed)
 
     def inputs(self, indices: np.ndarray) -> torch.Tensor:
-        """Test samples on the device."""
         return on_device(self._samples, indices, self._context)
 
     def take(self, task: Task, server: Server, answers: Predictions) -> None:
@@ -347,7 +345,6 @@ class RoundAccuracy:
         return {_ROUNDS: self._rows.tensor()} if self.every else {}
 
     def restore(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `tensors` returned."""
         if self.every:
             self._rows.restore(tensors[_ROUNDS])
 

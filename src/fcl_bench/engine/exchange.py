@@ -291,11 +291,9 @@ class Exchange:
             del turn
 
     def report(self) -> dict[str, Any]:
-        """What the steps say in run.json's `transport`."""
         return {name: value for step in self._steps for name, value in step.report().items()}
 
     def tables(self) -> dict[str, Table]:
-        """The steps' tables, by file name."""
         return {name: table for step in self._steps for name, table in step.tables().items()}
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -304,7 +302,6 @@ class Exchange:
         return dict(ChainMap(*saved)), dict(ChainMap(*tensors))
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what `save` returned."""
         for step in self._steps:
             step.restore(saved, tensors)
 

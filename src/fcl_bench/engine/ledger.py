@@ -108,7 +108,6 @@ class BroadcastCache:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
         sets = [frozenset(names) for names in state["cached"]]
         self.names = {int(receiver): sets[number] for receiver, number in state["cached_by"].items()}
 
@@ -144,7 +143,6 @@ class Rows:
         return torch.from_numpy(self.array.view(np.uint8).reshape(self._used, self._room.dtype.itemsize))
 
     def restore(self, saved: torch.Tensor) -> None:
-        """Take over what `tensor` returned."""
         rows = np.ascontiguousarray(saved.cpu().numpy()).view(self._room.dtype)
         self._room, self._used = rows.reshape(len(saved)).copy(), len(saved)
 
@@ -245,7 +243,6 @@ class Ledger:
         return {_ROWS: self._rows.tensor(), _SERVER_SECONDS: seconds, _REVEALED: self.revealed.tensor()}
 
     def restore(self, state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `state` and `tensors` returned."""
         self._stages = list(state["stages"])
         self._raw = None if (raw := state["raw"]) is None else RawSamples(**raw)
         self.cached.restore(state)

@@ -89,7 +89,6 @@ class FederationState:
         return saved, tensors
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Take over what `save` returned."""
         for name in _PLAIN:
             setattr(self, name, saved[name])
         self.answers.restore(saved["answers"], tensors)
@@ -302,7 +301,6 @@ class Federation:
         return {**state, **of_steps, "audits": rows}, {**tensors, **growing, **rows_of_steps}
 
     def restore(self, saved: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-        """Go on from what `save` returned."""
         self.state.restore(saved, tensors)
         self.exchange.restore(saved, tensors)
         prefixes = [*(f"{_AUDIT}{name}." for name in self.audits), CLIENT, GROWING, ""]

@@ -266,7 +266,6 @@ class Node:
         return {f"{client}.{name}": value for client, state in self._states.items() for name, value in state.items()}
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
         self._states, self._before = {}, {}
         for key, value in states.items():
             client, _, name = key.partition(".")

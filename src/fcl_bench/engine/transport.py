@@ -158,11 +158,7 @@ class Transport(Protocol):
         this is the name under which they find them again."""
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned.
-
-        Raises:
-            UserError: clients elsewhere no longer have their states.
-        """
+        """Take over what `state_dict` returned. Raises a `UserError`: clients elsewhere no longer have their states."""
 
 
 class Asking(Transport, Protocol):

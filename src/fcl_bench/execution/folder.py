@@ -19,9 +19,18 @@ import yaml
 from omegaconf import OmegaConf
 
 from fcl_bench.config import YAML_LOADER, target_class
-from fcl_bench.engine.json_file import read_json, write_json
 from fcl_bench.errors import UserError
-from fcl_bench.files import csv_cell, file_checksum, json_hash, regular, remove, replacing
+from fcl_bench.files import (
+    csv_cell,
+    file_checksum,
+    json_hash,
+    read_json,
+    regular,
+    remove,
+    replacing,
+    user_path,
+    write_json,
+)
 from fcl_bench.typed import typed_instance
 
 if TYPE_CHECKING:
@@ -257,3 +266,37 @@ def partition_arrays(stream: Stream, shards: Sequence[Holdings], labelled: np.nd
         else:
             arrays |= {f"train_t{task}": clients.indices, f"train_ends_t{task}": clients.ends}
     return arrays
+
+
+#: Fewer characters of an id would match too many runs.
+_SHORTEST = 4
+
+
+def run_folder(given: str | Path, out: str | Path = "outputs") -> Path:
+    """Return the folder of a complete run.
+
+    Args:
+        given: the folder, a file in it, the folder's name, or the run's id (its first letters are enough).
+        out: the folder in which runs are looked for by name or id: OUT/runs, and OUT/quick/runs.
+
+    Raises:
+        UserError: no run matches, or several do.
+    """
+    path = user_path("run", str(given))
+    if path.exists():
+        folder = path if path.is_dir() else path.parent
+        if not (folder / "run.json").is_file():
+            raise UserError(f"{given} holds no complete run", "a folder below outputs/runs, with its run.json")
+        return folder
+    root = user_path("out", str(out))
+    files = [*root.glob("runs/*/run.json"), *root.glob("quick/runs/*/run.json")]
+    found = sorted(file.parent for file in files if _named(file.parent.name, str(given)))
+    if not found:
+        raise UserError(f"no complete run {given} in {root / 'runs'}", "a run's folder, or its id and out=FOLDER")
+    if len(found) > 1:
+        raise UserError(f"{given} fits {len(found)} runs", ", ".join(folder.name for folder in found[:8]))
+    return found[0]
+
+
+def _named(name: str, given: str) -> bool:
+    return name == given or (len(given) >= _SHORTEST and name.rpartition("-")[2].startswith(given))

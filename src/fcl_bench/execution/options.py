@@ -56,7 +56,7 @@ def _client_middleware(plan: Plan) -> Sequence[Middleware]:
 def wrapped(transport: Transport, method: Method, context: Context, settings: Settings) -> Transport:
     """The transport with clients that fail, and sums in place of uploads."""
     if not isinstance(settings.faults, NoOption):
-        from fcl_bench.options.faults.transport import Faulty
+        from fcl_bench.options.faults.choices import Faulty
 
         transport = Faulty(transport, settings.faults, context.seed)
     if not isinstance(settings.secure, NoOption):
@@ -71,7 +71,7 @@ def exchange_steps(method: Method, context: Context, settings: Settings) -> list
     """What happens to answers between the transport and the server."""
     found: list[OptionStep] = []
     if not isinstance(settings.secure, NoOption):
-        from fcl_bench.options.secure.sums import SummedUploads
+        from fcl_bench.options.secure.transport import SummedUploads
 
         found.append(lambda accounting, validation: SummedUploads(accounting, context))
     fan_in = settings.transport.fan_in

@@ -17,7 +17,7 @@ from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
-from fcl_bench.data.sources.samples import rows_of, samples_of
+from fcl_bench.data.sources.image_source import rows_of, samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
 from fcl_bench.errors import UserError

@@ -17,7 +17,6 @@ import torch
 from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.engine.evaluation import pooled_after
-from fcl_bench.engine.json_file import read_json
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Connection
 from fcl_bench.errors import UserError
@@ -25,7 +24,7 @@ from fcl_bench.execution.folder import RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.options import clients_of, exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
-from fcl_bench.files import locked, special, user_path, writable
+from fcl_bench.files import locked, read_json, special, user_path, writable
 from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers, require_packages
 
 if TYPE_CHECKING:
@@ -181,7 +180,7 @@ def _learn(
 def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs, record: Result) -> RunRecord:
     """Write the run's files. What makes them is imported only here: a run that was complete makes none."""
     from fcl_bench.execution.model_file import about, model_tensors
-    from fcl_bench.execution.tables import confusion_arrays, run_tables, sample_files
+    from fcl_bench.execution.record import confusion_arrays, run_tables, sample_files
 
     dealt, named = plan.dealt, plan.dealt.dataset.class_names
     return folder.write(

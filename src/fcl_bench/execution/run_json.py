@@ -9,22 +9,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 from fcl_bench.data.partitions.skew import Skew
-from fcl_bench.engine.reports import (
-    Absences,
-    BatchedTurns,
-    BestRounds,
-    Compute,
-    Dropped,
-    Exchanged,
-    Gate,
-    Guarantee,
-    LabelCounts,
-    Metrics,
-    Revealed,
-    Seconds,
-    StagesExchanged,
-    TreeLevel,
-)
+from fcl_bench.engine import reports
 from fcl_bench.environment import Environment
 
 #: `protocol` unless a method says otherwise: test samples are classified one by one, without their task.
@@ -36,7 +21,7 @@ class Routing(TypedDict):
 
     accuracy: list[float | None]  # after each task, percent of all test samples so far whose task it names
     by_task: list[float | None]  # after the last task, of each task's test samples
-    unrouted: Metrics  # where all classes compete, whatever task is named
+    unrouted: reports.Metrics  # where all classes compete, whatever task is named
 
 
 class ValidationSamples(TypedDict):
@@ -45,10 +30,10 @@ class ValidationSamples(TypedDict):
     share: float
     samples: int  # of all tasks
     replaces_test: bool  # `data.test=false`: every accuracy in this record is of these samples, none of the test set
-    metrics: Metrics | None  # on these samples, where the others are of the test set; else null
+    metrics: reports.Metrics | None  # on these samples, where the others are of the test set; else null
 
 
-class Adaptation(Exchanged):
+class Adaptation(reports.Exchanged):
     """The first stage (`adapt=fedavg`), whose costs are in no other part."""
 
     rounds: int
@@ -58,17 +43,17 @@ class Adaptation(Exchanged):
     seconds: float  # that this run spent on it
     cache_hit: bool  # whether an earlier run had done it
     weights: str | None  # hash of the adapted network
-    revealed: Revealed  # as in `privacy`, of this stage
+    revealed: reports.Revealed  # as in `privacy`, of this stage
 
 
-class Communication(StagesExchanged):
+class Communication(reports.StagesExchanged):
     """What the method sent, the first stage left out."""
 
     wire: dict[str, str]  # how messages travel: dtype, factors, gram, columns, projection
     accounting: dict[str, float]  # MiB of an upload as a paper counts it, by the paper's convention
 
 
-class Labels(LabelCounts):
+class Labels(reports.LabelCounts):
     """How many labels there were, over all tasks."""
 
     rate: float  # `label_rate`: the share of its labels that each client knows
@@ -99,7 +84,7 @@ class Drift(TypedDict):
     mean: float | None  # of these
 
 
-class Privacy(Revealed):
+class Privacy(reports.Revealed):
     """What the server made, or came to know, of samples; what clients keep is in `client_samples_kept`.
 
     The first stage left out, which says its own.
@@ -108,10 +93,12 @@ class Privacy(Revealed):
     synthetic_images: int  # that the server made from models alone and sent
     sample_gradients: int  # gradients of single samples that clients sent
     reconstructed_images: int  # that the server made of these
-    guarantee: Guarantee | None  # with `noise`: what it promises; the counts are as without it, 0 where sites keep them
+    guarantee: (
+        reports.Guarantee | None
+    )  # with `noise`: what it promises; the counts are as without it, 0 where sites keep them
 
 
-class Runtime(Seconds):
+class Runtime(reports.Seconds):
     """Seconds and memory. What interruptions took is left out."""
 
     feature_seconds: float  # that this run spent on extracting features
@@ -138,7 +125,7 @@ class Transport(AnyTransport, total=False):
     ranks: list[dict[str, Any]]  # of each: what it runs
     nodes: list[dict[str, Any]]  # of a federation, of each: which clients it has, and what it runs
     fan_in: int
-    levels: list[TreeLevel]
+    levels: list[reports.TreeLevel]
     path_seconds: float
 
 
@@ -178,27 +165,27 @@ class Result(TypedDict):
     checkpoint: str | None  # hash of the file with the weights that are not drawn; None where all or none are
     # What came out.
     protocol: str  # TASK_AGNOSTIC, or "task-pure batches of n"
-    metrics: Metrics  # on the test set; on validation samples where `validation.replaces_test`
+    metrics: reports.Metrics  # on the test set; on validation samples where `validation.replaces_test`
     validation: ValidationSamples | None  # what was held out of training; null for nothing
-    gates: list[Gate]  # signs that the run is no fair sample of its method; none in a sound one
-    task_aware: Metrics  # with each test sample's task given
+    gates: list[reports.Gate]  # signs that the run is no fair sample of its method; none in a sound one
+    task_aware: reports.Metrics  # with each test sample's task given
     routing: Routing | None  # of a method that names tasks
     client_accuracy: ClientAccuracy | None  # where somebody knows who holds what
     adaptation: Adaptation | None
     communication: Communication
     labels: Labels
-    dropped: Dropped
+    dropped: reports.Dropped
     bounds: list[dict[str, float | None]]  # what the method's audit found after each task, as in bounds.csv
     drift: Drift | None  # where it was measured
-    rounds: BestRounds | None  # with `evaluate_rounds`
+    rounds: reports.BestRounds | None  # with `evaluate_rounds`
     report: dict[str, Any]  # what the method adds
     client_storage_bytes: dict[str, int]  # the most that one client kept between its turns, by kind
     client_storage_max_bytes: int  # the same of all kinds together
     client_samples_kept: int  # the most raw samples (images, or features) that one client kept between its turns
-    absences: Absences
-    batched_turns: BatchedTurns
+    absences: reports.Absences
+    batched_turns: reports.BatchedTurns
     privacy: Privacy
-    compute: Compute  # the first stage left out
+    compute: reports.Compute  # the first stage left out
     runtime: Runtime
     environment: Environment
     transport: Transport

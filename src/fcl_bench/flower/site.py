@@ -20,7 +20,7 @@ from fcl_bench.backbones.extract import FeatureCache, Features, extract_features
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.partitions.base import Holdings
 from fcl_bench.data.sources.array_files import SiteFile
-from fcl_bench.data.sources.samples import rows_of
+from fcl_bench.data.sources.image_source import rows_of
 from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError

@@ -1,18 +1,24 @@
-"""What a page and a terminal show of a track: a row per method, setting and kind, with its rank and its distance."""
+"""A track's board: a row per method, setting and kind, and how a page and a terminal show them."""
 
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from fcl_bench.config import text
+from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.leaderboard.store import Store
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED, overrides
-from fcl_bench.results.best import Verdict, judged
-from fcl_bench.results.summarise import CEILINGS, YARDSTICK, first_task_gate
+from fcl_bench.results.best import LEGEND, Verdict, judged
+from fcl_bench.results.page.page import as_json, asset, document
+from fcl_bench.results.summarise import CEILINGS, NO_PART, YARDSTICK, first_task_gate
 
 #: Measures of the board by their names in the rows.
 _NAMES = {
@@ -164,3 +170,113 @@ def _curve(runs: Sequence[Mapping[str, Any]]) -> list[float]:
 
 def _deviation(runs: Sequence[Mapping[str, Any]], measure: str) -> float | None:
     return statistics.stdev(row[measure] for row in runs) if len(runs) > 1 else None
+
+
+#: What the page shows of a row; the columns of `board_page`'s docstring.
+_KEYS = (
+    *("method", "title", "family", "kind", "ceiling", "setting", "status", "why", "n", "A_T", "A_T_std", "A_avg"),
+    *("A_avg_std", "forgetting", "up_mib", "down_mib", "kept_mib", "samples_kept", "rounds", "steps"),
+    *("client_seconds", "server_seconds", "revealed", "mark", "behind", "low", "high", "gates", "gate_texts", "curve"),
+    *("command", "tuning", "trials", "run_ids", "commits"),
+)
+
+
+def board_page(board: Mapping[str, Any]) -> str:
+    """Return the page of a board as text, with its styles, scripts and data inside, and a policy that forbids all else.
+
+    Args:
+        board: `track`, `version`, `about`, `data`, `date`, `command` and `conclusion` are texts (an empty conclusion
+            is left out); `shared` are the settings that all rows have, `settings` those in which they differ (a list of
+            mappings), `seeds` and `revisions` lists. Each of `rows` is one method in one of the `settings` (its index)
+            and of one `kind` ("defaults" or "tuned"); its `status` is "run", or "not run" with the reason in `why`.
+            Accuracies, `behind`, `low`, `high` (distance to the best and its 95 % interval), `forgetting` and
+            `revealed` are in percent, bytes in MiB over the whole stream, `curve` is the accuracy after each task;
+            `ceiling` rows get no rank. What is absent is None, NaN or not there.
+    """
+    rows = board["rows"]
+    data = {
+        **{key: board[key] for key in ("track", "settings")},
+        "keys": _KEYS,
+        "rows": [[_plain(row.get(key)) for key in _KEYS] for row in rows],
+    }
+    styles = (asset("look.css"), asset("page.css", __package__))
+    return document(
+        asset("page.html", __package__),
+        [asset("draw.js", __package__), asset("page.js", __package__)],
+        board=board,
+        style="".join(styles),
+        data=as_json(data),
+        methods=len({row["method"] for row in rows}),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: numbers with six digits, and None for those that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+#: Names of keys in headers.
+_SHORT = {"clients": "K"}
+_WIDEST = 200
+#: Below this width of a terminal the costs and the gates are in the page alone.
+_NARROW = 100
+
+
+def print_board(board: Mapping[str, Any]) -> None:
+    """Print the board of `board.board_of`: the best in the first setting first, and what was not run below."""
+    console = ScreenConsole(highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = _WIDEST  # a pipe has no width unless the user sets one
+    settings = board["settings"]
+    console.print(f"{board['version']}: {board['about']}", markup=False)
+    table = Table()
+    table.add_column("method", overflow="fold")
+    for setting in settings:
+        table.add_column(
+            "\n".join(["A_T", *(f"{_SHORT.get(key, key)} {value}" for key, value in setting.items())]), justify="right"
+        )
+    wide = console.width >= _NARROW
+    for header in ("up (MiB)", "kept (MiB)", "rounds", "seconds") if wide else ():
+        table.add_column(header, justify="right")
+    if wide:
+        table.add_column("gates", overflow="fold")
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in board["rows"]:
+        rows.setdefault((row["method"], row["kind"]), []).append(row)
+    there = [of for of in rows.values() if any(row["status"] == "run" for row in of) and not repeats(of[0])]
+    for of in sorted(there, key=lambda of: -(of[0]["A_T"] or -1.0)):
+        first = of[0]
+        seconds = None if first["client_seconds"] is None else first["client_seconds"] + first["server_seconds"]
+        spent = [_short(first["up_mib"]), _short(first["kept_mib"]), _short(first["rounds"]), _short(seconds)]
+        spent.append(", ".join(first["gates"]))
+        table.add_row(label_of(first), *map(_accuracy, of), *(spent if wide else []))
+    console.print(table)
+    costs = "Costs, of the first setting: the busiest client's uploads in all tasks, what one client stores at most,"
+    costs += " the time of all clients and the server."
+    apart = "Defaults compete with defaults, and tuned rows with tuned ones."
+    gated = "* A run met a gate: it is no fair sample of its method. In brackets: only so many seeds."
+    console.print(" ".join([LEGEND, apart, NO_PART, gated, *([costs] if wide else [])]), markup=False)
+    absent: dict[str, list[str]] = {}
+    for (method, kind), of in rows.items():
+        if of not in there and (kind != TUNED or (method, DEFAULTS) not in rows):
+            absent.setdefault(of[0]["why"], []).append(method)
+    for why, methods in absent.items():
+        console.print(f"not run: {', '.join(methods)}: {why}", markup=False)
+
+
+def _accuracy(row: Mapping[str, Any]) -> Text:
+    if row["A_T"] is None:
+        return Text("not run", "dim")
+    gate = "*" if row["gates"] else ""
+    seeds = f" ({row['n']})" if row["why"] else ""
+    return Text(f"{row['A_T']:.2f}{gate}{seeds}", "bold" if row["mark"] else "")
+
+
+def _short(number: float | None) -> str:
+    return "" if number is None else f"{number:.3g}" if number < 1000 else f"{number:,.0f}"

@@ -32,7 +32,6 @@ def work(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Parse what follows `fcl-bench leaderboard`."""
     parser = Parser(prog="fcl-bench leaderboard", description="Every method of a track under one protocol.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser(
@@ -97,9 +96,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _write(track: str, out: Path) -> None:
     """Print the table of a track and write its page."""
-    from fcl_bench.leaderboard.board import board_of
-    from fcl_bench.leaderboard.page import board_page
-    from fcl_bench.leaderboard.screen import print_board
+    from fcl_bench.leaderboard.board import board_of, board_page, print_board
     from fcl_bench.leaderboard.store import stored
 
     board = board_of(stored(track, out))

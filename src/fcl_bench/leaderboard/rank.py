@@ -106,8 +106,8 @@ def _track_of(record: Mapping[str, Any], out: Path) -> str:
 
 
 def _ranking(records: Sequence[tuple[Path, Mapping[str, Any]]], store: Any) -> Ranking:
-    from fcl_bench.leaderboard.answers import right_of
     from fcl_bench.leaderboard.board import repeats, results, rows_in
+    from fcl_bench.leaderboard.store import right_of
 
     store.require_data(records[0][1]["data_fingerprint"])
     own: dict[int, tuple[float, str]] = {}
@@ -166,7 +166,7 @@ def _standing(own: Mapping[int, tuple[float, str]], row: Mapping[str, Any], shar
 def work(arguments: list[str]) -> int:
     """Print where runs stand. Raises a `UserError` as `rank` does, and for wrong options."""
     options = parsed(arguments)
-    from fcl_bench.execution.finding import run_folder
+    from fcl_bench.execution.folder import run_folder
 
     folders = [run_folder(given, options.out) for given in options.runs]
     _print(rank(*folders, track=options.track, out=user_path("--board", options.board)))
@@ -174,7 +174,6 @@ def work(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    """Parse what follows `fcl-bench rank`."""
     parser = Parser(
         prog="fcl-bench rank",
         description="Where runs of one method, one or more seeds, stand among the rows of a leaderboard's track.",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from scipy.linalg import lapack
 
-from fcl_bench.linalg.product import large
+from fcl_bench.linalg.gram import large
 
 #: Ratio of noise to smallest eigenvalue from which a solution is doubtful; at 1 the eigenvalue is nothing but noise.
 DOUBTFUL = 0.1

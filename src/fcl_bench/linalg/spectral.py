@@ -11,8 +11,7 @@ import scipy.linalg
 import torch
 from scipy.linalg import lapack
 
-from fcl_bench.linalg.gram import add_grams
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import add_grams, product
 
 #: Smallest ratio of retained singular values at which V = H'U / sigma is orthonormal to 1e-10.
 _WELL_CONDITIONED = 1e-3

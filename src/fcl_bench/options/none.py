@@ -29,7 +29,6 @@ class NoOption:
         """Statistics go as they are."""
 
     def middleware(self, *run: Any, **site: Any) -> tuple[Middleware, ...]:
-        """Nothing stands before the wire."""
         return ()
 
     def guarantee(self, *run: Any) -> None:

@@ -16,10 +16,9 @@ from typing import Any
 import pandas as pd
 
 from fcl_bench.config import number_text, text
-from fcl_bench.engine.json_file import read_json
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import content_hash, replacing
+from fcl_bench.files import content_hash, read_json, replacing
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 log = logging.getLogger(__name__)

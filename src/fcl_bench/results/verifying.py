@@ -30,8 +30,7 @@ from fcl_bench.execution.adapt import STAGE
 from fcl_bench.execution.folder import RunFolder, run_id
 from fcl_bench.execution.model_file import read_model, tasks_of
 from fcl_bench.execution.plan import context_of
-from fcl_bench.execution.record import configured, last_drift, over_clients, routed
-from fcl_bench.execution.tables import task_table
+from fcl_bench.execution.record import configured, last_drift, over_clients, routed, task_table
 
 #: The most differences that one check lists.
 _LISTED = 3
@@ -134,7 +133,6 @@ class _Stored:
         self._tests = self._sizes("test" if self.settings.held_out.test else "validation")
 
     def claims(self) -> Iterator[_Claim]:
-        """Yield all that can be compared."""
         yield from self._of_config()
         if _SAMPLES in self._record["files"]:
             yield from self._of_samples()

@@ -123,7 +123,6 @@ class SGD:
         self._velocity: dict[torch.Tensor, torch.Tensor] = {}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
         for group in self.param_groups:
             for weight in group["params"]:
                 weight.grad = None

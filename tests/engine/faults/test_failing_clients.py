@@ -31,8 +31,7 @@ from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.options.faults.choices import Faults, ListedFaults, RandomFaults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faults, Faulty, ListedFaults, RandomFaults
 from fcl_bench.protocol.method import Method
 from fcl_bench.training.knobs import Training
 from tests.conformance.cases import EVERY, federation_for, method_of

@@ -17,8 +17,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
-from fcl_bench.options.noise.mechanism import DPMechanism
-from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates, simulated
+from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, NoisyUpdates, simulated
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training

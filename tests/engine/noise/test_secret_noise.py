@@ -17,8 +17,7 @@ from fcl_bench.linalg.discrete_gaussian import SCALE
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian, epsilon_of
-from fcl_bench.options.noise.mechanism import DPMechanism
-from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates, simulated
+from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, NoisyUpdates, simulated
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
@@ -120,7 +119,7 @@ def test_a_column_of_zeros_tells_no_seed(guesses):
     own = DPMechanism(1.0, {"S": COLUMN}, {"S": 3.0})
     upload = Message({"S": torch.zeros(2, 8).double()})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fcl_bench.options.noise.middleware.derived_seed", lambda *_: 2**40 + 2000)
+        patch.setattr("fcl_bench.options.noise.mechanism.derived_seed", lambda *_: 2**40 + 2000)
         old = NoisyStatistics(simulated(0), own).send(upload, 0)["S"]
     assert seeds_found(old[:, 3], range(2**11)) == [2000]
     new = NoisyStatistics(secrets.secret(SECRET, 1.0), own).send(upload, 0)["S"]

@@ -16,8 +16,7 @@ from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
-from fcl_bench.options.noise.mechanism import DPMechanism, deviations, sensitivity
-from fcl_bench.options.noise.middleware import NoisyStatistics, simulated
+from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, deviations, sensitivity, simulated
 from fcl_bench.protocol.context import Task
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
 from fcl_bench.protocol.message import Message

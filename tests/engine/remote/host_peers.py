@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
+from fcl_bench.engine.remote.ranks import assign, clients_in
 from fcl_bench.engine.remote.transport import Gone, Peer, Remote
 from fcl_bench.engine.transport import Clients
 

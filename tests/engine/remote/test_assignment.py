@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fcl_bench.engine.remote.assignment import balanced, clients_in
+from fcl_bench.engine.remote.ranks import balanced, clients_in
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])

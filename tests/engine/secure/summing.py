@@ -9,12 +9,10 @@ import numpy as np
 from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.transport import Transport
-from fcl_bench.options.faults.choices import Faults
-from fcl_bench.options.faults.transport import Faulty
+from fcl_bench.options.faults.choices import Faults, Faulty
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import Parties, simulated
-from fcl_bench.options.secure.sums import SummedUploads
-from fcl_bench.options.secure.transport import SummingTransport
+from fcl_bench.options.secure.transport import SummedUploads, SummingTransport
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Method
 from tests.methods.harness import context_of

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
-from fcl_bench.options.secure.fixed_point import FIXED, SAMPLES, WHOLE, FixedPoint, flat
+from fcl_bench.options.secure.party import FIXED, SAMPLES, WHOLE, FixedPoint, flat
 from fcl_bench.protocol.message import Message
 
 FORMS = [FixedPoint(64, 24), FixedPoint(64, 0), FixedPoint(32, 8), FixedPoint(64, 62)]

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation, peers_of
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.fixed_point import flat
 from fcl_bench.options.secure.masks import Masks, agreed_key, opened, public_key, sealed
-from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, simulated
+from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING, Parties, flat, simulated
 from fcl_bench.protocol.fields import SUM, Uploads, real
 from fcl_bench.protocol.message import Message
 

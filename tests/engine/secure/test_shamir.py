@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from fcl_bench.options.secure.shamir import BYTES, PRIME, as_bytes, drawn, joined, split
+from fcl_bench.options.secure.masks import BYTES, PRIME, as_bytes, drawn, joined, split
 
 
 def draws(seed: int):

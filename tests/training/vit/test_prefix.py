@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
+from fcl_bench.methods.transformers.low_rank import dimension_of, require_layers, transformer_blocks
 from fcl_bench.methods.transformers.prompts import PrefixAttention, PromptedViT, Prompts
 from tests.methods.training_harness import tiny_context
 

@@ -124,7 +124,6 @@ def _first_classes(part: Part, sides: Mapping[str, Side]) -> dict[str, TableSide
 
 
 def _joined(parts: list[TableSide]) -> TableSide:
-    """The parts concatenated in order."""
     import datasets
 
     tables: list[Any] = [part.table.select_columns(["image"]).select(part.rows) for part in parts]

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -21,7 +22,6 @@ from fcl_bench.backbones.backbone import Extractor
 from fcl_bench.data.sources.base import Split
 from fcl_bench.engine.blob import LONGEST_HEADER
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.remote.assignment import assign, clients_in
 from fcl_bench.engine.remote.host import Host, answered
 from fcl_bench.engine.remote.peers import CLOSED, RankPeer
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
@@ -30,6 +30,48 @@ from fcl_bench.engine.transport import Answers, Clients, Connection, OwnClients,
 from fcl_bench.errors import UserError, first_line, machine_memory
 from fcl_bench.protocol.context import Context
 from fcl_bench.protocol.message import Message
+
+
+def assign(clients: Clients, processes: int) -> list[int]:
+    """The process, from 0, of each client. A client never moves, since its state is there."""
+    return balanced(np.stack([clients.samples(task)[0] for task in range(clients.tasks)]), processes)
+
+
+def balanced(samples: np.ndarray, processes: int) -> list[int]:
+    """Assign clients to processes so that these have about as many samples as each other in every task.
+
+    Uploads are absorbed in client order, so each process gets one of as many neighbours as there are processes: then
+    neighbours work at the same time. Among these neighbours, the client with the most samples chooses first. Each goes
+    where it adds the least to the sum, over tasks, of the busiest process's samples, for which the others wait.
+
+    Args:
+        samples: (T, K).
+    """
+    tasks, clients = samples.shape
+    found = [0] * clients
+    load = np.zeros((processes, tasks), dtype=np.int64)
+    for first in range(0, clients, processes):
+        group = range(first, min(first + processes, clients))
+        free = list(range(processes))
+        for client in sorted(group, key=lambda client: -int(samples[:, client].sum())):
+            own = samples[:, client]
+            after = np.maximum(load.max(axis=0), load[free] + own).sum(axis=1)
+            # Of equal ones, the process with the fewest samples so far, then in turn.
+            turn = client % processes
+            chosen = min(
+                zip(after, load[free].sum(axis=1), free, strict=True),
+                key=lambda one: (*one[:2], one[2] != turn, one[2]),
+            )
+            found[client] = chosen[2]
+            free.remove(found[client])
+            load[found[client]] += own
+    return found
+
+
+def clients_in(assignment: list[int], process: int) -> list[int]:
+    """The clients of a process, ascending."""
+    return [client for client, other in enumerate(assignment) if other == process]
+
 
 #: Within which all ranks have to be there.
 _MEETING = datetime.timedelta(minutes=5)
@@ -224,11 +266,7 @@ class Rank:
 
 
 def this_rank(environment: Mapping[str, str] = os.environ) -> Rank:
-    """Which process this one is.
-
-    Raises:
-        UserError: no launcher has said, or what it says makes no sense.
-    """
+    """Which process this one is. Raises a `UserError`: no launcher has said, or what it says makes no sense."""
     for names in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")):
         if names[0] in environment and names[1] in environment:
             number, size, local = (_number(environment, name) for name in names)

@@ -57,8 +57,6 @@ class VAETraining:
 
 @dataclass
 class FedCBC(Method):
-    """Knobs of FedCBC: see conf/method/fedcbc.yaml."""
-
     name: ClassVar[str] = "fedcbc"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "kl": "log(0.05,5)"}
     resumes_within_tasks: ClassVar[bool] = True

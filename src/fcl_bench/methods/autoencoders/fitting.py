@@ -7,18 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from fcl_bench.linalg.tensors import all_finite
-from fcl_bench.methods.autoencoders.networks import (
-    Architecture,
-    Parts,
-    decode,
-    divergence,
-    encode,
-    further,
-    losses,
-    normals,
-    orders,
-    uniforms,
-)
+from fcl_bench.methods.autoencoders import networks
 from fcl_bench.protocol import compute
 from fcl_bench.training.knobs import diverged
 
@@ -62,7 +51,7 @@ class Wanted(NamedTuple):
 
 
 def posteriors(
-    architecture: Architecture, weights: torch.Tensor, samples: Grouped
+    architecture: networks.Architecture, weights: torch.Tensor, samples: Grouped
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and log-variance (N, l) of every sample under the autoencoder of its class.
 
@@ -78,13 +67,13 @@ def posteriors(
         places = torch.arange(begin, begin + _ROWS, device=inputs.device)
         there = places < counts.unsqueeze(1)
         rows = (first.unsqueeze(1) + places).clamp(max=len(inputs) - 1)
-        for own, found in zip((mean, log_variance), encode(parts, inputs[rows]), strict=True):
+        for own, found in zip((mean, log_variance), networks.encode(parts, inputs[rows]), strict=True):
             own[rows[there]] = found[there]
     return mean, log_variance
 
 
 def fitted(
-    architecture: Architecture,
+    architecture: networks.Architecture,
     weights: torch.Tensor,
     samples: Grouped,
     method: FedCBC,
@@ -115,15 +104,15 @@ def fitted(
     epochs = method.training.epochs
     compute.count(steps=epochs * sum(-(-own // size) for own in sizes), trained=epochs * sum(sizes))
     for epoch in range(epochs):
-        of_epoch = further(keys, epoch)
-        shuffled = (first.unsqueeze(1) + orders(of_epoch, counts)).clamp(max=len(samples.inputs) - 1)
+        of_epoch = networks.further(keys, epoch)
+        shuffled = (first.unsqueeze(1) + networks.orders(of_epoch, counts)).clamp(max=len(samples.inputs) - 1)
         for step, begin in enumerate(range(0, sizes[0], size)):
             active = sum(count > begin for count in sizes)
             rows = shuffled[:active, begin : begin + size]
             there = torch.arange(begin, begin + rows.shape[1], device=rows.device) < counts[:active].unsqueeze(1)
             share = there / there.sum(dim=1, keepdim=True)
             parts = {name: own.detach().requires_grad_() for name, own in architecture.parts(weights[:active]).items()}
-            loss = _loss(parts, rows, samples, method.kl, further(of_epoch[:active], step), wanted)
+            loss = _loss(parts, rows, samples, method.kl, networks.further(of_epoch[:active], step), wanted)
             gradients = torch.autograd.grad((share * loss).sum(), list(parts.values()))
             adam.step(torch.cat([gradient.flatten(1) for gradient in gradients], dim=1))
     if not all_finite(weights):
@@ -132,7 +121,7 @@ def fitted(
 
 
 def _loss(
-    parts: Parts,
+    parts: networks.Parts,
     rows: torch.Tensor,
     samples: Grouped,
     kl: float,
@@ -141,11 +130,11 @@ def _loss(
 ) -> torch.Tensor:
     """The loss (a, b) of each sample of a step; `rows` (a, b) are the samples' places."""
     shape = (*rows.shape, parts["mean.bias"].shape[1])
-    noise = normals(keys, shape[1] * shape[2]).view(shape)
-    loss, mean, log_variance = losses(parts, samples.inputs[rows], noise, kl)
+    noise = networks.normals(keys, shape[1] * shape[2]).view(shape)
+    loss, mean, log_variance = networks.losses(parts, samples.inputs[rows], noise, kl)
     if wanted is None:
         return loss
-    apart = divergence(mean, log_variance, wanted.mean[rows], wanted.log_variance[rows])
+    apart = networks.divergence(mean, log_variance, wanted.mean[rows], wanted.log_variance[rows])
     return loss + wanted.weight[: len(rows), None] * apart
 
 
@@ -176,11 +165,11 @@ class _Adam:
 
 def latents_of(method: FedCBC, keys: torch.Tensor) -> torch.Tensor:
     """(c, samples, l) latents of the prior for keys (c,)."""
-    return normals(keys, method.samples * method.latent).unflatten(1, (method.samples, method.latent))
+    return networks.normals(keys, method.samples * method.latent).unflatten(1, (method.samples, method.latent))
 
 
 def fused(
-    architecture: Architecture,
+    architecture: networks.Architecture,
     teachers: torch.Tensor,
     counts: torch.Tensor,
     known: torch.Tensor,
@@ -205,21 +194,21 @@ def fused(
     if not len(several):
         return new
     counts, first, keys = counts[several], first[several], keys[several]
-    chosen = (uniforms(further(keys, 0), 1).squeeze(1) * counts).long().clamp(max=counts - 1)
+    chosen = (networks.uniforms(networks.further(keys, 0), 1).squeeze(1) * counts).long().clamp(max=counts - 1)
     start = teachers[first + torch.where(known[several], counts - 1, chosen)]
     # The teachers of these classes alone, one class after the other.
     own = torch.repeat_interleave(first - (counts.cumsum(0) - counts), counts)
     own = own + torch.arange(len(own), device=own.device)
-    latents = latents_of(method, further(keys, 1)).repeat_interleave(counts, dim=0)
-    made = decode(architecture.parts(teachers[own]), latents)
+    latents = latents_of(method, networks.further(keys, 1)).repeat_interleave(counts, dim=0)
+    made = networks.decode(architecture.parts(teachers[own]), latents)
     samples = Grouped(made.flatten(0, 1), counts * method.samples)
     wanted = _averaged(architecture, teachers, first, counts, samples, method) if method.alpha else None
-    new[several] = fitted(architecture, start, samples, method, further(keys, 2), wanted)
+    new[several] = fitted(architecture, start, samples, method, networks.further(keys, 2), wanted)
     return new
 
 
 def _averaged(
-    architecture: Architecture,
+    architecture: networks.Architecture,
     teachers: torch.Tensor,
     first: torch.Tensor,
     counts: torch.Tensor,

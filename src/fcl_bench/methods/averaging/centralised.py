@@ -97,8 +97,6 @@ class CentralisedServer(GradientServer):
 
 @dataclass
 class Centralised(GradientMethod):
-    """Knobs of centralised training: see conf/method/centralised.yaml."""
-
     name: ClassVar[str] = "centralised"
     compiles: ClassVar[bool] = True
     aggregation: ClassVar[str] = EACH

@@ -78,8 +78,6 @@ class FedDiscoServer(CountingServer):
 
 @dataclass
 class FedDisco(GradientMethod):
-    """Knobs of FedDisco: see conf/method/feddisco.yaml."""
-
     name: ClassVar[str] = "feddisco"
     search: ClassVar[Mapping[str, str]] = {"a": "uniform(0,1)"}
     compiles: ClassVar[bool] = True

@@ -108,8 +108,6 @@ class FedDynServer(ClientSumServer):
 
 @dataclass
 class FedDyn(ClientSumMethod):
-    """Knobs of FedDyn: see conf/method/feddyn.yaml."""
-
     name: ClassVar[str] = "feddyn"
     revision: ClassVar[int] = 2  # 1 predicted with w0
     search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.01,10)"}

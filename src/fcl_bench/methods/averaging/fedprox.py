@@ -75,8 +75,6 @@ class FedProxClient(GradientClient):
 
 @dataclass
 class FedProx(GradientMethod):
-    """Knobs of FedProx: see conf/method/fedprox.yaml."""
-
     name: ClassVar[str] = "fedprox"
     search: ClassVar[Mapping[str, str]] = {"mu": "log(1e-4,1)"}
     compiles: ClassVar[bool] = True

@@ -134,8 +134,6 @@ class ScaffoldServer(ClientSumServer):
 
 @dataclass
 class Scaffold(ClientSumMethod):
-    """Knobs of SCAFFOLD: see conf/method/scaffold.yaml."""
-
     name: ClassVar[str] = "scaffold"
     compiles: ClassVar[bool] = True
     aggregation: ClassVar[str] = ONLY_MEAN

@@ -156,8 +156,6 @@ class AFCLServer(RidgeServer):
 
 @dataclass
 class AFCL(RidgeMethod):
-    """Knobs of AFCL: see conf/method/afcl.yaml."""
-
     name: ClassVar[str] = "afcl"
     client_half = AFCLClient
     server_half = AFCLServer

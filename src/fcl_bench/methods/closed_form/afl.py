@@ -206,8 +206,6 @@ class RecursiveAFLServer(AFLServer):
 
 @dataclass
 class AFL(RidgeMethod):
-    """Knobs of AFL: see conf/method/afl.yaml."""
-
     name: ClassVar[str] = "afl"
     client_half = AFLClient
     server_half = AFLServer

@@ -134,8 +134,6 @@ class AIRServer(STSAServer):
 
 @dataclass
 class AIR(STSA):
-    """Knobs of AIR: see conf/method/air.yaml."""
-
     name: ClassVar[str] = "air"
     client_half = AIRClient
     server_half = AIRServer

@@ -13,7 +13,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError, require_memory
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import ACTIVATIONS, RandomFeatures
 from fcl_bench.protocol.context import ClientData, Context, Prediction, Task, TestBatch

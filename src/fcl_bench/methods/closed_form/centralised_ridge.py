@@ -57,8 +57,6 @@ class CentralisedRidgeServer(RidgeServer):
 
 @dataclass
 class CentralisedRidge(RidgeMethod):
-    """Knobs of the centralised reference: see conf/method/centralised_ridge.yaml."""
-
     name: ClassVar[str] = "centralised_ridge"
     client_half = CentralisedRidgeClient
     server_half = CentralisedRidgeServer

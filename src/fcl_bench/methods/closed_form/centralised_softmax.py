@@ -92,8 +92,6 @@ class CentralisedSoftmaxServer(ClosedFormServer):
 
 @dataclass
 class CentralisedSoftmax(ClosedFormMethod):
-    """Knobs of the centralised reference: see conf/method/centralised_softmax.yaml."""
-
     name: ClassVar[str] = "centralised_softmax"
     client_half = CentralisedRidgeClient
     server_half = CentralisedSoftmaxServer

@@ -15,8 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from fcl_bench.config import knob
-from fcl_bench.linalg.gram import grams
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import grams, product
 from fcl_bench.linalg.solve import Solution
 from fcl_bench.methods.closed_form.algebra.random_features import RandomFeatures
 from fcl_bench.methods.closed_form.base import one_hot
@@ -146,8 +145,6 @@ class DSALServer(STSAServer):
 
 @dataclass
 class DSAL(STSA):
-    """Knobs of FedDS-AL: see conf/method/ds_al.yaml."""
-
     name: ClassVar[str] = "ds_al"
     client_half = DSALClient
     server_half = DSALServer

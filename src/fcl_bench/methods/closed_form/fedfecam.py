@@ -272,8 +272,6 @@ def directions(vectors: torch.Tensor, dim: int) -> torch.Tensor:
 
 @dataclass
 class FedFeCAM(ClosedFormMethod):
-    """Knobs of FedFeCAM: see conf/method/fedfecam.yaml."""
-
     name: ClassVar[str] = "fedfecam"
     search: ClassVar[Mapping[str, str]] = {"a1": "log(0.01,100)", "a2": "log(0.01,100)"}
     client_half = FedFeCAMClient

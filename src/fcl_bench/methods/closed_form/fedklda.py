@@ -15,7 +15,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import require_memory
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import product
 from fcl_bench.linalg.solve import DOUBTFUL, relative_rounding
 from fcl_bench.linalg.structure import sums_trouble
 from fcl_bench.methods.closed_form.algebra.random_features import FOURIER, mean_squared_distance
@@ -166,8 +166,6 @@ class FedKLDAServer(FedLDAServer):
 
 @dataclass
 class FedKLDA(FedLDA):
-    """Knobs of FedKLDA: see conf/method/fedklda.yaml."""
-
     name: ClassVar[str] = "fedklda"
     client_half = FedKLDAClient
     server_half = FedKLDAServer

@@ -18,20 +18,8 @@ from fcl_bench.linalg.gram import add_class_sums, add_gram
 from fcl_bench.linalg.solve import Solution, relative_rounding, solve_symmetric
 from fcl_bench.methods.closed_form.base import ClosedFormClient, ClosedFormMethod, counted
 from fcl_bench.methods.closed_form.fedncm import DiscriminantServer
+from fcl_bench.protocol import fields
 from fcl_bench.protocol.context import ClientData, Context, State
-from fcl_bench.protocol.fields import (
-    CLASSES,
-    COLUMN,
-    COUNT,
-    MOMENTS,
-    SQUARE,
-    SUM,
-    SUMS,
-    Field,
-    Schema,
-    counts,
-    gram_matrix,
-)
 from fcl_bench.protocol.message import Message
 
 
@@ -188,15 +176,24 @@ class FedLDA(ClosedFormMethod):
     shrinkage: float | str = knob(1e-4, least=0, most=1, words="0 to 1", choices=("oas",))
     prior: str = knob("uniform", choices=("uniform", "counts"))
 
-    def uploads(self, context: Context) -> Mapping[str, Schema]:
+    def uploads(self, context: Context) -> Mapping[str, fields.Schema]:
         names, M = gram_names(self.maps), self.dimension(context) // self.maps
         least, most = self.least_feature, self.largest_feature
-        square, column, count = (SQUARE, COLUMN, COUNT) if self.bounded else ("", "", "")
-        summed = Field(("M", "c"), combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS, zero_without="n")
+        square, column, count = (fields.SQUARE, fields.COLUMN, fields.COUNT) if self.bounded else ("", "", "")
+        summed = fields.Field(
+            ("M", "c"),
+            combine=fields.SUM,
+            one_sample=column,
+            columns=fields.CLASSES,
+            leaks=fields.SUMS,
+            zero_without="n",
+        )
         S = replace(summed, least=least, per_sample=most, of="G" if self.maps == 1 else "", by="n")
         largest = None if most is None else most**2
-        G = gram_matrix(M, least, per_sample=largest, combine=SUM, one_sample=square, leaks=MOMENTS)
-        n = counts("c", combine=SUM, one_sample=count)
+        G = fields.gram_matrix(
+            M, least, per_sample=largest, combine=fields.SUM, one_sample=square, leaks=fields.MOMENTS
+        )
+        n = fields.counts("c", combine=fields.SUM, one_sample=count)
         return {"statistics": {**dict.fromkeys(names, G), "S": S, "n": n}}
 
     @property

@@ -92,8 +92,6 @@ class FedNCMServer(DiscriminantServer):
 
 @dataclass
 class FedNCM(ClosedFormMethod):
-    """Knobs of FedNCM: see conf/method/fedncm.yaml."""
-
     name: ClassVar[str] = "fedncm"
     client_half = FedNCMClient
     server_half = FedNCMServer

@@ -14,8 +14,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
-from fcl_bench.linalg.gram import class_sums
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import class_sums, product
 from fcl_bench.linalg.solve import DOUBTFUL, Solution, ill_conditioned, relative_rounding
 from fcl_bench.linalg.spectral import Spectrum, summarise
 from fcl_bench.methods.closed_form.algebra.merging import MERGES, Losses, Merger, Part, merges_objection
@@ -26,15 +25,7 @@ from fcl_bench.methods.closed_form.bounds import FedRANAudit
 from fcl_bench.methods.closed_form.ridge import RegularisedServer, RidgeClient, RidgeMethod, ridge_knob
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.combining import Combination, as_one, total
-from fcl_bench.protocol.context import (
-    ClientData,
-    Context,
-    State,
-    Task,
-    WireFormat,
-    column_bytes,
-    factor_bytes,
-)
+from fcl_bench.protocol.context import ClientData, Context, State, Task, WireFormat, column_bytes, factor_bytes
 from fcl_bench.protocol.fields import CLASSES, MOMENTS, SUM, SUMS, Schema, descending, orthonormal, real
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 
@@ -230,8 +221,6 @@ class FedRANServer(RegularisedServer):
 
 @dataclass
 class FedRAN(RidgeMethod):
-    """Knobs of FedRAN: see conf/method/fedran.yaml."""
-
     name: ClassVar[str] = "fedran"
     revision: ClassVar[int] = 2
     client_half = FedRANClient

@@ -205,8 +205,6 @@ class RanPACServer(STSAServer):
 
 @dataclass
 class RanPAC(RidgeMethod):
-    """Knobs of FedRanPAC: see conf/method/ranpac.yaml."""
-
     name: ClassVar[str] = "ranpac"
     client_half = RanPACClient
     server_half = RanPACServer

@@ -176,7 +176,6 @@ class Estimate:
         return {"factor": self._factor()} if self._matrix is None else {"G": self._matrix}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Restore the state that `state_dict` returned."""
         like = self._blocks[0]
         self._matrix = state["G"].to(like) if "G" in state else None
         self._blocks = [state["factor"].to(like) if "factor" in state else like[:, :0]]

@@ -58,8 +58,6 @@ def exact_sums(method: RidgeMethod) -> Schema:
 
 @dataclass
 class STSA(RidgeMethod):
-    """Knobs of STSA: see conf/method/stsa.yaml."""
-
     name: ClassVar[str] = "stsa"
     client_half: ClassVar[type[STSAClient]] = STSAClient
     server_half: ClassVar[type[STSAServer]] = STSAServer

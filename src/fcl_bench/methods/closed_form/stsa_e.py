@@ -146,11 +146,9 @@ class Awaited(dict[int, ClassScatter]):
             del self[task.index]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Everything, as tensors."""
         return {f"{task}.{name}": part for task, sums in self.items() for name, part in saved(sums, _SCATTER).items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
         self.clear()
         for task in dict.fromkeys(name.split(".")[0] for name in state):
             own = {name.removeprefix(f"{task}."): part for name, part in state.items() if name.startswith(f"{task}.")}
@@ -233,8 +231,6 @@ class STSAEServer(RidgeServer):
 
 @dataclass
 class STSAE(RidgeMethod):
-    """Knobs of STSA-E: see conf/method/stsa_e.yaml."""
-
     name: ClassVar[str] = "stsa_e"
     client_half = STSAEClient
     server_half = STSAEServer

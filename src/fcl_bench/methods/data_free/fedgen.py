@@ -262,8 +262,6 @@ def teaching_loss(
 
 @dataclass
 class FedGen(GradientMethod):
-    """Knobs of FedGen: see conf/method/fedgen.yaml."""
-
     name: ClassVar[str] = "fedgen"
     search: ClassVar[Mapping[str, str]] = {"alpha": "log(0.1,30)"}
     averaged_with: ClassVar[str] = "method.alpha=0 method.beta=0, which is method=fedavg"

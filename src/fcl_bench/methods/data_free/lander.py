@@ -29,14 +29,7 @@ from fcl_bench.data.images.batches import Augment
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 from fcl_bench.methods.data_free.generative import DataFreeClient, DataFreeMethod, DataFreeServer, made_prefix
-from fcl_bench.methods.data_free.generators.anchored import (
-    AnchoredInversion,
-    MappedNetwork,
-    Synthesis,
-    outside,
-    random_anchors,
-    read_anchors,
-)
+from fcl_bench.methods.data_free.generators import anchored
 from fcl_bench.methods.data_free.generators.images import ImagePool
 from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.protocol.context import ClientData, Context, State, Task
@@ -92,8 +85,8 @@ class Bounded(Objective):
         features = network.body(inputs)
         loss = self.score_loss(network.logits(features), labels, inputs)
         if self._anchors is not None:
-            assert isinstance(network, MappedNetwork)
-            pulled = outside(network.mapping(features), self._anchors[labels], self._method.radius)
+            assert isinstance(network, anchored.MappedNetwork)
+            pulled = anchored.outside(network.mapping(features), self._anchors[labels], self._method.radius)
             loss = loss + self._method.ltc * pulled
         loss = self._current * loss
         if self._pool is not None:
@@ -104,8 +97,8 @@ class Bounded(Objective):
     def replayed(self, network: Network, images: torch.Tensor) -> torch.Tensor:
         """The terms of synthetic images (b, 3, size, size)."""
         teacher = self._teacher
-        assert isinstance(network, MappedNetwork)
-        assert isinstance(teacher, MappedNetwork)
+        assert isinstance(network, anchored.MappedNetwork)
+        assert isinstance(teacher, anchored.MappedNetwork)
         features = network.body(images)
         with torch.no_grad():
             known = teacher.body(images)
@@ -188,8 +181,8 @@ class LANDERServer(DataFreeServer):
 
     def synthesise(self, task: Task) -> None:
         method, network, knobs = self.method, self.network, self.method.synthesis
-        assert isinstance(network, MappedNetwork)
-        inversion = AnchoredInversion(
+        assert isinstance(network, anchored.MappedNetwork)
+        inversion = anchored.AnchoredInversion(
             knobs,
             network,
             self.all_anchors(),
@@ -245,8 +238,6 @@ class LANDERServer(DataFreeServer):
 
 @dataclass
 class LANDER(DataFreeMethod):
-    """Knobs of LANDER: see conf/method/lander.yaml."""
-
     name: ClassVar[str] = "lander"
     search: ClassVar[Mapping[str, str]] = {"pre": "log(0.04,4)"}
     client_half = LANDERClient
@@ -265,7 +256,7 @@ class LANDER(DataFreeMethod):
     cur: float = knob(0.2, above=0)
     pre: float = knob(0.4, least=0)
     final: str = knob("best", choices=("best", "last"))
-    synthesis: Synthesis = field(default_factory=Synthesis)
+    synthesis: anchored.Synthesis = field(default_factory=anchored.Synthesis)
     variant: str = knob("working", choices=("working", "published"))
 
     def __post_init__(self) -> None:
@@ -294,19 +285,19 @@ class LANDER(DataFreeMethod):
     def contents(self) -> Mapping[str, str]:
         if self.anchors == "random":
             return {}
-        rows = read_anchors(self.anchors, "method.anchors")
+        rows = anchored.read_anchors(self.anchors, "method.anchors")
         return {"anchors": content_hash(rows.numpy().tobytes() + str(tuple(rows.shape)).encode()).hexdigest()}
 
     def build_network(self, context: Context) -> Network:
         if not self.maps:
             return super().build_network(context)
-        return MappedNetwork(self.start(context), self.anchor_size, derived_seed(context.seed, "mapping"))
+        return anchored.MappedNetwork(self.start(context), self.anchor_size, derived_seed(context.seed, "mapping"))
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
         if self.anchors == "random":
             return
-        rows, classes = read_anchors(self.anchors, "method.anchors"), context.all_classes(classes_per_task)
+        rows, classes = anchored.read_anchors(self.anchors, "method.anchors"), context.all_classes(classes_per_task)
         if rows.shape[1] != self.anchor_size:
             raise UserError(
                 f"method.anchor_size={self.anchor_size}: {self.anchors} has anchors of {rows.shape[1]} numbers",
@@ -345,8 +336,8 @@ class LANDER(DataFreeMethod):
         """(c, d_e) of the classes that are new in a task."""
         if self.anchors == "random":
             seed = derived_seed(context.seed, "anchors") % 2**62
-            return random_anchors(task.new_columns, self.anchor_size, seed)
-        rows = read_anchors(self.anchors, "method.anchors")
+            return anchored.random_anchors(task.new_columns, self.anchor_size, seed)
+        rows = anchored.read_anchors(self.anchors, "method.anchors")
         if task.classes and max(task.classes) >= len(rows):
             raise UserError(
                 f"method.anchors={self.anchors} has {len(rows)} anchors, none for class {max(task.classes)}",

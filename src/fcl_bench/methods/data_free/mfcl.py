@@ -220,8 +220,6 @@ class MFCLServer(DataFreeServer):
 
 @dataclass
 class MFCL(DataFreeMethod):
-    """Knobs of MFCL: see conf/method/mfcl.yaml."""
-
     name: ClassVar[str] = "mfcl"
     search: ClassVar[Mapping[str, str]] = {"w_kd": "log(0.01,1)"}
     client_half = MFCLClient

@@ -138,11 +138,7 @@ class MetaInversion(Inversion[Network]):
         return self._optimiser
 
     def teach(self, images: torch.Tensor) -> None:
-        """As in `Inversion`.
-
-        Raises:
-            UserError: the student's weights are no longer finite.
-        """
+        """As in `Inversion`. Raises a `UserError`: the student's weights are no longer finite."""
         super().teach(images)
         if not all_finite(*self.student.state().values()):
             raise UserError(
@@ -264,8 +260,6 @@ class TARGETServer(DataFreeServer):
 
 @dataclass
 class TARGET(DataFreeMethod):
-    """Knobs of TARGET: see conf/method/target.yaml."""
-
     name: ClassVar[str] = "target"
     search: ClassVar[Mapping[str, str]] = {"kd": "log(1,100)"}
     client_half = TARGETClient

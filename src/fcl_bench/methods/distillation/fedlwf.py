@@ -38,8 +38,6 @@ class FedLwFClient(GradientClient):
 
 @dataclass
 class FedLwF(GradientMethod):
-    """Knobs of FedLwF: see conf/method/fedlwf.yaml."""
-
     name: ClassVar[str] = "fedlwf"
     search: ClassVar[Mapping[str, str]] = {"strength": "log(0.3,30)"}
     client_half = FedLwFClient

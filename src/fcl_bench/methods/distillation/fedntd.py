@@ -73,8 +73,6 @@ class FedNTDClient(GradientClient):
 
 @dataclass
 class FedNTD(GradientMethod):
-    """Knobs of FedNTD: see conf/method/fedntd.yaml."""
-
     name: ClassVar[str] = "fedntd"
     search: ClassVar[Mapping[str, str]] = {"beta": "log(0.1,10)"}
     client_half = FedNTDClient

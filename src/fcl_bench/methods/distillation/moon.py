@@ -100,8 +100,6 @@ class MOONClient(GradientClient):
 
 @dataclass
 class MOON(GradientMethod):
-    """Knobs of MOON: see conf/method/moon.yaml."""
-
     name: ClassVar[str] = "moon"
     search: ClassVar[Mapping[str, str]] = {"mu": "log(0.1,10)"}
     client_half = MOONClient

@@ -211,8 +211,6 @@ class FediCaRLServer(ExemplarServer):
 
 @dataclass
 class FediCaRL(ExemplarMethod):
-    """Knobs of FediCaRL: see conf/method/fedicarl.yaml."""
-
     name: ClassVar[str] = "fedicarl"
     search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "classify": "softmax,nme"}
     client_half = FediCaRLClient

@@ -218,8 +218,6 @@ class GLFCClient(PrototypeClient):
 
 @dataclass
 class GLFC(ExemplarMethod):
-    """Knobs of GLFC: see conf/method/glfc.yaml."""
-
     name: ClassVar[str] = "glfc"
     search: ClassVar[Mapping[str, str]] = {"loss_classes": "", "training.lr": "log(0.03,3)"}
     client_half = GLFCClient

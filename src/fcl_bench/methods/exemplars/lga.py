@@ -269,8 +269,6 @@ class LGAServer(ProxyServer):
 
 @dataclass
 class LGA(GLFC):
-    """Knobs of LGA: see conf/method/lga.yaml."""
-
     name: ClassVar[str] = "lga"
     client_half = LGAClient
     proxy_half = LGAServer

@@ -77,7 +77,6 @@ class BestModels:
         self.performance = 0.0
 
     def begin(self) -> None:
-        """A task begins."""
         self.last, self.best, self.performance = self.best, {}, 0.0
 
     def offer(self, model: Mapping[str, torch.Tensor], performance: float) -> None:

@@ -138,7 +138,7 @@ class GradientClient(ModelHolder, Client):
         as_here = ("update", "take_over", "beside", "pseudo_labels")
         if any(getattr(own, name) is not getattr(here, name) for name in as_here):
             return f"clients of method={self.method.name} do more than train"
-        from fcl_bench.methods.gradient.batched_clients import train_batched_clients
+        from fcl_bench.methods.gradient.batched_heads import train_batched_clients
 
         found = train_batched_clients(self, shards, broadcast, states)
         if isinstance(found, str):

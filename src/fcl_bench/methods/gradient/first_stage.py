@@ -52,7 +52,6 @@ class MethodStage:
             super().__post_init__()  # type: ignore[misc]  # the method's
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
-        """Check as the method does."""
         with _keys_of_adapt():
             super().check(context, classes_per_task)  # type: ignore[misc]  # the method's
 

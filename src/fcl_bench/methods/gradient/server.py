@@ -20,7 +20,7 @@ from fcl_bench.training.network import Heads
 if TYPE_CHECKING:
     from fcl_bench.methods.gradient.base import GradientMethod
     from fcl_bench.methods.gradient.ccvr import CCVRHead
-    from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+    from fcl_bench.methods.gradient.robust import ServerOptimiser
 
 
 class GradientServer(ModelHolder, Server):
@@ -55,7 +55,7 @@ class GradientServer(ModelHolder, Server):
             self.replay = CCVRHead(method.gaussian, self.start.dimension, context.device, context.sums)
         self._optimiser: ServerOptimiser | None = None
         if method.training.server_optimizer != "average":
-            from fcl_bench.methods.gradient.server_optimiser import ServerOptimiser
+            from fcl_bench.methods.gradient.robust import ServerOptimiser
 
             self._optimiser = ServerOptimiser(method.training)
         self._teacher: dict[str, torch.Tensor] = {}

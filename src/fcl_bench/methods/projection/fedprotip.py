@@ -16,6 +16,7 @@ import torch
 from fcl_bench.config import knob
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.spectral import Spectrum
+from fcl_bench.methods.projection import task_identity
 from fcl_bench.methods.projection.projected import (
     BASES,
     PART,
@@ -26,15 +27,6 @@ from fcl_bench.methods.projection.projected import (
     basis_name,
 )
 from fcl_bench.methods.projection.subspace import Projection, append_basis, core_basis, outside, span_of
-from fcl_bench.methods.projection.task_identity import (
-    HeadRank,
-    Tip,
-    batch_reference,
-    batch_relevance,
-    relevance,
-    route,
-    route_by_batches,
-)
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, Task, TestBatch
 from fcl_bench.protocol.fields import MOMENTS, SUMS, Field, Schema, numbers, orthonormal, real
 from fcl_bench.protocol.message import Message
@@ -118,9 +110,11 @@ class FedProTIPClient(ProjectedClient):
         else:
             own = {task: self.trainer.features(self.network, client_data.inputs)}
         bases = head_bases(broadcast, task, own[task])
-        omegas = [relevance(inputs, bases) for inputs in own.values()]
+        omegas = [task_identity.relevance(inputs, bases) for inputs in own.values()]
         by_batches = tip.rule == "batches"
-        rows = [batch_reference(omega, tip.batch) if by_batches else omega.mean(dim=0) for omega in omegas]
+        rows = [
+            task_identity.batch_reference(omega, tip.batch) if by_batches else omega.mean(dim=0) for omega in omegas
+        ]
         if not self.method.updates:
             return Message({"reference": rows[0]})
         # That of this task is of the shard's samples, the others are of what was stored.
@@ -241,12 +235,12 @@ class FedProTIPServer(ProjectedServer):
         if tip is None:
             return Prediction(scores)
         heads = None if self.heads.plain else logits.split(self.heads.sizes, dim=1)
-        omega = relevance(features, head_bases(self.bases, len(self.tasks) - 1, features))
+        omega = task_identity.relevance(features, head_bases(self.bases, len(self.tasks) - 1, features))
         if tip.route == "batch":
             if not batch.one_task:
                 raise ValueError("method.tip.route=batch routes batches of one task, and this one may be mixed")
-            omega = batch_relevance(omega) if tip.rule == "batches" else omega.mean(dim=0, keepdim=True)
-        tasks = (route_by_batches if tip.rule == "batches" else route)(omega, *self.votes())
+            omega = task_identity.batch_relevance(omega) if tip.rule == "batches" else omega.mean(dim=0, keepdim=True)
+        tasks = (task_identity.route_by_batches if tip.rule == "batches" else task_identity.route)(omega, *self.votes())
         return Prediction(scores, tasks.expand(len(scores)), heads)
 
     def votes(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -271,8 +265,6 @@ class FedProTIPServer(ProjectedServer):
 
 @dataclass
 class FedProTIP(ProjectedMethod):
-    """Knobs of FedProTIP: see conf/method/fedprotip.yaml."""
-
     name: ClassVar[str] = "fedprotip"
     search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.4,0.9)"}
     client_half = FedProTIPClient
@@ -281,8 +273,8 @@ class FedProTIP(ProjectedMethod):
     projection: str = knob("local", choices=("local", "global"))
     projected_decay: bool = True  # type: ignore[misc]  # a constant of other methods
     extension: str = knob("union", choices=("union", "sequential"))
-    head_rank: HeadRank | None = None
-    tip: Tip | None = field(default_factory=Tip)
+    head_rank: task_identity.HeadRank | None = None
+    tip: task_identity.Tip | None = field(default_factory=task_identity.Tip)
     sketch: int | str | None = knob(None, least=1, words="an integer of at least 1", choices=(WHOLE,))
 
     @property

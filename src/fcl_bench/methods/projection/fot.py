@@ -134,8 +134,6 @@ def share_of_rest(epsilon: float, outside: float) -> float:
 
 @dataclass
 class FOT(ProjectedMethod):
-    """Knobs of FOT: see conf/method/fot.yaml."""
-
     name: ClassVar[str] = "fot"
     search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.5,0.95)"}
     client_half = FOTClient

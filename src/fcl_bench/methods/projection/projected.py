@@ -15,8 +15,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.projection.subspace import Projection, project_out, sketch
-from fcl_bench.methods.projection.theory import ProjectionAudit
+from fcl_bench.methods.projection.subspace import Projection, ProjectionAudit, project_out, sketch
 from fcl_bench.protocol.audit import Audit
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import Field, Schema

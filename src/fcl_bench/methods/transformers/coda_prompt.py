@@ -128,8 +128,6 @@ def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, gener
 
 @dataclass
 class CodaPrompt(PromptMethod):
-    """Knobs of Fed-CODA-Prompt: see conf/method/coda_prompt.yaml."""
-
     name: ClassVar[str] = "coda_prompt"
     prompts_class = CodaPrompts
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.

@@ -76,8 +76,6 @@ class CPromptClient(PromptClient):
 
 @dataclass
 class CPrompt(CodaPrompt):
-    """Knobs of Fed-CPrompt, beside those of Fed-CODA-Prompt: see conf/method/cprompt.yaml."""
-
     name: ClassVar[str] = "cprompt"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-5,1e-2)", "strength": "log(0.1,10)"}
     client_half = CPromptClient

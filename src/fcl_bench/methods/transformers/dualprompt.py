@@ -78,8 +78,6 @@ class DualPrompts(Prompts):
 
 @dataclass
 class DualPrompt(PromptMethod):
-    """Knobs of Fed-DualPrompt: see conf/method/dualprompt.yaml."""
-
     name: ClassVar[str] = "dualprompt"
     prompts_class = DualPrompts
     layer_knobs = ("g_layers", "e_layers")

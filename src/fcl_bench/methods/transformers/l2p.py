@@ -84,8 +84,6 @@ def _rows(prompts: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class L2P(PromptMethod):
-    """Knobs of Fed-L2P: see conf/method/l2p.yaml."""
-
     name: ClassVar[str] = "l2p"
     prompts_class = PromptPool
 

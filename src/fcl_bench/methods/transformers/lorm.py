@@ -35,7 +35,7 @@ from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.methods.gradient.client import MODEL, GradientClient, final_prefix
 from fcl_bench.methods.gradient.server import GradientServer
 from fcl_bench.methods.transformers.low_rank import LowRankMethod, factor_name, factors, low_rank_layers
-from fcl_bench.methods.transformers.regression_mean import GRAM, RegressionSums, damped, declared_gram, weighted
+from fcl_bench.methods.transformers.regmean import GRAM, RegressionSums, damped, declared_gram, weighted
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import EACH, MEAN, SUM, Schema
 from fcl_bench.protocol.message import Message
@@ -208,8 +208,6 @@ def act(network: Network, task: int | None = None) -> None:
 
 @dataclass
 class LoRM(LowRankMethod):
-    """Knobs of LoRM: see conf/method/lorm.yaml."""
-
     name: ClassVar[str] = "lorm"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-4,1e-2)", "alpha_head": "0,0.5,1"}
     averaged_with: ClassVar[str] = "method.merge=average"

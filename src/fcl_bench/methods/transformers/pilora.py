@@ -231,8 +231,6 @@ class PILoRAServer(GradientServer):
 
 @dataclass
 class PILoRA(LowRankMethod):
-    """Knobs of PILoRA: see conf/method/pilora.yaml."""
-
     name: ClassVar[str] = "pilora"
     search: ClassVar[Mapping[str, str]] = {"training.lr": "log(1e-6,1e-2)"}
     averaged_with: ClassVar[str] = "method.reweighting=none"

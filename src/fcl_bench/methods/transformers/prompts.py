@@ -19,7 +19,7 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.gradient.base import GradientMethod
 from fcl_bench.methods.gradient.client import GradientClient
 from fcl_bench.methods.gradient.server import GradientServer
-from fcl_bench.methods.transformers.blocks import dimension_of, require_layers, transformer_blocks
+from fcl_bench.methods.transformers.low_rank import dimension_of, require_layers, transformer_blocks
 from fcl_bench.protocol import compute
 from fcl_bench.protocol.context import ClientData, Context, Prediction, State, TestBatch
 from fcl_bench.protocol.message import Message

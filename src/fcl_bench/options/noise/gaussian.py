@@ -23,8 +23,7 @@ from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.ledger import Ledger
 from fcl_bench.engine.reports import Guarantee
 from fcl_bench.errors import UserError, installing
-from fcl_bench.options.noise.mechanism import DPMechanism, deviations
-from fcl_bench.options.noise.middleware import NoisyStatistics, NoisyUpdates, simulated
+from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, NoisyUpdates, deviations, simulated
 from fcl_bench.protocol.context import HALF, Context
 from fcl_bench.protocol.fields import MEAN, SQUARE, Uploads
 from fcl_bench.protocol.method import Method

@@ -29,7 +29,7 @@ from fcl_bench.engine.blob import packed
 from fcl_bench.errors import UserError, installing
 from fcl_bench.linalg import structure
 from fcl_bench.linalg.discrete_gaussian import SCALE, Words, discrete_gaussian
-from fcl_bench.options.noise.middleware import SimulatedNoise, Source
+from fcl_bench.options.noise.mechanism import SimulatedNoise, Source
 from fcl_bench.protocol.message import Message
 
 #: Bytes of a site's secret, and of every key that follows from it.

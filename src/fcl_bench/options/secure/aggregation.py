@@ -10,10 +10,8 @@ import torch
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.fixed_point import FixedPoint, flat
-from fcl_bench.options.secure.masks import Masks, agreed_key, by_side
-from fcl_bench.options.secure.party import in_bytes, rows
-from fcl_bench.options.secure.shamir import as_bytes, joined
+from fcl_bench.options.secure.masks import Masks, agreed_key, as_bytes, by_side, joined
+from fcl_bench.options.secure.party import FixedPoint, flat, in_bytes, rows
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import generator
 
@@ -57,11 +55,7 @@ class Aggregation:
         }
 
     def add(self, client: int, upload: Message) -> None:
-        """Add a masked upload.
-
-        Raises:
-            BadUpload: its fields differ from those of the uploads before it.
-        """
+        """Add a masked upload. Raises a `BadUpload`: its fields differ from those of the uploads before it."""
         if self._sums is None:
             self._sums = {name: tensor.clone() for name, tensor in upload.items()}
         else:

@@ -1,11 +1,13 @@
-"""Keys that two clients agree on, the masks that follow from them, and the encryption of what passes between two.
+"""Keys that two clients agree on, the masks that follow from them, what passes between two, and secrets in shares.
 
 X25519, HKDF-SHA256, AES-256 in counter mode as pseudo-random generator and ChaCha20-Poly1305, all of `cryptography`.
+Shares are Shamir's: any t of n determine a secret, and fewer reveal nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -14,6 +16,61 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+#: The largest prime below 2^256: secrets and shares are numbers below it, of 32 bytes each.
+PRIME = 2**256 - 189
+BYTES = 32
+#: Draws the given number of random bytes.
+Draw = Callable[[int], bytes]
+
+
+def drawn(draw: Draw) -> int:
+    """Return a number of the field; uniform but for a share of 2^-248."""
+    return int.from_bytes(draw(BYTES), "big") % PRIME
+
+
+def as_bytes(number: int) -> bytes:
+    """Return a number of the field in its 32 bytes."""
+    return number.to_bytes(BYTES, "big")
+
+
+def split(secret: int, points: Sequence[int], threshold: int, draw: Draw) -> list[int]:
+    """Return f(x) at each of the points; f is a random polynomial of degree t - 1 with f(0) = secret.
+
+    Args:
+        secret: below `PRIME`.
+        points: the holders', different from each other and above 0.
+        threshold: t, at least 1.
+        draw: makes its other coefficients.
+    """
+    coefficients = [drawn(draw) for _ in range(threshold - 1)]
+    shares = []
+    for x in points:
+        value = 0
+        for coefficient in coefficients:
+            value = (value + coefficient) * x % PRIME
+        shares.append((value + secret) % PRIME)
+    return shares
+
+
+def joined(shares: Mapping[int, int]) -> int:
+    """Return the secret of t or more shares, by their points: f(0) by Lagrange's formula."""
+    points = tuple(shares)
+    return sum(weight * shares[x] for weight, x in zip(_weights(points), points, strict=True)) % PRIME
+
+
+@lru_cache(maxsize=1024)
+def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Return prod over y != x of y / (y - x) for each x; most clients of a round have the same holders."""
+    found = []
+    for x in points:
+        above = below = 1
+        for y in points:
+            if y != x:
+                above, below = above * y % PRIME, below * (y - x) % PRIME
+        found.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(found)
+
 
 #: Bytes of a key, and of what encryption adds.
 KEY, TAG = 32, 16

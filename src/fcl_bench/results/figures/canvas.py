@@ -15,18 +15,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import ArrayLike
 
 from fcl_bench.config import text
-from fcl_bench.results.figures.selection import Panel, Selection
-from fcl_bench.results.figures.style import (
-    CHARACTERS,
-    KINDS,
-    SMALL_SIZE,
-    TEXT_SIZE,
-    TITLE_SIZE,
-    WIDTH_INCHES,
-    Look,
-    drawn,
-)
-from fcl_bench.results.tables.latex import latex_text
+from fcl_bench.results.figures import selection
+from fcl_bench.results.tables.markup import latex_text
 
 #: The measures that figures of accuracy show side by side, and the labels of their axes.
 ACCURACIES = {"A_avg": "$A_{avg}$, mean over tasks (%)", "A_T": "$A_T$, after the last task (%)"}
@@ -42,11 +32,11 @@ class Drawing(Figure):
     caption: str = ""
 
 
-def pictures(figure: Drawing, kinds: Iterable[str] = KINDS) -> dict[str, bytes]:
+def pictures(figure: Drawing, kinds: Iterable[str] = selection.KINDS) -> dict[str, bytes]:
     """Return suffix -> content: pdf, png and svg, with the same layout."""
     found = {}
     for kind in kinds:
-        found[kind] = drawn(figure, kind)
+        found[kind] = selection.drawn(figure, kind)
         # The first drawing has found the places of panels and legend, which takes nearly as long as drawing them.
         figure.set_layout_engine("none")
     return found
@@ -58,7 +48,6 @@ def captions(figure: Drawing) -> dict[str, str]:
 
 
 def caption(*sentences: str) -> str:
-    """Join the sentences that are not empty."""
     return " ".join(filter(None, sentences))
 
 
@@ -72,25 +61,25 @@ def canvas(count: int, columns: int, height: float = 3.3, sharex: bool = False) 
     """
     columns = min(columns, count)
     rows = -(-count // columns)
-    figure = Drawing(figsize=(WIDTH_INCHES, height * rows + 0.7), layout="constrained")
+    figure = Drawing(figsize=(selection.WIDTH_INCHES, height * rows + 0.7), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, sharex=sharex).ravel()
     for axes in grid[count:]:
         axes.remove()
     for axes in grid[:count]:
-        axes.tick_params(labelsize=SMALL_SIZE + 0.5, labelbottom=True, labelleft=True)
+        axes.tick_params(labelsize=selection.SMALL_SIZE + 0.5, labelbottom=True, labelleft=True)
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     return figure, list(grid[:count])
 
 
 def drawing(
-    shown: Selection,
+    shown: selection.Selection,
     about: Sequence[str],
-    draws: Sequence[Callable[[Axes, Panel], None]],
+    draws: Sequence[Callable[[Axes, selection.Panel], None]],
     columns: int | None = None,
     height: float = 3.3,
     sharex: bool = False,
-    names: Mapping[str, Look] | None = None,
+    names: Mapping[str, selection.Look] | None = None,
     more: Sequence[Artist] = (),
 ) -> Drawing:
     """Return a figure with one panel for each setting and each of `draws`.
@@ -119,9 +108,9 @@ def drawing(
 
 def title(axes: Axes, words: str, columns: int) -> None:
     """Set a panel's title, wrapped to its width; names that users chose are not parsed as formulas."""
-    width = int(0.9 * CHARACTERS / columns)
+    width = int(0.9 * selection.CHARACTERS / columns)
     wrapped = textwrap.fill(words, width, break_on_hyphens=False)
-    axes.set_title(wrapped, fontsize=TITLE_SIZE, loc="left", parse_math=False)
+    axes.set_title(wrapped, fontsize=selection.TITLE_SIZE, loc="left", parse_math=False)
 
 
 def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
@@ -158,16 +147,16 @@ def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) ->
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text(float(f"{value:.6g}"))))
 
 
-def legend(figure: Figure, looks: Mapping[str, Look], more: Sequence[Artist] = ()) -> None:
+def legend(figure: Figure, looks: Mapping[str, selection.Look], more: Sequence[Artist] = ()) -> None:
     """Draw one legend below all panels: `looks` (name -> how its line looks), then `more`, which have own labels."""
     handles = [*(Line2D([], [], label=name, **look) for name, look in looks.items()), *more]
     if not handles:
         return
     for handle in handles:
-        handle.set_label(textwrap.fill(str(handle.get_label()), int(0.9 * CHARACTERS)))
+        handle.set_label(textwrap.fill(str(handle.get_label()), int(0.9 * selection.CHARACTERS)))
     for columns in range(min(4, len(handles)), 0, -1):
         below = figure.legend(
-            handles=handles, ncols=columns, loc="outside lower center", frameon=False, fontsize=TEXT_SIZE
+            handles=handles, ncols=columns, loc="outside lower center", frameon=False, fontsize=selection.TEXT_SIZE
         )
         for entry in below.get_texts():
             entry.set_parse_math(False)

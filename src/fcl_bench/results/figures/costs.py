@@ -13,9 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from fcl_bench.config import is_number, text
+from fcl_bench.results.figures import selection
 from fcl_bench.results.figures.canvas import ACCURACIES, Drawing, drawing
-from fcl_bench.results.figures.selection import MOST_LINES, Panel, select, styles
-from fcl_bench.results.figures.style import CEILING_LOOKS, FRONT, GATED, OTHERS, Look
 from fcl_bench.results.summarise import CEILINGS, knobs, setting, signature
 
 _MOST_PANELS = 4
@@ -54,27 +53,27 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     """
     cost, label, about = COSTS[name]
     at = f"{cost}_mean"
-    shown = select(summary, most_panels=_MOST_PANELS, most_lines=math.inf)
+    shown = selection.select(summary, most_panels=_MOST_PANELS, most_lines=math.inf)
     ceilings = shown.rows["method"].isin(CEILINGS)
     rivals = shown.rows[~ceilings]
-    more = [Line2D([], [], label="Pareto front", **FRONT)] if len(rivals) else []
-    more += [Line2D([], [], label="meets a gate: not on the front", **GATED)] if rivals["gates"].any() else []
-    dotted = {f"{method} (ceiling)": CEILING_LOOKS[method] for method in shown.rows.loc[ceilings, "method"]}
-    named = _named(shown.panels, at, MOST_LINES - len(more) - len(dotted))
+    more = [Line2D([], [], label="Pareto front", **selection.FRONT)] if len(rivals) else []
+    more += [Line2D([], [], label="meets a gate: not on the front", **selection.GATED)] if rivals["gates"].any() else []
+    dotted = {f"{method} (ceiling)": selection.CEILING_LOOKS[method] for method in shown.rows.loc[ceilings, "method"]}
+    named = _named(shown.panels, at, selection.MOST_LINES - len(more) - len(dotted))
     others = rivals["family"].nunique() - len(named)
-    more += [Line2D([], [], label=f"{others} others", **OTHERS)] if others else []
+    more += [Line2D([], [], label=f"{others} others", **selection.OTHERS)] if others else []
     numeric = {family: _numeric_knobs(group) for family, group in rivals.groupby("family") if family in named}
     # Markers get smaller from family to family, since the exact methods reach the same point.
-    own_looks = enumerate(styles(rivals[rivals["family"].isin(named)], "family").items())
+    own_looks = enumerate(selection.styles(rivals[rivals["family"].isin(named)], "family").items())
     looks = {family: {**look, "markersize": 10 - 0.8 * (i % 7)} for i, (family, look) in own_looks}
 
-    def draw(measure: str, axes: Axes, panel: Panel) -> None:
+    def draw(measure: str, axes: Axes, panel: selection.Panel) -> None:
         height = f"{measure}_mean"
         # A line without points leaves the layout no place.
         if len(front := pareto_front(panel.rows, at, height)):
-            axes.plot(front[at], front[height], drawstyle="steps-post", **FRONT)
+            axes.plot(front[at], front[height], drawstyle="steps-post", **selection.FRONT)
         rows = panel.rows[~panel.rows["method"].isin(CEILINGS) & (panel.rows[at] > 0)]
-        for chosen, look in ((~rows["family"].isin(named), OTHERS), (rows["gates"] != "", GATED)):
+        for chosen, look in ((~rows["family"].isin(named), selection.OTHERS), (rows["gates"] != "", selection.GATED)):
             if chosen.any():
                 axes.plot(rows.loc[chosen, at], rows.loc[chosen, height], **look)
         for family, own in rows[rows["family"].isin(named)].groupby("family", sort=False):
@@ -94,7 +93,7 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
     return drawing(shown, [about], draws, height=3.6, sharex=True, names=labelled | dotted, more=more)
 
 
-def _named(panels: Sequence[Panel], cost: str, most: int) -> set[str]:
+def _named(panels: Sequence[selection.Panel], cost: str, most: int) -> set[str]:
     """Return the families that a legend names: all, or at most `most` - 1, since one entry is of the others."""
     rows = pd.concat([panel.rows for panel in panels])
     fronts = [pareto_front(panel.rows, cost, f"{measure}_mean") for panel in panels for measure in ACCURACIES]
@@ -105,11 +104,11 @@ def _named(panels: Sequence[Panel], cost: str, most: int) -> set[str]:
     return set(ranked if len(ranked) <= most else ranked[: most - 1])
 
 
-def draw_ceilings(axes: Axes, panel: Panel, measure: str) -> None:
+def draw_ceilings(axes: Axes, panel: selection.Panel, measure: str) -> None:
     """Draw a line at the accuracy of each method with all data in one place, whose cost does not compare."""
     for method, height in zip(panel.rows["method"], panel.rows[f"{measure}_mean"], strict=True):
         if method in CEILINGS:
-            axes.axhline(height, **CEILING_LOOKS[method])
+            axes.axhline(height, **selection.CEILING_LOOKS[method])
 
 
 def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:
@@ -144,7 +143,7 @@ def _legend(rows: pd.DataFrame, numeric: list[str]) -> str:
     return f"{family} [{', '.join(ranges)}]" if ranges else str(family)
 
 
-def _draw_line(axes: Axes, rows: pd.DataFrame, cost: str, measure: str, look: Look) -> None:
+def _draw_line(axes: Axes, rows: pd.DataFrame, cost: str, measure: str, look: selection.Look) -> None:
     """Draw rows that have a cost above zero, with bars of one standard deviation, if they have an accuracy."""
     rows = rows[rows[f"{measure}_mean"].notna()]
     x, y = rows[f"{cost}_mean"], rows[f"{measure}_mean"]

@@ -1,9 +1,10 @@
-"""Curves of accuracy over tasks in one panel, with coinciding curves kept visible, or as differences to one curve."""
+"""Figures over the stream: accuracy after each task and round (coinciding curves stay visible), and matrices."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from fcl_bench.errors import UserError, choices
-from fcl_bench.results.figures.canvas import Drawing, caption, share
-from fcl_bench.results.figures.selection import Panel
-from fcl_bench.results.figures.style import Look
-from fcl_bench.results.summarise import setting, signature
+from fcl_bench.execution.pictures import matrix_panel
+from fcl_bench.results.figures.canvas import Drawing, canvas, caption, drawing, share, title
+from fcl_bench.results.figures.costs import log_costs
+from fcl_bench.results.figures.selection import Look, Panel, select
+from fcl_bench.results.summarise import CEILINGS, setting, signature
 
 #: Accuracies closer than this many points look alike at any size.
 ALIKE = 0.05
@@ -124,3 +126,135 @@ def _wider(look: Look, above: int) -> Look:
     width, size = look.get("linewidth", 1.5), look.get("markersize", 6.0)
     wider = {"linewidth": width + _WIDER * above, "alpha": 0.6} if above else {}
     return {**look, **wider, **({"markersize": size + _LARGER * above} if above and "marker" in look else {})}
+
+
+_CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
+_MOST_MATRICES = 8
+
+
+def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
+    """Draw one panel per setting: mean over seeds of A_t, on all classes seen up to task t, with one deviation's band.
+
+    Args:
+        summary: the result of `summarise`.
+        folders: run id -> its folder.
+        reference: the configuration that is subtracted from all others; "" for none.
+
+    Raises:
+        UserError: see `Curves`.
+    """
+    curves = Curves(summary, folders, reference)
+    shown = select(curves.rows)
+    figure = drawing(shown, curves.about, [partial(curves.draw, shown.looks)], _CURVE_COLUMNS)
+    curves.finish(figure, figure.axes)
+    return figure
+
+
+def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
+    """Draw one heat map per configuration of the setting with the most: mean over seeds of a[t, tau] in percent.
+
+    Args:
+        summary: the result of `summarise`, for streams of two tasks or more.
+        folders: run id -> its folder.
+    """
+    shown = select(summary, most_panels=1, most_lines=_MOST_MATRICES)
+    figure, grid = canvas(len(shown.rows), _MATRIX_COLUMNS, height=3.4)
+    what = "Accuracy (%) on the test samples of each task (column), after each task (row). Mean over seeds."
+    figure.caption = caption(what, *shown.notes)
+    means = [mean_matrix(runs, folders) for runs in shown.rows["run_ids"]]
+    low, high = min(map(np.nanmin, means)), max(map(np.nanmax, means))
+    for axes, matrix, label in zip(grid, means, shown.rows["label"], strict=True):
+        image = matrix_panel(axes, matrix, low, high)
+        title(axes, label, min(_MATRIX_COLUMNS, len(means)) + 1)
+    shrink = 0.8 if len(means) <= _MATRIX_COLUMNS else 0.5
+    figure.colorbar(image, ax=grid, label="accuracy (%)", shrink=shrink, pad=0.01)
+    return figure
+
+
+_MOST_PANELS = 4
+#: The stage of a first stage's exchanges, which tables count apart, too.
+_FIRST_STAGE = "adaptation"
+#: Column of `progress` -> the label of its axis.
+_AXES = {
+    "rounds": "rounds of exchange so far",
+    "mib": "upload of the busiest client (MiB)",
+    "seconds": "seconds: clients' mean and server",
+}
+
+
+def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
+    """Draw one row of panels per setting: accuracy on all classes so far against rounds, upload and seconds (log axes).
+
+    A run that was not tested within its tasks (`evaluate_rounds=0`), such as one of a closed-form method, has one point
+    per task; a ceiling is a line at its final accuracy. Of one line's runs, those that were tested at other rounds than
+    the first are left out.
+
+    Args:
+        summary: the result of `summarise`.
+        folders: run id -> its folder.
+    """
+    shown = select(summary, most_panels=_MOST_PANELS)
+    rows = shown.rows
+    curves = {ids: _alike([progress(folders[run]) for run in ids]) for ids in map(tuple, rows["run_ids"])}
+    rivals = [run for ids in rows.loc[~rows["method"].isin(CEILINGS), "run_ids"] for run in curves[tuple(ids)]]
+    sizes = {quantity: pd.Series([size for run in rivals for size in run[quantity]], dtype=float) for quantity in _AXES}
+
+    def draw(quantity: str, axes: Axes, panel: Panel) -> None:
+        for label, method, ids in zip(*(panel.rows[key] for key in ("label", "method", "run_ids")), strict=True):
+            runs = curves[tuple(ids)]
+            accuracy = np.array([run["accuracy"].to_numpy(float) for run in runs])
+            middle = accuracy.mean(axis=0)
+            if method in CEILINGS:
+                # A ceiling has all data in one place, so its bytes and seconds are not comparable.
+                axes.axhline(middle[-1], **shown.looks[label])
+                continue
+            at = np.mean([run[quantity].to_numpy(float) for run in runs], axis=0)
+            # A dozen markers on a long curve, not one per round.
+            axes.plot(at, middle, **shown.looks[label], markevery=max(1, len(at) // 12))
+            if len(runs) > 1 and len(at) > 1:
+                spread, colour = accuracy.std(axis=0, ddof=1), shown.looks[label]["color"]
+                axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
+        log_costs(axes, sizes[quantity])
+        axes.set_xlabel(_AXES[quantity])
+        axes.set_ylabel("accuracy (%)")
+
+    about = [
+        "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
+        "The server's seconds of a task are spread evenly over its rounds.",
+        "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
+        "Line: mean over seeds; band: one standard deviation either way.",
+    ]
+    return drawing(shown, about, [partial(draw, quantity) for quantity in _AXES], height=3.4)
+
+
+def progress(folder: Path) -> pd.DataFrame:
+    """Return a run's `accuracy` at each test, with its `rounds`, `mib` and `seconds` since the method's start.
+
+    Args:
+        folder: the run's folder.
+    """
+    uploads = pd.read_csv(folder / "uploads.csv")
+    uploads = uploads[uploads["stage"] != _FIRST_STAGE]
+    tasks = pd.read_csv(folder / "tasks.csv").set_index("task")
+    rounds = uploads.groupby(["task", "round"], as_index=False).agg(seconds=("client_seconds", "mean"))
+    share = tasks["server_seconds"] / rounds.groupby("task").size()
+    rounds["seconds"] += rounds["task"].map(share)
+    sent = uploads.pivot_table(
+        index=["task", "round"], columns="client", values="up_bytes", aggfunc="sum", fill_value=0
+    )
+    rounds = rounds.assign(
+        rounds=np.arange(1, len(rounds) + 1),
+        mib=sent.cumsum().max(axis=1).to_numpy() / 2**20,
+        seconds=rounds["seconds"].cumsum(),
+    )
+    if (folder / "rounds.csv").exists():
+        tested = pd.read_csv(folder / "rounds.csv")
+    else:
+        tested = tasks["accuracy"].reset_index().assign(round=rounds.groupby("task")["round"].max().to_numpy())
+    return tested.merge(rounds, on=["task", "round"], how="left", validate="one_to_one")
+
+
+def _alike(runs: list[pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return the runs that were tested where the first was; a mean needs a value of every run."""
+    tested = [run[["task", "round"]] for run in runs]
+    return [run for run, own in zip(runs, tested, strict=True) if own.equals(tested[0])]

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import product
 from fcl_bench.linalg.spectral import Spectrum, summarise, truncated, upper_gram
 from fcl_bench.protocol.message import Message
 

@@ -9,8 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from fcl_bench.linalg.gram import add_gram, gram
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import add_gram, gram, product
 
 #: If H is computed in blocks: the largest number of bytes per block, and the smallest number of rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from fcl_bench.linalg.product import product
+from fcl_bench.linalg.gram import product
 from fcl_bench.linalg.spectral import Spectrum, summarise
 
 

@@ -115,6 +115,5 @@ class KeptAdam:
         return dict(self._moments)
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Take over what `state_dict` returned."""
         # Adam has its number of steps on the CPU.
         self._moments = {name: value.cpu() if name.endswith(".step") else value for name, value in state.items()}
