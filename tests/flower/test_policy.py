@@ -25,9 +25,9 @@ from tests.small_runs import run_in, settings_for
 
 
 def test_init_writes_the_defaults(tmp_path):
-    (tmp_path / "policy.yaml").write_text(TEMPLATE)
+    (tmp_path / "policy.yaml").write_text(TEMPLATE.read_text())
     assert Policy.read(str(tmp_path / "policy.yaml")) == Policy.read(None) == Policy()
-    assert set(yaml.safe_load(TEMPLATE)) == set(vars(Policy()))
+    assert set(yaml.safe_load(TEMPLATE.read_text())) == set(vars(Policy()))
     assert Policy.read("none") == OPEN
 
 

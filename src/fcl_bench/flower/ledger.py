@@ -57,7 +57,7 @@ class SiteLedger:
                 self._days[entry["time"][:10]] += 1
                 if (noise := entry["noise"]) is not None:
                     self._epsilon[noise["key"]] = noise["epsilon"]
-                    self._asked[noise["key"]].add(_asked(entry))
+                    self._asked[noise["key"]].add((entry["task"], entry["round"], entry["asked"]))
 
     def require_left(self, entry: dict[str, Any]) -> None:
         """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
@@ -72,7 +72,7 @@ class SiteLedger:
         if total > policy.epsilon:
             why = f"with this run epsilon is {total:g} in all: policy epsilon={policy.epsilon:g}"
             raise Refusal(SPENT, why, "no further run over these samples")
-        asked = self._asked[noise["key"]] | {_asked(entry)}
+        asked = self._asked[noise["key"]] | {(entry["task"], entry["round"], entry["asked"])}
         of_task = sum(task == entry["task"] for task, _, _ in asked)
         if of_task > noise["of_task"] or len(asked) > noise["of_run"]:
             raise Refusal(SPENT, f"the run's noise is for {noise['of_run']} uploads, and more are asked for", "no more")
@@ -88,10 +88,6 @@ class SiteLedger:
                 file.flush()
                 os.fsync(file.fileno())
             self._catch_up()
-
-
-def _asked(entry: dict[str, Any]) -> tuple[int, int, str]:
-    return entry["task"], entry["round"], entry["asked"]
 
 
 def _now() -> str:

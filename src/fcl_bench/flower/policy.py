@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,23 +28,13 @@ from fcl_bench.protocol.method import Client
 from fcl_bench.results.signing import read_key
 from fcl_bench.typed import typed_instance
 
-#: What `fcl-bench-node init` writes: the defaults of `Policy`, each with its meaning.
-TEMPLATE = """\
-# What may leave this site. The node checks every message against it before the message leaves.
-own_data: true          # true: a run uses only the file of data.path=... in this node's own command
-smallest_group: 5       # each sum, mean, second moment and model is over so many samples at least
-keep_samples: false     # whether clients may keep samples of earlier tasks on this node's disk (exemplars)
-methods: null           # null: every method whose messages obey these rules; or a list, such as [afl, fedavg]
-packages: [fcl_bench]   # installed packages whose classes a run may name
-epsilon: null           # a number: only noise=gaussian with noise.epsilon, of which all runs together have so much
-messages_per_day: 1000  # uploads that leave in a day (UTC)
-server: null            # file of the server's public key, in PEM: requests that it has not signed are refused
-"""
+#: The file that `fcl-bench-node init` copies: the defaults of `Policy`, each with its meaning.
+TEMPLATE = Path(__file__).with_name("policy.yaml")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The keys of `TEMPLATE`, which says what each means."""
+    """The keys of policy.yaml, which says what each means."""
 
     own_data: bool = True
     smallest_group: int = knob(5, least=1)
@@ -156,7 +147,6 @@ class Guarded(Client):
         return self._half.pseudo_labels(client_data)
 
     def update(self, client_data: ClientData, broadcast: Message, state: State) -> tuple[Message, State]:
-        self.fields = {}
         upload, after = self._half.update(client_data, broadcast, state)
         self.fields = described(upload, broadcast.stage, self._uploads, client_data.labels)
         self._policy.require_groups(self.fields)

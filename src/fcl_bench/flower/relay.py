@@ -99,7 +99,7 @@ class Relay:
                     f"no ServerApp of the SuperLink at {self._address} came within {_START:g} seconds; it has to run on"
                     " this machine, as this user, with fcl-bench installed"
                 ) from error
-        self._socket.settimeout(None)
+        self._socket.settimeout(5 * _START)
 
     @property
     def is_open(self) -> bool:

@@ -31,7 +31,7 @@ def init(arguments: Sequence[str]) -> int:
     path = user_path("init", arguments[0] if arguments else "policy.yaml")
     try:
         with path.open("x") as file:
-            file.write(TEMPLATE)
+            file.write(TEMPLATE.read_text())
     except FileExistsError as error:
         raise UserError(f"{path} is there already", "another name, or edit that file") from error
     print(f"{path}: edit it, then fcl-bench-node check policy={path} clients=K data.path=FILE")
