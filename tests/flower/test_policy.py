@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import getpass
+import socket
 import subprocess
 
 import numpy as np
@@ -155,3 +157,62 @@ def test_a_site_that_refuses_costs_its_own_turn_only(tmp_path, monkeypatch, capl
     assert str(tmp_path) not in str(error.value)
     assert done.record["absences"]["lost"] == 2
     assert "policy smallest_group=1000" in caplog.text
+
+
+def test_no_path_crosses_and_no_row_number(tmp_path, monkeypatch):
+    """Of three sites that reveal single samples, in both directions, errors included."""
+    divided(tmp_path)
+    link, crossed = FakeSuperLink(tmp_path / "nodes"), []
+    for client in range(3):
+        changes = {"data.path": str(tmp_path / f"site-{client}.npz")}
+        link.add_node(client, changes=changes, policy=Policy(smallest_group=1))
+    push, pull = link.push, link.pull
+    monkeypatch.setattr(link, "push", lambda *args: crossed.append(args[-1]) or push(*args))
+
+    def pulled(messages):
+        for answer in pull(messages):
+            crossed.extend(answer.blobs)
+            yield answer
+
+    monkeypatch.setattr(link, "pull", pulled)
+    given = (*GIVEN[:-1], *SITES, "method=stsa", "method.M=null", f"data.path={tmp_path / 'test.npz'}", "clients=3")
+    with reached(link, monkeypatch):
+        done = run_in(tmp_path / "there", *given)
+    words = (str(tmp_path), socket.gethostname(), getpass.getuser(), "site-", "test.npz", ".npz")
+    assert not [word for word in words for blob in crossed if word.encode() in blob]
+    # The samples that are alone in their class, by their places in the sites' files.
+    alone = []
+    for client in range(3):
+        with np.load(tmp_path / f"site-{client}.npz") as file:
+            task, column = file["task"], file["column"]
+        same = (task[:, None] == task) & (column[:, None] == column)
+        alone.append(np.flatnonzero(same.sum(axis=1) == 1).tolist())
+    replies = [deserialise(blob) for blob in crossed if deserialise(blob).kind == "reply"]
+    told = [[], [], []]
+    for reply in replies:
+        told[reply.beside["client"]] += reply.beside["revealed"]["samples"]
+    assert [len(each) for each in told] == [len(each) for each in alone]
+    assert any(told)
+    assert done.record["privacy"]["revealed_samples"] == sum(map(len, alone))
+    assert told != alone
+
+
+def test_a_second_node_with_the_same_client_is_left_out(tmp_path, monkeypatch, caplog):
+    divided(tmp_path)
+    link = FakeSuperLink(tmp_path / "nodes")
+    for client in range(3):
+        link.add_node(client, changes={"data.path": str(tmp_path / f"site-{client}.npz")}, policy=OPEN)
+
+    def join(node, kind, request):
+        if kind == "turn" and request.message.task == 0 and len(link.workers) == 3:
+            link.add_node(0, changes={"data.path": str(tmp_path / "site-1.npz")}, policy=OPEN)
+            link.add_node(2, changes={"data.path": str(tmp_path / "nowhere.npz")}, policy=OPEN)
+
+    link.before = join
+    given = (*GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
+    with reached(link, monkeypatch):
+        done = run_in(tmp_path / "there", *given)
+    assert len(link.workers) == 5
+    assert "has other data than before" in caplog.text
+    assert "a node is left out: the node of client 2: error 20" in caplog.text
+    assert done.record["absences"]["lost"] == 0

@@ -127,12 +127,12 @@ class NodeRegistry:
         if max(map(max, rows)) > MOST_SAMPLES or (np.array(info.labelled) > np.array(info.samples)).any():
             raise BadMessage(f"{info.process} counts more samples than there can be")
         self._check(info)
+        if any(self.data.get(client, info.data) != info.data for client in info.clients):
+            raise UserError(f"{info.process} has other data than before", "the data as they were, in one node")
         for client in info.clients:
             if (former := self._node_of.get(client, node)) != node:
                 log.info("%s has come back as another one", self._infos[former].process)
                 self.remove(former)
-            if self.data.get(client, info.data) != info.data:
-                raise UserError(f"{info.process} came back with other data", "the data as they were")
         self.samples[:, info.clients], self.labelled[:, info.clients] = info.samples, info.labelled
         self.data |= dict.fromkeys(info.clients, info.data)
         self._infos[node] = info

@@ -133,14 +133,11 @@ def described(upload: Message, stage: str, uploads: Uploads, labels: torch.Tenso
 
 
 class Guarded(Client):
-    """A client half whose uploads are looked at before anything else happens to them.
-
-    Attributes:
-        fields: of the last upload, as `described`.
-    """
+    """A client half whose uploads are looked at before anything else happens to them."""
 
     def __init__(self, half: Client, policy: Policy, uploads: Uploads) -> None:
         self._half, self._policy, self._uploads = half, policy, uploads
+        #: Of the last upload, as `described`.
         self.fields: dict[str, dict[str, Any]] = {}
 
     def pseudo_labels(self, client_data: ClientData) -> torch.Tensor | None:

@@ -106,8 +106,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
     if settings.noise.noisy:
         most = max(len(shards[own[0]]) for shards in holdings)
         middleware = settings.noise.middleware(settings.method, context, scalars.tasks, key, most)
-        of_models = context.release is None
-        rounds = cast(Any, settings.method).training.rounds if of_models else 1
+        rounds = 1 if context.release is not None else cast(Any, settings.method).training.rounds
         epsilon = cast(Any, settings.noise).epsilon
         key_hash = hashlib.blake2b(key, digest_size=8).hexdigest()
         noise = {"key": key_hash, "epsilon": epsilon, "of_task": rounds, "of_run": rounds * scalars.tasks}

@@ -225,19 +225,25 @@ class FlowerTransport:
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:
-        if answer.error or not answer.blobs:
+        problem = answer.error or ("" if answer.blobs else "it says nothing")
+        try:
+            if not problem:
+                received = deserialise(answer.blobs[0])
+                if received.kind == "failed":
+                    raise UserError(_failure(received), "the log of the site, which says why")
+                info = NodeInfo.read(received.beside)
+                self._registry.register(request.node, info)
+        except UserError as error:
+            if self._registry.unassigned():
+                raise
+            problem = str(error)
+        if problem:
             self._registry.remove(request.node)
             self._again[request.node] = time.monotonic() + _AGAIN
-            # If all clients have a node, this one was killed and is still counted as there.
-            level = logging.WARNING if self._registry.unassigned() else logging.DEBUG
-            text = f"a node does not say which clients it has: {answer.error}"
-            self._notices.tell(f"info {level} {answer.error}", text, level)
+            # If all clients have a node, this one was killed and is still counted as there, or it is one too many.
+            level = logging.WARNING if answer.blobs or self._registry.unassigned() else logging.DEBUG
+            self._notices.tell(f"info {level} {problem}", f"a node is left out: {problem}", level)
             return
-        received = deserialise(answer.blobs[0])
-        if received.kind == "failed":
-            raise UserError(_failure(received), "the log of the site, which says why")
-        info = NodeInfo.read(received.beside)
-        self._registry.register(request.node, info)
         # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
         # delayed, the turn is done twice.
         self._requests = {
@@ -312,5 +318,4 @@ def _failure(answer: Received) -> str:
     if not fits(answer.beside, {"clients": list[int], "code": int}):
         raise BadMessage("a node does not say whose turn has failed")
     clients, code = answer.beside["clients"], answer.beside["code"]
-    who = f"the node of client{'s' if len(clients) > 1 else ''} {', '.join(map(str, clients))}"
-    return f"{who}: error {code}: {SENTENCES.get(code, SENTENCES[INSIDE])}"
+    return f"the node of client {', '.join(map(str, clients))}: error {code}: {SENTENCES.get(code, SENTENCES[INSIDE])}"

@@ -110,8 +110,7 @@ class _Federation:
                 yield serialise("failed", clients=[turn.client], code=code)
             else:
                 self._ledger.write({**entry, "left": True, "fields": self._guard.fields, "bytes": len(blob)})
-                about = save_name(broadcast), turn.client, ", ".join(self._guard.fields), len(blob)
-                log.info("%s: client %d sends %s (%d bytes)", *about)
+                log.info("%s: client %d sends %s", save_name(broadcast), turn.client, ", ".join(self._guard.fields))
                 yield blob
 
     def _turn(self, broadcast: Message, turn: Turn) -> Reply:
