@@ -216,3 +216,20 @@ def test_a_second_node_with_the_same_client_is_left_out(tmp_path, monkeypatch, c
     assert "has other data than before" in caplog.text
     assert "a node is left out: the node of client 2: error 20" in caplog.text
     assert done.record["absences"]["lost"] == 0
+
+
+def test_a_site_s_epsilon_is_for_all_runs_together(tmp_path, monkeypatch):
+    pytest.importorskip("dp_accounting")
+    divided(tmp_path)
+    link = FakeSuperLink(tmp_path / "nodes")
+    for client in range(3):
+        changes = {"data.path": str(tmp_path / f"site-{client}.npz")}
+        link.add_node(client, changes=changes, policy=Policy(smallest_group=1, epsilon=10))
+    noise = ("method=stsa", "method.M=null", "noise=gaussian", "noise.epsilon=8", "dtype=float64")
+    given = (*GIVEN[:-1], *SITES, *noise, f"data.path={tmp_path / 'test.npz'}")
+    with reached(link, monkeypatch):
+        assert run_in(tmp_path / "a", *given).record["privacy"]["guarantee"]["against_server"]
+        # The same run again costs nothing; under another seed it would be another 8.
+        run_in(tmp_path / "b", *given)
+        with pytest.raises(UserError, match="error 14"):
+            run_in(tmp_path / "c", *given, "seed=1")
