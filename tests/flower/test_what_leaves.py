@@ -32,7 +32,8 @@ ATTEMPTS = {
     "few samples at each client, trained": (
         "method=fedavg",
         *short_run("fedavg")[1:],
-        "clients=300",
+        "clients=100",
+        "beta=0.1",
         "partition.min_size=0",
     ),
     "few samples of some classes": ("method=fedfecam", "clients=20", "beta=0.1"),
