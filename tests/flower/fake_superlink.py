@@ -12,6 +12,7 @@ import pytest
 from fcl_bench.engine.remote.replies import deserialise
 from fcl_bench.flower import connection as flower
 from fcl_bench.flower.frames import REFUSED
+from fcl_bench.flower.policy import OPEN, Policy
 from fcl_bench.flower.relay import Answer, SuperLinkLost
 from fcl_bench.flower.site import site_of
 from fcl_bench.flower.worker import Site, Worker
@@ -37,13 +38,17 @@ class FakeSuperLink:
         self._waiting: dict[str, tuple[str, bytes]] = {}
         self._count = 0
 
-    def add_node(self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None) -> str:
+    def add_node(
+        self, *own: int, make: Make | None = None, changes: dict[str, Any] | None = None, policy: Policy = OPEN
+    ) -> str:
         """A node for these clients, in place of another one with the same folder."""
         self._count += 1
         name = f"node-{self._count}"
         folder = self._folder / "-".join(map(str, own))
         known = {"out": str(folder), "cache.dir": str(folder / "cache"), **(changes or {})}
-        self.workers[name] = Worker(own, folder / "nodes", make or (lambda run: site_of(run, known, own)))
+        self.workers[name] = Worker(
+            own, folder / "nodes", make or (lambda run: site_of(run, known, own, policy)), policy
+        )
         return name
 
     # What `Relay` has.
@@ -101,7 +106,7 @@ class FakeSuperLink:
 def reached(link: FakeSuperLink, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A block in which `transport=flower` finds the link, and waits for nobody longer than it must."""
     with monkeypatch.context() as patch:
-        patch.setattr(flower, "Relay", lambda address, authority: link)
+        patch.setattr(flower, "Relay", lambda address, authority, key: link)
         patch.setattr(flower, "require_flower", lambda user: None)
         patch.setattr("fcl_bench.flower.transport._LOOK", 0.01)
         patch.setattr("fcl_bench.flower.transport._LOOK_FOR_NODES", 0.02)

@@ -63,7 +63,9 @@ def test_what_the_server_computes_does_not_count(monkeypatch, takes, absorbing, 
     seconds = {"0": 0.0, "1": takes}
     registry = NodeRegistry(2, 1, lambda clients: None)
     for node in seconds:
-        info = NodeInfo(node, "run", "version", "torch", 1, None, "cpu", [int(node)], [[5]], [[5]], {}, "data", "place")
+        info = NodeInfo(
+            node, "run", "version", "torch", 1, None, "cpu", [int(node)], [[5]], [[5]], {}, "data", "place", {}
+        )
         registry.register(node, info)
     flower = FlowerTransport(StandIn(clock, seconds), {"id": "x"}, registry, deadline=2.1)
     found = []

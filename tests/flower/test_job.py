@@ -35,7 +35,7 @@ def test_a_federation_gives_the_bits_of_one_process_though_its_server_is_killed(
     for clients in ("0", "1,2"):
         node = (sys.executable, "-m", "fcl_bench.flower.node", f"link=127.0.0.1:{port}")
         name = f"node{clients}"
-        needed[name] = started(name, *node, f"clients={clients}", f"out={tmp_path / clients}")
+        needed[name] = started(name, *node, f"clients={clients}", "policy=none", f"out={tmp_path / clients}")
     reached = ("transport=flower", f"transport.link=127.0.0.1:{port}", f"out={tmp_path / 'there'}")
     server = (sys.executable, "-m", "fcl_bench", *GIVEN, *reached)
     first = started("server", *server)

@@ -13,6 +13,7 @@ import torch
 from fcl_bench.engine.remote import process_info
 from fcl_bench.errors import UserError
 from fcl_bench.flower import site
+from fcl_bench.flower.policy import OPEN
 from tests.flower.fake_superlink import FakeSuperLink, lost_link, reached
 from tests.small_methods import short_run
 from tests.small_runs import interrupted_in, run_in
@@ -116,7 +117,7 @@ def test_a_node_looks_at_no_other_clients_rows(tmp_path, monkeypatch, here, link
 
             with monkeypatch.context() as patch:
                 patch.setattr(site, "make_plan", plan_of)
-                return site.site_of(run, {"out": str(tmp_path / "n"), "cache.enabled": False}, own)
+                return site.site_of(run, {"out": str(tmp_path / "n"), "cache.enabled": False}, own, OPEN)
 
         return make
 
@@ -254,9 +255,10 @@ def test_what_a_node_lost_of_its_clients_ends_the_run_in_one_line(tmp_path, monk
         content = saved[1].read_bytes()
         saved[1].write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         link.add_node(0, 1, 2)
-        lacks = "task-0-round-2 lacks what 1 clients stored, client 1 for one"
+        lacks = "client 1 was lost in task 1, round 0: .*error 21: it lacks a state"
         with pytest.raises(UserError, match=lacks):
             run_in(tmp_path / "there", *given)
+        assert "task-0-round-2 lacks what 1 clients stored, client 1 for one" in caplog.text
         assert "client-1 is damaged (it does not match its checksum" in caplog.text
         saved[1].unlink()
         with pytest.raises(UserError, match=lacks):
@@ -276,7 +278,7 @@ def test_nodes_that_would_give_other_results_are_refused_before_the_first_round(
             run_in(tmp_path / "b", *given)
         link.add_node(1, 2)
         link.add_node(3)
-        with pytest.raises(UserError, match=r"the node of client 3: clients=3 is not in a run of clients=3"):
+        with pytest.raises(UserError, match=r"the node of client 3: error 20"):
             run_in(tmp_path / "c", *given)
     assert not list(tmp_path.glob("[abc]/runs/*/run.json"))
 
@@ -324,5 +326,5 @@ def test_the_record_says_what_the_nodes_are(tmp_path, monkeypatch, link):
     with reached(link, monkeypatch):
         many = run_in(tmp_path / "there", *SMALL, *FLOWER, "method=afl")
     (node,) = json.loads((many.folder / "run.json").read_text())["transport"]["nodes"]
-    assert set(node) == {"clients", "fcl_bench", "torch", "threads", "device", "platform", "data"}
+    assert set(node) == {"clients", "fcl_bench", "torch", "threads", "device", "platform", "data", "software"}
     assert node["threads"] == many.record["environment"]["threads"]

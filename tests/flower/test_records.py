@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flower]')")
@@ -40,3 +42,24 @@ def test_a_record_that_is_larger_than_expected_is_refused():
     assert records.blobs(record, 1016) == [b"x" * 1000]
     with pytest.raises(ValueError, match="1016 bytes, where at most 1015 are expected"):
         records.blobs(record, 1015)
+
+
+def test_an_answer_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch):
+    """Flower waits for minutes for the rest of an answer whose node died while it sent."""
+    relay = pytest.importorskip("fcl_bench.flower.bundle.fcl_relay_server")
+    monkeypatch.setattr(relay, "_PULLS", {})
+    rest = threading.Event()
+
+    class Grid:
+        def pull_messages(self, names):
+            assert len(names) == 1
+            if names == ["dies"]:
+                assert rest.wait(60)
+            return [] if names == ["works on"] else list(names)
+
+    names = ["dies", "works on", "is there"]
+    assert list(relay._pulled(Grid(), names)) == ["is there"]
+    assert list(relay._pulled(Grid(), names[:2])) == []
+    rest.set()
+    relay._PULLS["dies"].result(60)
+    assert list(relay._pulled(Grid(), names[:2])) == ["dies"]

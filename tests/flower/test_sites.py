@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -154,23 +155,30 @@ def test_nobody_knows_what_is_right_of_guesses_at_sites(tmp_path, monkeypatch, l
         (lambda arrays: arrays.update(column=arrays["column"][1:]), "column has shape"),
     ],
 )
-def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, link, harm, told):
+def test_a_site_whose_file_does_not_fit_is_told_so(tmp_path, monkeypatch, link, caplog, harm, told):
     divided(tmp_path)
     with np.load(tmp_path / "site-2.npz") as file:
         arrays = dict(file)
     harm(arrays)
     np.savez(tmp_path / "site-2.npz", **arrays)
     add_nodes(link, tmp_path)
-    with reached(link, monkeypatch), pytest.raises(UserError, match=f"the node of client 2: .*({told})") as error:
+    with (
+        reached(link, monkeypatch),
+        pytest.raises(UserError, match="the node of client 2: error 20: its data") as error,
+    ):
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
+    # The server gets a number; the reason stays in the site's log.
     assert "\n" not in str(error.value)
+    assert str(tmp_path) not in str(error.value)
+    assert re.search(f"error 20: .*({told})", caplog.text)
 
 
-def test_a_site_cannot_change_the_result(tmp_path, monkeypatch, link):
+def test_a_site_cannot_change_the_result(tmp_path, monkeypatch, link, caplog):
     divided(tmp_path)
     add_nodes(link, tmp_path, seed=3)
-    with reached(link, monkeypatch), pytest.raises(UserError, match="a key of this node would change the result"):
+    with reached(link, monkeypatch), pytest.raises(UserError, match="error 20"):
         run_in(tmp_path / "there", *GIVEN, *SITES, f"data.path={tmp_path / 'test.npz'}")
+    assert "a key of this node would change the result" in caplog.text
 
 
 def test_sites_need_flower_and_files_that_fit(tmp_path):

@@ -10,8 +10,9 @@ import torch
 
 from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
 from fcl_bench.engine.transport import Clients
-from fcl_bench.errors import UserError
 from fcl_bench.flower.node_registry import NodeInfo
+from fcl_bench.flower.policy import OPEN
+from fcl_bench.flower.refusals import STATE_LOST
 from fcl_bench.flower.worker import Site, Turn, Worker, save_name
 from fcl_bench.protocol.fields import numbers
 from fcl_bench.protocol.message import Message
@@ -45,7 +46,7 @@ class Remembering(Method):
 
 @pytest.fixture
 def worker(tmp_path):
-    return lambda: Worker([0, 1], tmp_path, made)
+    return lambda: Worker([0, 1], tmp_path, made, OPEN)
 
 
 def made(run):
@@ -96,15 +97,15 @@ def test_a_server_that_goes_back_to_its_checkpoint_finds_what_clients_kept_then(
     assert counts(one, SECOND, (0, FIRST, FIRST)) == [1]
 
 
-def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path):
+def test_what_nobody_can_ask_for_is_forgotten(worker, tmp_path, caplog):
     one = worker()
     counts(one, FIRST, (0, None, None))
     counts(one, SECOND, (0, FIRST, None))
     counts(one, THIRD, (0, SECOND, SECOND))
     assert sorted(path.parent.name for path in tmp_path.glob("*/*/client-0")) == [SECOND, THIRD]
     (answer,) = counts_of_an_old_state(one)
-    with pytest.raises(UserError, match="task-0-round-0 lacks what 1 clients stored, client 0 for one"):
-        deserialise(answer)
+    assert deserialise(answer).beside == {"clients": [0], "code": STATE_LOST}
+    assert "task-0-round-0 lacks what 1 clients stored, client 0 for one" in caplog.text
     one.answer(serialise("delete", run=RUN))
     assert not list(tmp_path.rglob("state.json"))
 

@@ -146,7 +146,7 @@ def test_the_teacher_is_the_model_with_which_the_last_task_ended():
     federation = federation_of(Taughtful(), tiny_context(), tasks())
     ends = []
     federation.run(lambda done: ends.append(model_of(done)))
-    client = federation.transport._node._client
+    client = federation.transport._node.client
     assert client.teachers[0] is None
     for task in (1, 2):
         teacher = client.teachers[task]
@@ -179,7 +179,7 @@ def test_a_teacher_survives_an_interruption_within_its_task():
 
 def test_a_frozen_copy_stays_what_it_was_and_has_the_heads_of_its_values():
     federation = learnt(FedAvg(training(), loss_classes="seen"))
-    client = federation.transport._node._client
+    client = federation.transport._node.client
     now = {name: value.clone() for name, value in client.network.state().items()}
     earlier = {name: value + 1 for name, value in now.items() if not name.startswith("heads.2")}
     copied, old = client.frozen_copy(), client.frozen_copy(earlier)

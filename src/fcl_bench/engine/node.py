@@ -137,7 +137,7 @@ class Node:
         truth: Truth | None = None,
     ) -> None:
         self.data = data
-        self._client = client
+        self.client = client
         self._context = context
         self._middleware = middleware
         self._uploads = uploads
@@ -162,7 +162,7 @@ class Node:
         # A broadcast is the same for all clients.
         received = self._middleware.receive(broadcast, shards[0].client)
         states = [self.keeps(client_data.client) for client_data in shards]
-        return self._client.train_batched(shards, received, states)
+        return self.client.train_batched(shards, received, states)
 
     def turn(self, client: int, broadcast: Message, client_data: ClientData | None = None) -> Reply:
         """One client's turn in the broadcast's task and round. Only the client's state remains here afterwards."""
@@ -172,12 +172,12 @@ class Node:
         watch = Stopwatch(self._context.device)
         with watch.running():
             received = self._middleware.receive(broadcast, client)
-            guesses = self._client.pseudo_labels(client_data)
+            guesses = self.client.pseudo_labels(client_data)
             if guesses is not None:
                 client_data = client_data.with_pseudo_labels(guesses)
             made, state = turn_of(
-                self._client,
-                self._client.update(client_data, received, state),
+                self.client,
+                self.client.update(client_data, received, state),
                 self._uploads,
                 received.stage,
                 len(client_data.labels),
@@ -187,7 +187,7 @@ class Node:
             except FloatingPointError as error:
                 raise UserError(
                     f"client {client}, task {task}, round {round_} ({received.stage}): {error}",
-                    f"finite numbers from {type(self._client).__name__}.update",
+                    f"finite numbers from {type(self.client).__name__}.update",
                 ) from error
         alone, grouped = self._leakage(made, received.stage, client_data, guesses)
         # Copies: what a client keeps of the network that all clients share would change with the next training.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.transport import Clients, Connection, PartialRounds, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.files import json_hash, user_path
-from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
+from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry, require_same_software
 from fcl_bench.flower.relay import Relay, SuperLinkLost, require_flower
 from fcl_bench.flower.transport import FlowerTransport
+from fcl_bench.results.signing import read_key
 
 #: Seconds that a round waits for its replies where nothing else is said.
 _DEADLINE = 600.0
@@ -29,10 +31,11 @@ class NodesConnection(Connection):
     Args:
         relay: to the SuperLink, not open yet: a run that is complete needs none.
         deadline: seconds that a round waits for its replies.
+        other_software: whether nodes may run other code than this process.
     """
 
-    def __init__(self, relay: Relay, deadline: float) -> None:
-        self._relay, self._deadline = relay, deadline
+    def __init__(self, relay: Relay, deadline: float, other_software: bool) -> None:
+        self._relay, self._deadline, self._other_software = relay, deadline, other_software
         self._infos: list[NodeInfo] = []
         self._transport: FlowerTransport | None = None
 
@@ -56,7 +59,7 @@ class NodesConnection(Connection):
                 "transport.link=HOST:PORT of a flower-superlink that runs on this machine (docs/how-to/federation.md)"
             )
             raise UserError(str(lost), remedy) from lost
-        run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": dict(clients.config)}
+        run: dict[str, Any] = {"id": clients.run, "stage": clients.stage, "config": without_paths(clients)}
         here = ProcessInfo.here("the server", clients.run, clients.context, clients.prepared)
         if clients.elsewhere:
             run |= {
@@ -67,6 +70,8 @@ class NodesConnection(Connection):
 
         def check(info: NodeInfo) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
+            if not self._other_software:
+                require_same_software(info)
             if clients.elsewhere:
                 info = replace(info, threads=here.threads, preparing=here.preparing, device=here.device)
             require_alike(here, [info])
@@ -84,6 +89,17 @@ class NodesConnection(Connection):
             self._transport.delete_states()
 
 
+def without_paths(clients: Clients) -> dict[str, Any]:
+    """The configuration for the nodes: without where this process writes, and, of sites, where its data are."""
+    config = copy.deepcopy(dict(clients.config))
+    config["out"] = "outputs"
+    config["cache"]["dir"] = "cache"
+    config["transport"] |= {"link": "localhost:8000", "ca": None, "key": None}
+    if clients.elsewhere:
+        config["data"]["path"] = "data.path"
+    return config
+
+
 @dataclass
 class OverFlower(PartialRounds):
     """Clients on nodes of a Flower federation.
@@ -91,6 +107,8 @@ class OverFlower(PartialRounds):
     Args:
         link: host:port of the SuperLink, which runs on this machine.
         ca: file of the authority that signed the SuperLink's certificate; None: without TLS.
+        key: file of the private key with which requests are signed; None: they are not.
+        other_software: whether nodes may run other code, or other versions of packages, than the server.
     """
 
     name: ClassVar[str] = "flower"
@@ -100,6 +118,8 @@ class OverFlower(PartialRounds):
         "localhost:8000", filled=True, words="host:port of a SuperLink, such as localhost:8000", identity=False
     )
     ca: str | None = knob(None, identity=False)
+    key: str | None = knob(None, identity=False)
+    other_software: bool = knob(False, identity=False)
 
     @contextmanager
     def connect(self) -> Iterator[NodesConnection]:
@@ -107,5 +127,6 @@ class OverFlower(PartialRounds):
         authority = None if self.ca is None else user_path("transport.ca", self.ca)
         if authority is not None and not authority.is_file():
             raise UserError(f"transport.ca={self.ca} is no file", "the certificate of the authority, in PEM")
-        with closing(Relay(self.link, authority)) as relay:
-            yield NodesConnection(relay, _DEADLINE if self.deadline is None else self.deadline)
+        key = None if self.key is None else read_key("transport.key", self.key, "private")
+        with closing(Relay(self.link, authority, key)) as relay:
+            yield NodesConnection(relay, self.deadline or _DEADLINE, self.other_software)

@@ -27,12 +27,16 @@ from fcl_bench.files import user_path, writable
 log = logging.getLogger("fcl_bench.flower.node")
 
 USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/how-to/federation.md)
+fcl-bench-node init [FILE]     write a policy (policy.yaml) that lets out sums over 5 samples or more, and no sample
+fcl-bench-node check KEY=...   try the policy, the data, the keys and the SuperLink before joining
+fcl-bench-node audit [out=...] check the ledger of all that left this node, and sum it up
 
   link=HOST:PORT   the SuperLink (localhost:8000)
   clients=K        of this node, from 0: 3, or 0,3,6
   out=FOLDER       clients' states between their turns, and the cache (outputs)
   ca=FILE          the authority that signed the SuperLink's certificate, in PEM; left out: without TLS
   key=FILE         this node's private key, where the SuperLink knows its nodes by keys
+  policy=FILE      what may leave this site; left out: what init writes; none: everything, for data that are public
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
 """
 #: Pauses in seconds before a process that has ended is started again; they grow with each failure in a row.
@@ -52,6 +56,7 @@ class NodeArguments:
     ca: str | None = None
     key: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
+    policy: str | None = None
 
 
 def main() -> int:
@@ -69,14 +74,18 @@ def _work() -> int:
     from fcl_bench.flower.relay import require_flower
     from fcl_bench.tracking.console import log_to_terminal
 
-    log_to_terminal("fcl-bench-node")
-    node = parsed(arguments)
     require_flower("fcl-bench-node")
-    for name in ("ca", "key"):
-        file = getattr(node, name)
-        if file is not None and not user_path(name, file).is_file():
-            raise UserError(f"{name}={file} is no file", f"{name}=FILE")
-    return _node(node, arguments)
+    from fcl_bench.flower import site_commands
+
+    if arguments[:1] == ["init"]:
+        return site_commands.init(arguments[1:])
+    if arguments[:1] == ["audit"]:
+        return site_commands.audit(parsed(["clients=0", *arguments[1:]]).out)
+    log_to_terminal("fcl-bench-node")
+    checks = arguments[:1] == ["check"]
+    node = parsed(arguments[checks:])
+    site_commands.require_files(node)
+    return site_commands.check(node) if checks else _node(node, arguments)
 
 
 def parsed(arguments: Sequence[str]) -> NodeArguments:
@@ -89,7 +98,7 @@ def parsed(arguments: Sequence[str]) -> NodeArguments:
         key, equals, value = argument.partition("=")
         if not equals or not re.fullmatch(r"[\w.]+", key):
             raise UserError(f"{argument} is no KEY=VALUE", "fcl-bench-node --help lists the keys")
-        if key in ("clients", "link", "out", "ca", "key"):
+        if key in ("clients", "link", "out", "ca", "key", "policy"):
             found[key] = value
         else:
             try:
@@ -229,6 +238,7 @@ def _free_port() -> int:
 def _work_for_good(path: Path, node: NodeArguments) -> int:
     """Work as the worker, which answers the messages that the ClientApp forwards."""
     from fcl_bench.flower.frames import listener
+    from fcl_bench.flower.policy import Policy
     from fcl_bench.flower.site import site_of
     from fcl_bench.flower.worker import Worker
     from fcl_bench.tracking.console import log_to_terminal
@@ -236,7 +246,8 @@ def _work_for_good(path: Path, node: NodeArguments) -> int:
     log_to_terminal("fcl-bench-node")
     out = user_path("out", node.out)
     changes = {"out": node.out, "cache.dir": str(out / "cache"), **node.changes}
-    worker = Worker(node.clients, out / "nodes", lambda run: site_of(run, changes, node.clients))
+    policy = Policy.read(node.policy)
+    worker = Worker(node.clients, out / "nodes", lambda run: site_of(run, changes, node.clients, policy), policy)
     with listener(path) as line:
         worker.serve(line)
     return DONE

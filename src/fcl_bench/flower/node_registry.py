@@ -6,16 +6,21 @@ import logging
 import platform
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+import fcl_bench
 from fcl_bench.engine.blob import BadMessage
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.remote.process_info import ProcessInfo
 from fcl_bench.engine.transport import Clients
 from fcl_bench.engine.validation import MOST_SAMPLES
 from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,7 @@ class NodeInfo(ProcessInfo):
         samples, labelled: [task][client of `clients`], counts.
         raw: what a sample would cost as it is; None: nobody says.
         data, platform: hash of its data, and what it runs on.
+        software: see `software`.
     """
 
     clients: list[int]
@@ -37,6 +43,7 @@ class NodeInfo(ProcessInfo):
     raw: RawSamples
     data: str
     platform: str
+    software: dict[str, str]
 
     @classmethod
     def of(cls, process: str, clients: Clients, own: list[int], raw: RawSamples, data: str) -> NodeInfo:
@@ -52,7 +59,8 @@ class NodeInfo(ProcessInfo):
             labelled=[labelled[own].tolist() for _, labelled in counts],
             raw=raw,
             data=data,
-            platform=platform.platform(),
+            platform=f"{platform.system()} {platform.machine()}",
+            software=software(),
         )
 
     def record_entry(self) -> dict[str, Any]:
@@ -62,7 +70,28 @@ class NodeInfo(ProcessInfo):
             "device": self.device,
             "platform": self.platform,
             "data": self.data,
+            "software": self.software,
         }
+
+
+@cache
+def software() -> dict[str, str]:
+    """A hash of all modules of fcl_bench as they are on the disk, and the versions of packages that decide numbers."""
+    digest, folder = content_hash(), Path(fcl_bench.__file__).parent
+    for file in sorted(folder.rglob("*.py")):
+        digest.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes() + b"\0")
+    names = ("numpy", "scipy", "torchvision", "timm", "dp-accounting")
+    versions = {name: [*metadata.distributions(name=name)] for name in names}
+    installed = {name: own[0].version for name, own in versions.items() if own}
+    return {"code": digest.hexdigest()[:16], **installed}
+
+
+def require_same_software(info: NodeInfo) -> None:
+    """Raise a `UserError` if a node computes with other software than this process."""
+    for name in software() | info.software:
+        if (there := info.software.get(name)) != (here := software().get(name)):
+            remedy = "the same checkout and packages everywhere, or transport.other_software=true"
+            raise UserError(f"{info.process} has {name} {there}, the server {here}", remedy)
 
 
 class NodeRegistry:
@@ -98,12 +127,12 @@ class NodeRegistry:
         if max(map(max, rows)) > MOST_SAMPLES or (np.array(info.labelled) > np.array(info.samples)).any():
             raise BadMessage(f"{info.process} counts more samples than there can be")
         self._check(info)
+        if any(self.data.get(client, info.data) != info.data for client in info.clients):
+            raise UserError(f"{info.process} has other data than before", "the data as they were, in one node")
         for client in info.clients:
             if (former := self._node_of.get(client, node)) != node:
                 log.info("%s has come back as another one", self._infos[former].process)
                 self.remove(former)
-            if self.data.get(client, info.data) != info.data:
-                raise UserError(f"{info.process} came back with other data", "the data as they were")
         self.samples[:, info.clients], self.labelled[:, info.clients] = info.samples, info.labelled
         self.data |= dict.fromkeys(info.clients, info.data)
         self._infos[node] = info

@@ -18,6 +18,7 @@ from typing import Any
 
 from fcl_bench.errors import UserError, first_line, installing
 from fcl_bench.flower import frames
+from fcl_bench.flower.signing import signed
 
 _BUNDLE = Path(__file__).parent / "bundle"
 #: Seconds until a ServerApp that was asked for has come: Flower starts a process and installs two files.
@@ -70,10 +71,11 @@ class Relay:
     Args:
         address: host:port of the SuperLink, on this machine.
         authority: file of the certificate authority that signed the SuperLink's certificate; None: no TLS.
+        key: with which requests are signed; None: they are not.
     """
 
-    def __init__(self, address: str, authority: Path | None = None) -> None:
-        self._address, self._authority = address, authority
+    def __init__(self, address: str, authority: Path | None = None, key: Any = None) -> None:
+        self._address, self._authority, self._key = address, authority, key
         # A Unix socket's path has room for a hundred letters, which a run's folder may exceed.
         self._folder = Path(tempfile.mkdtemp(prefix="fcl-bench-"))
         self._socket: socket.socket | None = None
@@ -97,7 +99,7 @@ class Relay:
                     f"no ServerApp of the SuperLink at {self._address} came within {_START:g} seconds; it has to run on"
                     " this machine, as this user, with fcl-bench installed"
                 ) from error
-        self._socket.settimeout(None)
+        self._socket.settimeout(5 * _START)
 
     @property
     def is_open(self) -> bool:
@@ -143,7 +145,7 @@ class Relay:
             seconds: after which neither the request nor its answer is of use.
             request: for the node's worker.
         """
-        found = self._call({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
+        found = self._call({"do": "push", "node": node, "ttl": seconds}, [signed(request, self._key)]).header["message"]
         return None if found is None else str(found)
 
     def pull(self, messages: Mapping[str, int]) -> Iterator[Answer]:

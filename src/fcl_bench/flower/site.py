@@ -28,24 +28,29 @@ from fcl_bench.execution.inputs import cache_folder, images_of, require_range
 from fcl_bench.execution.options import clients_of
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, replacing, user_path, writable
+from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.worker import Site
 from fcl_bench.options.noise.secret import KEY
 
 log = logging.getLogger(__name__)
 
 
-def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int]) -> Site:
+def site_of(run: Mapping[str, Any], changes: Mapping[str, Any], own: Sequence[int], policy: Policy) -> Site:
     """The site of some clients.
 
     Args:
         run: what the server says of it: its resolved configuration under `config`.
         changes: keys that differ at this node, such as `data.path`, by their dotted names.
         own: the node's clients.
+        policy: what the run may do here.
 
     Raises:
-        UserError: the configuration, or the data here, can't work.
+        UserError: the configuration, or the data here, can't work, or the policy forbids the run.
     """
-    settings = load_settings(OmegaConf.create(changed(run["config"], changes)))
+    config = changed(run["config"], changes)
+    policy.require_classes(config)
+    settings = load_settings(OmegaConf.create(config))
+    policy.require_run(settings, changes)
     if isinstance(settings.data, SiteFile):
         return _own_site(settings, settings.data, run, own)
     plan = make_plan(settings)
@@ -95,17 +100,25 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         )
         for task in range(scalars.tasks)
     ]
-    noise: Sequence[Middleware] = ()
-    fingerprint = held.fingerprint
+    middleware: Sequence[Middleware] = ()
+    noise, secret = None, _secret(settings)
+    key = _key(secret, settings, run)
     if settings.noise.noisy:
-        secret, most = _secret(settings), max(len(shards[own[0]]) for shards in holdings)
-        noise = settings.noise.middleware(settings.method, context, scalars.tasks, _key(secret, settings, run), most)
-        # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
-        fingerprint = hashlib.blake2b(fingerprint.encode(), digest_size=16, key=secret).hexdigest()
+        most = max(len(shards[own[0]]) for shards in holdings)
+        middleware = settings.noise.middleware(settings.method, context, scalars.tasks, key, most)
+        rounds = 1 if context.release is not None else cast(Any, settings.method).training.rounds
+        epsilon = cast(Any, settings.noise).epsilon
+        key_hash = hashlib.blake2b(key, digest_size=8).hexdigest()
+        noise = {"key": key_hash, "epsilon": epsilon, "of_task": rounds, "of_run": rounds * scalars.tasks}
+    # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
+    fingerprint = hashlib.blake2b(held.fingerprint.encode(), digest_size=16, key=secret).hexdigest()
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}
-    clients = Clients(settings.method, context, holdings, held.column, held.labelled, noise, **about)
+    clients = Clients(settings.method, context, holdings, held.column, held.labelled, middleware, **about)
     rows = clients.rows(own)
-    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint)
+    # The order of the file would tell where in it a revealed sample stands.
+    numbers = np.zeros(len(inputs), dtype=np.int64)
+    numbers[rows] = np.random.default_rng(int.from_bytes(key, "little")).permutation(len(rows))
+    return Site(clients, inputs[torch.from_numpy(rows)], fingerprint, noise, numbers)
 
 
 def _secret(settings: Settings) -> bytes:

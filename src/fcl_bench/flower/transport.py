@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage, fits
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.remote.replies import deserialise, deserialise_reply, serialise
+from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
+from fcl_bench.flower.refusals import INSIDE, SENTENCES
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
 from fcl_bench.protocol.message import Message
@@ -224,16 +225,25 @@ class FlowerTransport:
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:
-        if answer.error or not answer.blobs:
+        problem = answer.error or ("" if answer.blobs else "it says nothing")
+        try:
+            if not problem:
+                received = deserialise(answer.blobs[0])
+                if received.kind == "failed":
+                    raise UserError(_failure(received), "the log of the site, which says why")
+                info = NodeInfo.read(received.beside)
+                self._registry.register(request.node, info)
+        except UserError as error:
+            if self._registry.unassigned():
+                raise
+            problem = str(error)
+        if problem:
             self._registry.remove(request.node)
             self._again[request.node] = time.monotonic() + _AGAIN
-            # If all clients have a node, this one was killed and is still counted as there.
-            level = logging.WARNING if self._registry.unassigned() else logging.DEBUG
-            text = f"a node does not say which clients it has: {answer.error}"
-            self._notices.tell(f"info {level} {answer.error}", text, level)
+            # If all clients have a node, this one was killed and is still counted as there, or it is one too many.
+            level = logging.WARNING if answer.blobs or self._registry.unassigned() else logging.DEBUG
+            self._notices.tell(f"info {level} {problem}", f"a node is left out: {problem}", level)
             return
-        info = NodeInfo.read(deserialise(answer.blobs[0]).beside)
-        self._registry.register(request.node, info)
         # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
         # delayed, the turn is done twice.
         self._requests = {
@@ -252,7 +262,15 @@ class FlowerTransport:
             return
         for blob in answer.blobs:
             try:
-                reply = deserialise_reply(deserialise(blob))
+                received = deserialise(blob)
+                if received.kind == "failed":
+                    # What a node refuses now it refuses however often it is asked.
+                    reason = _failure(received)
+                    lost = current.waiting & request.clients & set(received.beside["clients"])
+                    current.waiting -= lost
+                    current.reasons |= dict.fromkeys(lost, reason)
+                    continue
+                reply = deserialise_reply(received)
             except BadMessage as bad:
                 clients = ", ".join(map(str, sorted(request.clients)))
                 raise UserError(f"the node of clients {clients}: {bad.what}", bad.remedy) from bad
@@ -293,3 +311,11 @@ class FlowerTransport:
                 time.sleep(_LOOK)
         except SuperLinkLost as lost:
             log.warning("the nodes could not be told that the run is complete: %s", lost)
+
+
+def _failure(answer: Received) -> str:
+    """What a node's number says, in one line."""
+    if not fits(answer.beside, {"clients": list[int], "code": int}):
+        raise BadMessage("a node does not say whose turn has failed")
+    clients, code = answer.beside["clients"], answer.beside["code"]
+    return f"the node of client {', '.join(map(str, clients))}: error {code}: {SENTENCES.get(code, SENTENCES[INSIDE])}"

@@ -6,21 +6,29 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
+from fcl_bench.engine.blob import packed
 from fcl_bench.engine.checkpoint import ClientStore
-from fcl_bench.engine.remote.host import answered
-from fcl_bench.engine.remote.replies import Received, on_device, serialise, serialise_reply
+from fcl_bench.engine.exchange import Reply
+from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
-from fcl_bench.errors import UserError
-from fcl_bench.flower import frames
+from fcl_bench.errors import UserError, printable
+from fcl_bench.files import content_hash
+from fcl_bench.flower import frames, signing
+from fcl_bench.flower.ledger import LEDGER, SiteLedger
 from fcl_bench.flower.node_registry import NodeInfo
+from fcl_bench.flower.policy import Guarded, Policy
+from fcl_bench.flower.refusals import DOES_NOT_FIT, INSIDE, STATE_LOST, TURN_FAILED, Refusal, refusing
+from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 
 log = logging.getLogger(__name__)
@@ -58,48 +66,74 @@ class Site(NamedTuple):
         clients: of the whole federation.
         inputs: the samples of the node's own clients, as `Clients.node` takes them.
         data: hash of the node's data.
+        noise: that only this site knows: `key`, a hash that no other has; `epsilon` of all uploads of the run, None: no
+            server ordered one; `of_task`, `of_run`: for how many uploads it is. None: there is none.
+        numbers: (n,) the number that the server gets for each sample of the file, should it be revealed; None: the
+            samples are those of a data set that the server has, too.
     """
 
     clients: Clients
     inputs: torch.Tensor
     data: str
+    noise: dict[str, Any] | None = None
+    numbers: np.ndarray | None = None
 
 
 class _Federation:
     """The clients of this node in one run."""
 
-    def __init__(self, name: str, run: dict[str, Any], site: Site, own: list[int], folder: Path) -> None:
-        self.run = run
+    def __init__(self, run: dict[str, Any], site: Site, own: list[int], folder: Path, ledger: SiteLedger) -> None:
+        self.run, self.site, self._ledger = run, site, ledger
+        self.about = {"run": run["id"], "method": site.clients.method.name}
         self.node = site.clients.node(site.inputs, own)
-        self.info = NodeInfo.of(name, site.clients, own, self.node.data.raw, site.data)
-        self._device = site.clients.context.device
-        #: Whether uploads have a site's own noise, so that replies do not say which samples they would tell without it.
-        self._private = site.clients.elsewhere and bool(site.clients.middleware)
+        uploads = Uploads.of(site.clients.method, site.clients.context)
+        self._guard = self.node.client = Guarded(self.node.client, ledger.policy, uploads)
         self._stores = {client: ClientStore(folder, run["id"], f"client-{client}") for client in own}
         #: Per client, the save whose state is in memory.
         self._current: dict[int, str | None] = {}
 
     def turns(self, broadcast: Message, turns: Sequence[Turn]) -> Iterator[bytes]:
-        """Do turns; yields the reply of each."""
-        node, name = self.node, save_name(broadcast)
-        broadcast = on_device(broadcast, self._device)
-        for client, state, checkpoint in turns:
-            store = self._stores[client]
-            node.commit()
-            if client not in self._current or self._current[client] != state:
+        """Do turns; yields the reply of each, or the number of the reason why there is none."""
+        asked = content_hash(packed(broadcast)).hexdigest()[:16]
+        of_round = {"task": broadcast.task, "round": broadcast.round, "stage": broadcast.stage, "asked": asked}
+        broadcast = on_device(broadcast, self.site.clients.context.device)
+        for turn in turns:
+            entry = {"kind": "turn", **self.about, "client": turn.client, **of_round, "noise": self.site.noise}
+            self._guard.fields = {}
+            try:
+                with refusing(TURN_FAILED):
+                    self._ledger.require_left(entry)
+                    blob = serialise_reply(self._turn(broadcast, turn))
+            except Exception as error:
+                code = reported(error)
+                self._ledger.write({**entry, "left": False, "code": code, "fields": self._guard.fields})
+                yield serialise("failed", clients=[turn.client], code=code)
+            else:
+                self._ledger.write({**entry, "left": True, "fields": self._guard.fields, "bytes": len(blob)})
+                log.info("%s: client %d sends %s", save_name(broadcast), turn.client, ", ".join(self._guard.fields))
+                yield blob
+
+    def _turn(self, broadcast: Message, turn: Turn) -> Reply:
+        client, state, checkpoint = turn
+        node, name, store = self.node, save_name(broadcast), self._stores[client]
+        node.commit()
+        if client not in self._current or self._current[client] != state:
+            with refusing(STATE_LOST):
                 saved = {} if state is None else store.restore(state, [client])
-                node.resume(client, {key.partition(".")[2]: value for key, value in saved.items()})
-            # From here on memory has no turn's state, should this one fail.
-            self._current.pop(client, None)
-            store.prune((state, checkpoint))
-            with node.computing():
-                reply = node.turn(client, broadcast)
-            reply = dataclasses.replace(reply, revealed=None) if self._private else reply
-            if after := node.keeps(client):
-                store.save(name, [client], {f"{client}.{key}": value for key, value in after.items()})
-            self._current[client] = name if after else None
-            log.info("%s: client %d took %.1f s", name, client, reply.seconds)
-            yield serialise_reply(reply)
+            node.resume(client, {key.partition(".")[2]: value for key, value in saved.items()})
+        # From here on memory has no turn's state, should this one fail.
+        self._current.pop(client, None)
+        store.prune((state, checkpoint))
+        with node.computing():
+            reply = node.turn(client, broadcast)
+        if (alone := reply.revealed) is not None and (numbers := self.site.numbers) is not None:
+            # With noise of its own, not even how many there would be without it.
+            alone = None if self.site.noise else dataclasses.replace(alone, samples=numbers[alone.samples])
+            reply = dataclasses.replace(reply, revealed=alone)
+        if after := node.keeps(client):
+            store.save(name, [client], {f"{client}.{key}": value for key, value in after.items()})
+        self._current[client] = name if after else None
+        return reply
 
     def delete_states(self) -> None:
         for store in self._stores.values():
@@ -111,14 +145,18 @@ class Worker:
 
     Args:
         own: the clients of the node.
-        folder: where their states are saved, one folder for each run.
+        folder: where their states are saved, one folder for each run, and the ledger.
         make: the site of a run, from what the server sends about it.
+        policy: what may leave.
     """
 
-    def __init__(self, own: Sequence[int], folder: Path, make: Callable[[dict[str, Any]], Site]) -> None:
+    def __init__(
+        self, own: Sequence[int], folder: Path, make: Callable[[dict[str, Any]], Site], policy: Policy
+    ) -> None:
         self._own = sorted(own)
         self._name = f"the node of client{'s' if len(own) > 1 else ''} {', '.join(map(str, self._own))}"
         self._folder, self._make = folder, make
+        self._ledger = SiteLedger(folder / LEDGER, policy)
         self._federation: _Federation | None = None
 
     def serve(self, listener: socket.socket) -> None:
@@ -132,17 +170,27 @@ class Worker:
                     frames.send(line, {}, self.answer(request.blobs[0]))
 
     def answer(self, request: bytes) -> list[bytes]:
-        """The answers to a request, errors included."""
-        return list(answered(request, self._answers))
+        """The answers to a request: of what went wrong, the number."""
+        about = {"kind": "request", "run": "unknown", "method": "unknown"}
+        try:
+            received = deserialise(signing.opened(request, self._ledger.policy.server_key))
+            about |= {"kind": received.kind, "run": str(received.beside["run"]["id"])}
+            return list(self._answers(received))
+        except Exception as error:
+            code = reported(error)
+            self._ledger.write({**about, "left": False, "code": code})
+            return [serialise("failed", clients=self._own, code=code)]
 
     def _answers(self, request: Received) -> Iterator[bytes]:
         about = request.beside
-        try:
+        with refusing(DOES_NOT_FIT):
             federation = self._of_run(about["run"])
-        except UserError as error:
-            raise UserError(f"{self._name}: {error.what}", error.remedy) from error
         if request.kind == "info":
-            yield serialise("info", **dataclasses.asdict(federation.info))
+            clients, raw = federation.site.clients, federation.node.data.raw
+            info = NodeInfo.of(self._name, clients, self._own, raw, federation.site.data)
+            blob = serialise("info", **dataclasses.asdict(info))
+            self._ledger.write({"kind": "info", **federation.about, "left": True, "bytes": len(blob)})
+            yield blob
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])
@@ -155,10 +203,19 @@ class Worker:
     def _of_run(self, run: dict[str, Any]) -> _Federation:
         if self._federation is None or self._federation.run != run:
             self._federation = None  # with the last run's data, before the next one's come
-            folder = self._folder / f"{run['id']}-{run['stage']}"
-            self._federation = _Federation(self._name, run, self._make(run), self._own, folder)
+            folder = f"{run['id']}-{run['stage']}"
+            if not re.fullmatch(r"[\w-]{1,80}", folder, re.ASCII):  # no path that leads elsewhere
+                raise UserError(f"{folder!r} is no name of a run", "a run of fcl-bench")
+            self._federation = _Federation(run, self._make(run), self._own, self._folder / folder, self._ledger)
             log.info("run %s: clients %s are ready", run["id"], ", ".join(map(str, self._own)))
         return self._federation
+
+
+def reported(error: Exception) -> int:
+    """The number of an error, for the server; the error itself goes to this node's log."""
+    code = error.code if isinstance(error, Refusal) else DOES_NOT_FIT if isinstance(error, UserError) else INSIDE
+    log.error("error %d: %s", code, printable(str(error)), exc_info=None if isinstance(error, UserError) else error)
+    return code
 
 
 @contextlib.contextmanager

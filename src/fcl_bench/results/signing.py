@@ -30,7 +30,7 @@ def sign(folder: Path, key: str) -> str:
     _, trouble = RunFolder(folder).checked()
     if trouble:
         raise UserError(f"run folder {folder}{trouble}", "a complete run, as fcl-bench wrote it")
-    private = _key("--key", key, "private")
+    private = read_key("--key", key, "private")
     public = _text(private.public_key())
     signature = base64.b64encode(private.sign(_PURPOSE + (folder / "run.json").read_bytes())).decode()
     with replacing(folder / SIGNATURE) as temporary:
@@ -59,7 +59,7 @@ def signer(folder: Path) -> str | None:
 
 def public_key(given: str) -> str:
     """Return a public key in base64, given like that or as a PEM file. Raises a `UserError` for a file without one."""
-    return _text(_key("--signer", given, "public")) if user_path("--signer", given).is_file() else given
+    return _text(read_key("--signer", given, "public")) if user_path("--signer", given).is_file() else given
 
 
 def _cryptography() -> tuple[Any, Any, type[Exception]]:
@@ -76,7 +76,7 @@ def _text(public: Any) -> str:
     return base64.b64encode(public.public_bytes_raw()).decode()
 
 
-def _key(option: str, given: str, kind: str) -> Any:
+def read_key(option: str, given: str, kind: str) -> Any:
     """Return the "private" or "public" key in a PEM file."""
     ed25519, pem, _ = _cryptography()
     loads = {"private": partial(pem.load_pem_private_key, password=None), "public": pem.load_pem_public_key}

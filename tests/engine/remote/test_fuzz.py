@@ -34,7 +34,7 @@ from fcl_bench.protocol.message import Message
 
 MESSAGE = Message({"G": torch.eye(3).double(), "n": torch.tensor([1, 2])}, "statistics", 3, task=1, round=2)
 REPLY = serialise_reply(Reply(1, MESSAGE, 0.5, None, {"model": 8}, 0, Leakage(1, 0, np.array([4]))))
-INFO = NodeInfo("a node", "run", "1", "2", 1, None, "cpu", [0, 2], [[1, 2], [3, 4]], [[1, 2], [0, 4]], {}, "data", "x")
+INFO = NodeInfo("a", "run", "1", "2", 1, None, "cpu", [0, 2], [[1, 2], [3, 4]], [[1, 2], [0, 4]], {}, "data", "x", {})
 INFO = asdict(INFO) | {"raw": asdict(RawSamples("features", 8)), "package": __import__("fcl_bench").__version__}
 
 texts = st.text("aG.$\n\x1b\u202e\ud800", max_size=8)

@@ -293,7 +293,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
     """A user's as the user's; others with where they came from."""
     remotes = Remotes(tmp_path)
     run, _ = federation(transport=remotes)
-    client = remotes.hosts[1].node._client
+    client = remotes.hosts[1].node.client
 
     def wrong(client_data, broadcast, state):
         raise UserError("wire.dtype=float16 can't hold it", "wire.dtype=float64")
@@ -302,7 +302,7 @@ def test_errors_of_a_process_are_told_in_its_words(tmp_path):
     with pytest.raises(UserError, match=r"^wire.dtype=float16 can't hold it \(wire.dtype=float64\)$"):
         run.run(lambda _: None)
     run, _ = federation(transport=remotes)
-    remotes.hosts[1].node._client.update = lambda *_: 1 / 0
+    remotes.hosts[1].node.client.update = lambda *_: 1 / 0
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
         run.run(lambda _: None)
 

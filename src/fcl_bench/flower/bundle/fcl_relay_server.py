@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from flwr.app import Context, Message
@@ -11,6 +13,10 @@ from fcl_bench.flower import records
 from fcl_bench.flower.frames import REFUSED, Frame, connected, receive, send
 
 app = ServerApp()
+
+#: Flower waits for minutes for the rest of an answer whose node died while it sent: each is pulled beside the others.
+_POOL = ThreadPoolExecutor(32)
+_PULLS: dict[str, Future[Iterable[Message]]] = {}
 
 
 @app.main()
@@ -33,7 +39,7 @@ def _done(grid: Grid, request: Frame) -> Frame:
         return Frame({"message": number}, [])
     replies: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    for message in grid.pull_messages(list(what["messages"])):
+    for message in _pulled(grid, what["messages"]):
         own: list[bytes] = []
         error = f"Flower's error {message.error.code}: {message.error.reason}" if message.has_error() else ""
         if not error:
@@ -44,3 +50,13 @@ def _done(grid: Grid, request: Frame) -> Frame:
         replies.append({"message": message.metadata.reply_to_message_id, "error": error, "blobs": len(own)})
         blobs += own
     return Frame({"replies": replies}, blobs)
+
+
+def _pulled(grid: Grid, wanted: Iterable[str]) -> Iterator[Message]:
+    """The answers that are there to some messages; the others come with a later call."""
+    for name in set(wanted) - _PULLS.keys():
+        _PULLS[name] = _POOL.submit(grid.pull_messages, [name])
+    wait([_PULLS[name] for name in wanted], 0.1)
+    for name in wanted:
+        if _PULLS[name].done():
+            yield from _PULLS.pop(name).result()

@@ -139,7 +139,7 @@ class FedCBCClient(_Half, Client):
             weights = fitted(self.architecture, weights, samples, self.method, streams, wanted)
         parts = {name: part.movedim(0, -1).contiguous() for name, part in self.architecture.parts(weights).items()}
         own = own.updated(columns, weights)
-        upload = Message({"classes": columns.to(torch.int32), **parts})
+        upload = Message({"classes": columns.to(torch.int32), **parts}, groups=dict.fromkeys(parts, client_data.labels))
         return upload, {"vaes.columns": own.columns, "vaes.weights": own.weights}
 
     def _received(self, columns: torch.Tensor, broadcast: Message) -> Bank:

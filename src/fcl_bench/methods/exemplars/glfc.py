@@ -23,7 +23,7 @@ the client learnt in earlier tasks, or the others. O are the old model's columns
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -142,7 +142,8 @@ class GLFCClient(PrototypeClient):
             return upload, state
         if self.method.reconstructs and bool(state[_SIGNAL]):
             columns = len(Heads.from_message(broadcast).logits)
-            upload = upload.with_tensors({**upload, GRADIENTS: self.gradients(client_data, broadcast, columns)})
+            gradients, each = self.gradients(client_data, broadcast, columns)
+            upload = replace(upload, tensors={**upload, GRADIENTS: gradients}, groups={GRADIENTS: each})
         return upload, state
 
     def speaks_for(self, client_data: ClientData, state: State) -> int:
@@ -245,10 +246,8 @@ class GLFC(ExemplarMethod):
     def uploads(self, context: Context) -> dict[str, Schema]:
         stages = {**super().uploads(context), EXEMPLARS: {}}
         if self.reconstructs:
-            stages[MODEL] = {
-                **stages[MODEL],
-                GRADIENTS: real("p", "classes", optional=True, otherwise="method.proxy=none"),
-            }
+            gradients = real("p", "classes", optional=True, otherwise="method.proxy=none")
+            stages[MODEL] = {**stages[MODEL], GRADIENTS: gradients}
         return stages
 
     def stages(self, task: Task) -> list[str]:

@@ -172,8 +172,8 @@ class PrototypeClient(ExemplarClient):
 
     method: GLFC
 
-    def gradients(self, client_data: ClientData, broadcast: Message, columns: int) -> torch.Tensor:
-        """(p, c) of the shard's classes, ascending, under the network at hand, which scores `columns` of them."""
+    def gradients(self, client_data: ClientData, broadcast: Message, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(p, c) of the shard's classes, ascending, and (n,) whose class's gradient each sample is in, -1 for none."""
         scale, knobs = self.scale, self.method.inversion
         over = encoder(scale.size, columns, int(broadcast[ENCODER]), self.context.device)
         classes, which = nearest_to_means(self.trainer.features(self.network, client_data.inputs), client_data.labels)
@@ -188,7 +188,7 @@ class PrototypeClient(ExemplarClient):
                 _RATE * self.method.training.lr,
                 _WEIGHT_DECAY,
             )
-            return over.gradients(images, classes).T
+            return over.gradients(images, classes).T, torch.full_like(client_data.labels, -1).scatter(0, which, classes)
 
 
 class ProxyServer(ExemplarServer):

@@ -1,0 +1,146 @@
+"""A site's ledger: one JSON line for each message that leaves or is refused, each with the hash of the line before it.
+
+Whoever changes or removes a line changes the hashes of all that follow. The last hash, noted elsewhere, also shows
+whether lines are missing at the end.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash, locked
+from fcl_bench.flower.policy import Policy
+from fcl_bench.flower.refusals import SPENT, Refusal
+
+#: The name of the file.
+LEDGER = "ledger.jsonl"
+
+
+def _hash_of(entry: dict[str, Any]) -> str:
+    """The hash of a line, which covers the hash of the line before it."""
+    text = json.dumps({key: value for key, value in entry.items() if key != "hash"}, sort_keys=True)
+    return content_hash(text.encode()).hexdigest()
+
+
+class SiteLedger:
+    """The ledger of one node: `ledger.jsonl` in its folder.
+
+    Args:
+        path: of the file; it is made with the first line.
+        policy: how much may leave.
+
+    Raises:
+        UserError: a line was changed, or is missing.
+    """
+
+    def __init__(self, path: Path, policy: Policy) -> None:
+        self.path, self.policy = path, policy
+        self._lines, self._size, self._last = 0, 0, ""
+        #: Uploads that left, by day; by noise that no other has, the epsilon of its run and what was asked of it.
+        self._days: Counter[str] = Counter()
+        self._epsilon: dict[str, float] = {}
+        self._asked: defaultdict[str, set[tuple[int, int, str]]] = defaultdict(set)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Count the lines that are new: other nodes of this machine may write to the same file."""
+        for entry, size in read(self.path, self._lines, self._size, self._last):
+            self._lines, self._size, self._last = self._lines + 1, self._size + size, entry["hash"]
+            if entry["left"] and entry["kind"] == "turn":
+                self._days[entry["time"][:10]] += 1
+                if (noise := entry["noise"]) is not None:
+                    self._epsilon[noise["key"]] = noise["epsilon"]
+                    self._asked[noise["key"]].add((entry["task"], entry["round"], entry["asked"]))
+
+    def require_left(self, entry: dict[str, Any]) -> None:
+        """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
+        self._catch_up()
+        policy, most = self.policy, self.policy.messages_per_day
+        if most is not None and self._days[_now()[:10]] >= most:
+            raise Refusal(SPENT, f"{most} uploads left today: policy messages_per_day={most}", "another day")
+        if policy.epsilon is None:
+            return
+        noise = entry["noise"]
+        total = sum({**self._epsilon, noise["key"]: noise["epsilon"]}.values())
+        if total > policy.epsilon:
+            why = f"with this run epsilon is {total:g} in all: policy epsilon={policy.epsilon:g}"
+            raise Refusal(SPENT, why, "no further run over these samples")
+        asked = self._asked[noise["key"]] | {(entry["task"], entry["round"], entry["asked"])}
+        of_task = sum(task == entry["task"] for task, _, _ in asked)
+        if of_task > noise["of_task"] or len(asked) > noise["of_run"]:
+            raise Refusal(SPENT, f"the run's noise is for {noise['of_run']} uploads, and more are asked for", "no more")
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Append a line; it is on the disk when this returns, which is before the message leaves."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.path.with_name(f".{self.path.name}.lock"), f"writing {self.path}"):
+            self._catch_up()
+            whole = {"time": _now(), **entry, "before": self._last}
+            with self.path.open("ab") as file:
+                file.write(json.dumps({**whole, "hash": _hash_of(whole)}).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self._catch_up()
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterator[tuple[dict[str, Any], int]]:
+    """The lines of a ledger and their bytes, oldest first; none where there is no file.
+
+    Args:
+        lines, size, before: how many lines and bytes to pass over, and the hash of the last of them.
+
+    Raises:
+        UserError: a line was changed, or is missing.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        file.seek(size)
+        for number, line in enumerate(file, lines + 1):
+            try:
+                entry = json.loads(line)
+                sound = entry["before"] == before and entry["hash"] == _hash_of(entry)
+            except (ValueError, KeyError, TypeError):
+                sound = False
+            if not sound:
+                raise UserError(
+                    f"{path}: line {number} is not what was written, or a line before it is missing",
+                    "find out who changed it; without the file the node begins another one",
+                )
+            before = entry["hash"]
+            yield entry, len(line)
+
+
+def summary(path: Path) -> str:
+    """What a ledger says, by run: what left and what was refused, bytes, fields, smallest groups and epsilon."""
+    runs: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    last, lines = "none", 0
+    for entry, _ in read(path):
+        runs[f"{entry['run']} ({entry['method']})"].append(entry)
+        last, lines = entry["hash"], lines + 1
+    found = [f"{path}: {lines} lines, none changed; the last hash is {last}"]
+    for run, entries in runs.items():
+        left = [entry for entry in entries if entry["left"]]
+        fields = [(f"{e['stage']}/{name}", about["least"]) for e in left for name, about in e.get("fields", {}).items()]
+        epsilon = {entry["noise"]["key"]: entry["noise"]["epsilon"] for entry in left if entry.get("noise")}
+        codes = Counter(f"error {entry['code']}" for entry in entries if not entry["left"])
+        found += [
+            f"{run}, {entries[0]['time']} to {entries[-1]['time']}",
+            f"  left: {len(left)} messages, {sum(entry['bytes'] for entry in left)} bytes",
+            f"  fields: {', '.join(sorted({name for name, _ in fields})) or 'none'}",
+            f"  smallest group: {min((least for _, least in fields if least is not None), default='none')}",
+            f"  epsilon: {', '.join(map(str, epsilon.values())) or 'no noise'}",
+            f"  refused: {', '.join(f'{number} by {code}' for code, number in codes.items()) or 'none'}",
+        ]
+    return "\n".join(found)
