@@ -71,7 +71,8 @@ def test_without_it_a_method_is_itself_on_the_projected_features(method, project
 
 def test_every_method_on_random_features_is_among_them():
     closed = {name for name in NAMES if issubclass(class_of(name), ClosedFormMethod)}
-    assert {method.name for method in METHODS} == closed - {"fedklda"}  # which has its own
+    # FedKLDA has features of its own, and the Gaussian sketch knows what ReLU does to Gaussian classes.
+    assert {method.name for method in METHODS} == closed - {"fedklda", "gaussian_sketch"}
 
 
 @pytest.mark.parametrize("M", [8, 20])

@@ -25,7 +25,7 @@ from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State, Task
-from fcl_bench.protocol.fields import SUMS, Field, Schema, counts, real
+from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts, real
 from fcl_bench.protocol.message import Message
 
 #: The steps of the sketch and of the classes' directions, see `coded`. Twice as fine a step of the sketch is worth less
@@ -216,7 +216,7 @@ class GaussianSketch(RidgeMethod):
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         # A deviation from the mean of one sample is 0, so only the class sums reveal a single sample.
-        sums = real("d", "c", leaks=SUMS, zero_without="n")
+        sums = real("d", "c", columns=CLASSES, leaks=SUMS, zero_without="n")
         fields = {
             **{"codes": Field(("b",), "bytes"), "T": real("r", "c"), "E": real(1, least=0)},
             **{"n": counts("c"), "S_z": sums, "D_z": real("d", 1, least=0), "E_z": real("c", least=0)},
