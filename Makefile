@@ -95,7 +95,7 @@ closed-form: $(VENV)/.run
 	$(FEW) $(DISCRIMINANTS),fedfecam
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=1 --name closed-form
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=1 --where beta=0.1 \
-		--where clients=5 --where method.scale_scores=true --where method.rank=8,16,32,64,512 --where method.ridge=0,0.001 \
+		--where clients=5 --where method.scale_scores=true --where method.rank=8,16,32,64,512 --where method.ridge=0,0.001,auto \
 		--where method.M=null,2048 --name closed-form-figure
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
 	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
