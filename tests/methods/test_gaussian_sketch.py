@@ -308,10 +308,32 @@ def test_uploads_that_contradict_themselves_are_refused():
         ("codes", upload["codes"][:-1], "codes are not those of 6 columns"),
         ("codes_z", other, "codes_z are not those of"),
         ("steps", 3 * upload["steps"], "codes have more than 4 times the energy that E says"),
-        ("E_z", upload["E_z"] / 9, "codes_z have more than 4 times the energy that E_z says"),
+        ("steps", upload["steps"] * torch.tensor([1, 3]), "codes_z have more than 4 times the energy that E_z says"),
+        ("E_z", upload["E_z"] / 9, "D_z and E_z have different sums"),
         ("widths", upload["widths"] - 1, "codes_z are not those of"),
+        ("steps", 1e-30 * upload["steps"], "less than 1e-18"),
+        ("E", 1e6 * upload["E"], "E is more than inputs of this E_z give"),
+        ("D_z", 1000 * upload["D_z"], "D_z and E_z have different sums"),
+        ("n", 0 * upload["n"], "it is of no sample"),
+        ("n", upload["n"].clamp_max(1), "of which n says fewer than 2 samples"),
+        ("S_z", 1e152 * upload["S_z"], "whose random features are out of range"),
     ):
         assert said in server.objection(upload.with_tensors({**upload, name: wrong}))
+
+
+def test_class_sums_that_fit_no_samples_have_a_bounded_effect():
+    """T has no form of its own; no sum of ReLU(P'z) is longer than ||P|| times the sum of |z|."""
+    server, upload, _ = upload_of(knobs(M=40, rank=6), 30, 5)
+    lie = upload.with_tensors({**upload, "T": 1e12 * upload["T"]})
+    assert server.objection(lie) == ""
+    server.absorb(0, lie)
+    server.finish_task()
+    Z = np.random.default_rng(4).standard_normal((30, 8))
+    lengths = np.array([np.linalg.norm(Z[c::5], axis=1).sum() for c in range(5)])
+    most = np.linalg.norm(projection_of(server), 2) * np.sqrt(6 * np.square(Z).reshape(6, 5, 8).sum(axis=(0, 2)))
+    assert (np.linalg.norm(projection_of(server), 2) * lengths <= most * (1 + 1e-12)).all()
+    # What lies outside the sketch's span is the model's, and honest.
+    assert (np.linalg.norm(server.B.numpy(), axis=0) < 2 * most).all()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -28,11 +29,17 @@ from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts, real
 from fcl_bench.protocol.message import Message
 
-#: The steps of the sketch and of the classes' directions, see `coded`. Twice as fine a step of the sketch is worth less
-#: than the random features that its bytes would pay for, twice as coarse a one costs up to 0.3 points of accuracy.
+#: The steps of the sketch and of the classes' directions, see `coded`: about 4 and 3 bits for an entry. The sketch's is
+#: finer, since its rounding adds up over all uploads to what the solve inverts, the classes' only shapes the model.
 _STEP, _CLASS_STEP = 0.25, 0.6
 #: The most by which coding can raise the squares of a factor, since no entry more than doubles.
 _CODED = 4.0
+#: What the wire's rounding may move the sum of a field's numbers by, as a share.
+_ROUNDING = 0.02
+#: No step of features worth learning from is smaller; its square is a normal number in float32.
+_LEAST_STEP = 1e-18
+#: The largest squares of random features, as a share of the type's largest number: they are summed over all uploads.
+_ROOM = 1e-8
 #: No singular value of a factor in whole steps is a smaller share of the largest, but for rounding.
 _DEPENDENT = 1e-10
 
@@ -123,28 +130,65 @@ class GaussianSketchServer(RidgeServer):
         most = self.method.class_rank * len(upload["n"])
         return decoded(upload["codes_z"], float(upload["steps"][1]), self.context.inputs, most)
 
+    @cached_property
+    def _gain(self) -> float:
+        """||P||^2 (spectral norm): the most by which H = ReLU(Z P) raises squares, and squares of deviations."""
+        P = self.random_features.projection
+        assert P is not None  # `check` wants an M
+        return float(torch.linalg.eigvalsh(P @ P.T)[-1])
+
     def objection(self, upload: Message) -> str:
-        for name, factor, width, energy in (
-            ("", self._factor(upload), len(upload["T"]), upload["E"]),
-            ("_z", self._class_factors(upload), int(upload["widths"].sum()), upload["E_z"]),
+        n, E_z, widths, steps = upload["n"], upload["E_z"].double(), upload["widths"], upload["steps"]
+        energy, largest = float(E_z.sum()), torch.finfo(self.context.dtype).max
+        if not bool(n.any()):
+            return "it is of no sample"
+        if bool(((n < 2) & ((E_z > 0) | (widths > 0))).any()):
+            return "E_z or widths is above 0 for a class of which n says fewer than 2 samples"
+        if abs(float(upload["D_z"].double().sum()) - energy) > _ROUNDING * energy:
+            return "D_z and E_z have different sums"
+        if float(upload["E"]) > (1 + _ROUNDING) * self._gain * energy:
+            return "E is more than inputs of this E_z give"
+        if not self._gain * float(self._squares(upload).sum()) < _ROOM * largest:
+            return "S_z holds numbers whose random features are out of range"
+        if bool((steps < _LEAST_STEP).any()):
+            return f"steps holds {float(steps.min()):g}, less than {_LEAST_STEP:g}"
+        for name, factor, width, most in (
+            ("", self._factor(upload), len(upload["T"]), float(upload["E"])),
+            ("_z", self._class_factors(upload), int(widths.sum()), energy),
         ):
             if factor is None or factor.shape[1] != width:
                 return f"codes{name} are not those of {width} columns"
-            if float(factor.square().sum()) > _CODED * (1 + 1e-2) * float(energy.sum()):
+            if float(factor.square().sum()) > _CODED * (1 + _ROUNDING) * most:
                 return f"codes{name} have more than {_CODED:g} times the energy that E{name} says"
         return super().objection(upload)
+
+    def _squares(self, upload: Message) -> torch.Tensor:
+        """(c,) in float64: the sums of |z|^2 over the samples of each class."""
+        sums = upload["S_z"].double().square().sum(dim=0)
+        return upload["E_z"].double() + sums / upload["n"].clamp_min(1)
+
+    def _measured(self, upload: Message, F: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """V (M, r), sigma (r,) and V'S (r, c) in float64, of F (M, r).
+
+        V'S = sigma^-2 V'F T, since V sigma^-2 V' F F' = V V'. No class sum is longer than |S_c| <= ||P|| sum |z|, so
+        that a T which fits no samples has bounded effect.
+        """
+        V, sigma = orthonormalised(F)
+        # Columns of whole numbers that depend on others leave directions that are rounding alone.
+        live = sigma > _DEPENDENT * sigma.amax() if len(sigma) else sigma > 0
+        V, sigma = V[:, live], sigma[live]
+        weighted = V / sigma
+        found = (weighted.T @ F) @ upload["T"].double() / sigma.unsqueeze(1)
+        longest = (self._gain * upload["n"] * self._squares(upload)).sqrt()
+        lengths = torch.linalg.vector_norm(found, dim=0)
+        return V, sigma, found * (longest / lengths.clamp_min(longest)).nan_to_num(0.0)
 
     def absorb(self, client: int, upload: Message) -> None:
         F, factors = self._factor(upload), self._class_factors(upload)
         assert F is not None  # `objection` looked at both
         assert factors is not None
-        V, sigma = orthonormalised(F)
-        # Columns of whole numbers that depend on others leave directions that are rounding alone.
-        live = sigma > _DEPENDENT * sigma.amax() if len(sigma) else sigma > 0
-        V, sigma = V[:, live].to(self.B), sigma[live].to(self.B)
+        V, sigma, projected = (part.to(self.B) for part in self._measured(upload, F))
         dropped = max(float(upload["E"] - sigma.square().sum()), 0.0)
-        # V' S from T = F' S, since V sigma^-2 V' F F' = V V'.
-        projected = V.T @ F.to(V) @ upload["T"] / sigma.square().unsqueeze(1)
         known = _Upload(Sketch(V, sigma, dropped), projected, upload["n"], upload["S_z"], upload["E_z"])
         self._waiting.append(known)
         factors = factors.to(self.scatter)
@@ -200,7 +244,10 @@ class GaussianSketch(RidgeMethod):
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)
         if self.M is None or self.activation != "relu":
-            raise UserError("method=gaussian_sketch needs random features of ReLU", "method=centred_sketch")
+            key = "M=null" if self.M is None else f"activation={self.activation}"
+            raise UserError(
+                f"method.{key}: method=gaussian_sketch needs random features of ReLU", "method=centred_sketch"
+            )
         for knob_, value, limit, what in (
             ("rank", self.rank, self.M, "random"),
             ("class_rank", self.class_rank, context.inputs, "backbone's"),
