@@ -66,14 +66,14 @@ BAD_INPUT = [
     ("shwo method", "shwo is not key=value (did you mean show?)"),
     ("lr=0.1", "unknown key lr (did you mean method.training.lr? "),
     ("lr=0.1", " more have it; method=fedran does not)"),
-    ("method=fedavg method.lr=1", "unknown key method.lr (did you mean method.training.lr?)"),
-    ("method=fedavg backbone=tiny epochs=3", "unknown key epochs (did you mean method.training.epochs?)"),
+    ("method=fedavg method.lr=1", "unknown key method.lr (did you mean method.training.lr or method.gaussian.lr?)"),
+    ("method=fedavg backbone=tiny epochs=3", "unknown key epochs (did you mean method.training.epochs or method.gaussian.epochs?)"),
     ("alpha=0.3", "unknown key alpha (did you mean beta?)"),
     ("method=feddyn alpha=0.3", "unknown key alpha (did you mean beta or method.alpha?)"),
     ("dataset=cifar10", "unknown key dataset (did you mean data?)"),
     (
         "method=afl method.rank=3",
-        "unknown key method.rank: it belongs to centred_sketch, fedran, lorm, pilora (method=afl has M, ",
+        "unknown key method.rank: it belongs to centred_sketch, fedran, gaussian_sketch, lorm, pilora (method=afl has M, ",
     ),
     # Choices that another one brings.
     ("experiment=stsa_table1 method.rank=3", " (method=stsa has M, "),
