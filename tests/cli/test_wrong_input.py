@@ -67,7 +67,10 @@ BAD_INPUT = [
     ("lr=0.1", "unknown key lr (did you mean method.training.lr? "),
     ("lr=0.1", " more have it; method=fedran does not)"),
     ("method=fedavg method.lr=1", "unknown key method.lr (did you mean method.training.lr or method.gaussian.lr?)"),
-    ("method=fedavg backbone=tiny epochs=3", "unknown key epochs (did you mean method.training.epochs or method.gaussian.epochs?)"),
+    (
+        "method=fedavg backbone=tiny epochs=3",
+        "unknown key epochs (did you mean method.training.epochs or method.gaussian.epochs?)",
+    ),
     ("alpha=0.3", "unknown key alpha (did you mean beta?)"),
     ("method=feddyn alpha=0.3", "unknown key alpha (did you mean beta or method.alpha?)"),
     ("dataset=cifar10", "unknown key dataset (did you mean data?)"),

@@ -155,7 +155,7 @@ def test_a_round_asks_for_few_kernels_besides_the_steps(resnet18):
 #: Most waits for one more client in one task: its checks are of the upload's own kind. Most are numbers whose extremes,
 #: traces and smallest eigenvalues the server looks at before it takes an upload in:
 #: docs/explanation/hostile_uploads.md.
-MOST_WAITS = {"fedklda of three maps": 60}
+MOST_WAITS = {"fedklda of three maps": 60, "gaussian_sketch": 80}
 
 
 @pytest.mark.slow_cases(
@@ -176,8 +176,6 @@ MOST_WAITS = {"fedklda of three maps": 60}
 )
 @pytest.mark.slow_cases(
     "ranpac, a fold held out",
-    "centred_sketch gaussian",
-    "centred_sketch gaussian, diagonal",
     "fedklda of three maps",
 )
 @every_method
@@ -191,7 +189,8 @@ def test_the_host_waits_for_a_closed_form_client_a_fixed_number_of_times(method)
         )
         for inputs in (8, 24)
     )
-    assert sum(large.waits.values()) <= sum(small.waits.values()) + 2
+    # The Gaussian sketch waits once more for each class that has fewer samples than there are inputs.
+    assert sum(large.waits.values()) <= sum(small.waits.values()) + (5 if name == "gaussian_sketch" else 2)
     assert sum(large.waits.values()) <= MOST_WAITS.get(name, 45)
 
 

@@ -27,6 +27,7 @@ from fcl_bench.methods.closed_form.fedklda import FedKLDA
 from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.fedncm import FedNCM
 from fcl_bench.methods.closed_form.fedran import FedRAN
+from fcl_bench.methods.closed_form.gaussian_sketch import GaussianSketch
 from fcl_bench.methods.closed_form.ranpac import RanPAC
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
@@ -95,6 +96,7 @@ ADDED_UP = {**CLOSED, **ON_FEATURES}
 REFUSED = {
     "fedran": (FedRAN(M=8, rank=4), "fedran"),
     "centred_sketch": (CentredSketch(M=8, rank=4), "centred_sketch"),
+    "gaussian_sketch": (GaussianSketch(M=8, rank=4, class_rank=2), "gaussian_sketch"),
     "stsa_e": (STSAE(M=8, dummy_clients=2), "method=stsa"),
     "centralised_ridge": (CentralisedRidge(M=8), "centralised_ridge"),
     "centralised_softmax": (CentralisedSoftmax(), "centralised_softmax"),

@@ -121,14 +121,12 @@ class GaussianSketchServer(RidgeServer):
     def offset(self) -> float:
         return self.delta
 
-    def _factor(self, upload: Message) -> torch.Tensor | None:
-        """F (M, r), V diag(sigma) as coded."""
-        return decoded(upload["codes"], float(upload["steps"][0]), self.dimension, self.method.rank)
-
-    def _class_factors(self, upload: Message) -> torch.Tensor | None:
-        """U lengths (d, k), as coded."""
+    def _factors(self, upload: Message) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """As coded: F (M, r), V diag(sigma), and U lengths (d, k)."""
+        step, step_z = upload["steps"].tolist()
         most = self.method.class_rank * len(upload["n"])
-        return decoded(upload["codes_z"], float(upload["steps"][1]), self.context.inputs, most)
+        F = decoded(upload["codes"], step, self.dimension, self.method.rank)
+        return F, decoded(upload["codes_z"], step_z, self.context.inputs, most)
 
     @cached_property
     def _gain(self) -> float:
@@ -138,26 +136,28 @@ class GaussianSketchServer(RidgeServer):
         return float(torch.linalg.eigvalsh(P @ P.T)[-1])
 
     def objection(self, upload: Message) -> str:
-        n, E_z, widths, steps = upload["n"], upload["E_z"].double(), upload["widths"], upload["steps"]
-        energy, largest = float(E_z.sum()), torch.finfo(self.context.dtype).max
-        if not bool(n.any()):
+        n, E_z, widths = upload["n"], upload["E_z"].double(), upload["widths"]
+        single = ((n < 2) & ((E_z > 0) | (widths > 0))).any()
+        totals = [n.sum(), single, upload["D_z"].double().sum(), E_z.sum(), upload["E"].double().sum()]
+        totals += [self._squares(upload).sum(), upload["steps"].min(), widths.sum()]
+        # One wait for a GPU in place of eight.
+        samples, odd, diagonal, energy, E, squares, step, width = torch.stack([x.to(E_z) for x in totals]).tolist()
+        if not samples:
             return "it is of no sample"
-        if bool(((n < 2) & ((E_z > 0) | (widths > 0))).any()):
+        if odd:
             return "E_z or widths is above 0 for a class of which n says fewer than 2 samples"
-        if abs(float(upload["D_z"].double().sum()) - energy) > _ROUNDING * energy:
+        if abs(diagonal - energy) > _ROUNDING * energy:
             return "D_z and E_z have different sums"
-        if float(upload["E"]) > (1 + _ROUNDING) * self._gain * energy:
+        if (1 + _ROUNDING) * self._gain * energy < E:
             return "E is more than inputs of this E_z give"
-        if not self._gain * float(self._squares(upload).sum()) < _ROOM * largest:
+        if not self._gain * squares < _ROOM * torch.finfo(self.context.dtype).max:
             return "S_z holds numbers whose random features are out of range"
-        if bool((steps < _LEAST_STEP).any()):
-            return f"steps holds {float(steps.min()):g}, less than {_LEAST_STEP:g}"
-        for name, factor, width, most in (
-            ("", self._factor(upload), len(upload["T"]), float(upload["E"])),
-            ("_z", self._class_factors(upload), int(widths.sum()), energy),
-        ):
-            if factor is None or factor.shape[1] != width:
-                return f"codes{name} are not those of {width} columns"
+        if step < _LEAST_STEP:
+            return f"steps holds {step:g}, less than {_LEAST_STEP:g}"
+        F, factors = self._factors(upload)
+        for name, factor, columns, most in (("", F, len(upload["T"]), E), ("_z", factors, int(width), energy)):
+            if factor is None or factor.shape[1] != columns:
+                return f"codes{name} are not those of {columns} columns"
             if float(factor.square().sum()) > _CODED * (1 + _ROUNDING) * most:
                 return f"codes{name} have more than {_CODED:g} times the energy that E{name} says"
         return super().objection(upload)
@@ -184,7 +184,7 @@ class GaussianSketchServer(RidgeServer):
         return V, sigma, found * (longest / lengths.clamp_min(longest)).nan_to_num(0.0)
 
     def absorb(self, client: int, upload: Message) -> None:
-        F, factors = self._factor(upload), self._class_factors(upload)
+        F, factors = self._factors(upload)
         assert F is not None  # `objection` looked at both
         assert factors is not None
         V, sigma, projected = (part.to(self.B) for part in self._measured(upload, F))

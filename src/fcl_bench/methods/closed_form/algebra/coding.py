@@ -23,14 +23,14 @@ def coded(F: torch.Tensor, fineness: float) -> tuple[torch.Tensor, float]:
             larger where 127 steps would not reach the largest entry.
     """
     lengths = torch.linalg.vector_norm(F, dim=0)
-    largest = float(F.abs().max()) if F.numel() else 0.0
     # Columns of no length, which are rounding, do not change this mean.
-    mean = float(lengths.square().sum() / lengths.sum()) if largest else 0.0
-    step = max(fineness * mean / math.sqrt(len(F)), largest / 127) or 1.0
+    mean = (lengths.square().sum() / lengths.sum()).nan_to_num(0.0)
+    largest = F.abs().max() if F.numel() else F.new_zeros(())
+    step = float(torch.maximum(fineness * mean / math.sqrt(len(F)), largest / 127)) or 1.0
     integers = (F / step).round().to(torch.int8).T.contiguous().cpu().numpy()
     deflate = zlib.compressobj(9, zlib.DEFLATED, _WINDOW, _MEMORY, zlib.Z_HUFFMAN_ONLY)
     sent = deflate.compress(integers.tobytes()) + deflate.flush()
-    return torch.from_numpy(np.frombuffer(sent, np.uint8).copy()), step
+    return torch.from_numpy(np.frombuffer(sent, np.uint8).copy()).to(F.device), step
 
 
 def decoded(codes: torch.Tensor, step: float, rows: int, most: int) -> torch.Tensor | None:
@@ -46,4 +46,4 @@ def decoded(codes: torch.Tensor, step: float, rows: int, most: int) -> torch.Ten
     if not inflate.eof or inflate.unused_data or len(integers) > rows * most or len(integers) % rows:
         return None
     found = torch.from_numpy(np.frombuffer(integers, np.int8).copy()).to(torch.float64)
-    return found.reshape(-1, rows).T * step
+    return found.to(codes.device).reshape(-1, rows).T * step
