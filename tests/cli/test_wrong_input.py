@@ -69,14 +69,14 @@ BAD_INPUT = [
     ("method=fedavg method.lr=1", "unknown key method.lr (did you mean method.training.lr or method.gaussian.lr?)"),
     (
         "method=fedavg backbone=tiny epochs=3",
-        "unknown key epochs (did you mean method.training.epochs or method.gaussian.epochs?)",
+        "unknown key epochs (did you mean method.training.epochs or method.gaussian.ep",
     ),
     ("alpha=0.3", "unknown key alpha (did you mean beta?)"),
     ("method=feddyn alpha=0.3", "unknown key alpha (did you mean beta or method.alpha?)"),
     ("dataset=cifar10", "unknown key dataset (did you mean data?)"),
     (
         "method=afl method.rank=3",
-        "unknown key method.rank: it belongs to centred_sketch, fedran, gaussian_sketch, lorm, pilora (method=afl has M, ",
+        "unknown key method.rank: it belongs to centred_sketch, fedran, gaussian_sketch, lorm, pilora (method=afl ",
     ),
     # Choices that another one brings.
     ("experiment=stsa_table1 method.rank=3", " (method=stsa has M, "),
