@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import yaml
 from fcl_bench.config import text
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA, RunFolder
-from fcl_bench.files import file_checksum, write_json
+from fcl_bench.files import file_checksum, remove, write_json
 from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.summarise import summarise, used_runs
@@ -94,6 +95,33 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
     assert collect(runs).empty
     assert "damaged run.json" in caplog.text
     assert collect(runs / "nowhere").empty
+
+
+@pytest.mark.parametrize(
+    ("name", "put", "told"),
+    [
+        ("run.json", Path.mkdir, "it is a folder"),
+        ("run.json", os.mkfifo, "it is a FIFO"),
+        ("uploads.csv", lambda path: path.symlink_to("nowhere"), " lacks "),
+        ("uploads.csv", Path.mkdir, "it is a folder"),
+    ],
+)
+def test_a_run_folder_with_something_else_in_a_files_place_is_left_out_aloud(runs, caplog, name, put, told):
+    """Opening a FIFO would wait for ever; one odd folder does not take the other runs from a table."""
+    first, second = sorted(runs.glob("fedran*"))
+    for _ in range(2):  # without an index, and with one that has the run
+        for path in (first / name, second / name):
+            assert path.is_file()
+        (first / name).rename(runs / "aside")
+        put(first / name)
+        assert collect(runs)["folder"].tolist() == [second.name]
+        [warning] = caplog.messages
+        assert str(first) in warning
+        assert told in warning
+        caplog.clear()
+        remove(first / name)
+        (runs / "aside").rename(first / name)
+        assert len(collect(runs)) == 2
 
 
 @pytest.mark.parametrize(

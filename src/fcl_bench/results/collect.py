@@ -18,7 +18,7 @@ import pandas as pd
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import content_hash, read_json, replacing
+from fcl_bench.files import content_hash, read_json, regular, replacing
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     known, rows = {} if single else _indexed(runs), {}
     for path in sorted(runs.glob("*/run.json")):
         name, stamp = path.parent.name, _stamp(path.parent)
-        if name in known and known[name][0] == stamp:
+        if stamp and name in known and known[name][0] == stamp:
             rows[name] = known[name]
             continue
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
@@ -93,12 +93,16 @@ def _indexed(runs: Path) -> dict[str, list[Any]]:
 
 
 def _stamp(folder: Path) -> list[Any]:
-    """The name, size and time of each file that a row is made from, and the seal at the end of run.json."""
-    with os.scandir(folder) as files:
-        found = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.name in _STAMPED]
-    with (folder / "run.json").open("rb") as file:
-        file.seek(-min(_SEAL, file.seek(0, os.SEEK_END)), os.SEEK_END)
-        return [*sorted(found), file.read().decode(errors="replace")]
+    """The name, size and time of each file that a row is made from, and the seal at the end of run.json.
+
+    Empty where one of them cannot be read; whoever reads the run says why.
+    """
+    try:
+        files = [(file.name, file.stat()) for file in os.scandir(folder) if file.name in _STAMPED]
+        seal = regular(folder / "run.json").read_bytes()[-_SEAL:].decode(errors="replace")
+        return [*sorted([name, status.st_size, status.st_mtime_ns] for name, status in files), seal]
+    except OSError:
+        return []
 
 
 @functools.cache
