@@ -177,6 +177,13 @@ def test_a_record_of_the_same_size_and_time_is_another_by_its_seal(runs):
     assert collect(runs)["git_commit"][0] == record["environment"]["git_commit"]
 
 
+def test_runs_in_the_index_are_of_another_version_once_that_is_raised(runs, monkeypatch):
+    assert len(collect(runs)) == 2
+    for module in ("execution.folder", "results.collect"):
+        monkeypatch.setattr(f"fcl_bench.{module}.SCHEMA", SCHEMA + 1)
+    assert collect(runs).empty
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"[1, {}]", b"\xff", b'["other code", {"a": [[], {}]}]', b"{}"])
 def test_an_index_that_does_not_fit_is_made_again(runs, content):
     first = collect(runs)

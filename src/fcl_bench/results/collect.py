@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import logging
 import math
@@ -17,7 +16,7 @@ import pandas as pd
 
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import content_hash, read_json, regular, replacing
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
@@ -105,12 +104,11 @@ def _stamp(folder: Path) -> list[Any]:
         return []
 
 
-@functools.cache
 def _code() -> str:
-    """A hash of the code that makes a row."""
+    """A hash of the code that makes a row, and of the version of the run folders that it reads."""
     here = Path(__file__).parent
     files = [Path(__file__), here / "measures.py", here / "measures.yaml"]
-    return content_hash(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return content_hash(b"".join([b"%d" % SCHEMA, *(file.read_bytes() for file in files)])).hexdigest()
 
 
 def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
