@@ -184,11 +184,18 @@ def test_runs_in_the_index_are_of_another_version_once_that_is_raised(runs, monk
     assert collect(runs).empty
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"[1, {}]", b"\xff", b'["other code", {"a": [[], {}]}]', b"{}"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "[1, {}]", "\xff", '["other code", {"a": [[], {}]}]', "{}", "null", "[CODE, null]"),
+        *('[CODE, {"RUN": 5}]', '[CODE, {"RUN": [[]]}]', '[CODE, {"RUN": [[], 5]}]', "[CODE, [1]]"),
+    ],
+)
 def test_an_index_that_does_not_fit_is_made_again(runs, content):
     first = collect(runs)
     made = (runs / ".index.json").read_bytes()
-    (runs / ".index.json").write_bytes(content)
+    content = content.replace("CODE", json.dumps(json.loads(made)[0])).replace("RUN", first["folder"][0])
+    (runs / ".index.json").write_bytes(content.encode("latin-1"))
     pd.testing.assert_frame_equal(first, collect(runs))
     assert (runs / ".index.json").read_bytes() == made
 

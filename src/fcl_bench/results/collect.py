@@ -85,9 +85,9 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 def _indexed(runs: Path) -> dict[str, list[Any]]:
     """Name of a run's folder -> its stamp and row, as an earlier call of this version of the code left them."""
     try:
-        code, found = json.loads((runs / _INDEX).read_text())
-        return found if code == _code() else {}
-    except (OSError, ValueError):
+        code, found = json.loads(regular(runs / _INDEX).read_text())
+        return {name: [stamp, {**row}] for name, (stamp, row) in found.items()} if code == _code() else {}
+    except (OSError, ValueError, TypeError, AttributeError):  # of no index, or of JSON in another form
         return {}
 
 
