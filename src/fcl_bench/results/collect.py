@@ -92,10 +92,7 @@ def _indexed(runs: Path) -> dict[str, list[Any]]:
 
 
 def _stamp(folder: Path) -> list[Any]:
-    """The name, size and time of each file that a row is made from, and the seal at the end of run.json.
-
-    Empty where one of them cannot be read; whoever reads the run says why.
-    """
+    """The name, size and time of each file that a row is made from, and run.json's seal; [] if one cannot be read."""
     try:
         files = [(file.name, file.stat()) for file in os.scandir(folder) if file.name in _STAMPED]
         seal = regular(folder / "run.json").read_bytes()[-_SEAL:].decode(errors="replace")
@@ -123,18 +120,14 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record.get("track")}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
+    with (folder / "tasks.csv").open(newline="") as file:
+        first_samples = int(next(csv.DictReader(file))["test_samples"])
     # Of a gate that is met after several tasks, what was said last.
     told = {found["gate"]: f"{found['gate']} (task {found['task'] + 1}): {found['text']}" for found in record["gates"]}
     run |= {"gates": ", ".join(sorted(told)), "gate_texts": "; ".join(told[gate] for gate in sorted(told))}
-    run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": _first_samples(folder)}
+    run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": first_samples}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
-
-
-def _first_samples(folder: Path) -> int:
-    """Return how many test samples the first task has."""
-    with (folder / "tasks.csv").open(newline="") as file:
-        return int(next(csv.DictReader(file))["test_samples"])
 
 
 def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:
