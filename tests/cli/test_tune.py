@@ -12,12 +12,13 @@ from omegaconf import OmegaConf
 
 from fcl_bench.composition import config_dir
 from fcl_bench.errors import UserError
+from fcl_bench.execution import run as running
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.sweeps.search import Range, parse_range
 from tests.small_methods import NAMES, class_of, trains_by_gradient
 from tests.small_runs import interrupt_at
 
-TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e3)")
+TYPED = ("method=stsa", "method.M=16", "tasks=2", "clients=2", "method.gamma=log(1e-3,1e5)")
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,13 @@ def test_values_are_in_their_ranges():
     assert Range("log", ("1e-4", "1")).suggested(trial, "a") == "0.123"
     assert Range("int_log", ("8", "512")).suggested(trial, "b") == "64"
     assert Range("choice", ("x", "y")).suggested(trial, "c") == "x"
+    assert [Range("choice", ("null", "0.10")).has(typed) for typed in ("null", "0.1", "2048")] == [True, True, False]
+    assert [Range("log", ("1e-4", "1")).has(typed) for typed in ("0.0001", "1", "2", "null")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
     assert Range("uniform", ("0", "1")).suggested(trial, "d") == "0.5"
     assert Range("uniform", ("0.1234", "0.1235")).suggested(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.1235"
     assert Range("log", ("0.123451", "0.123456")).suggested(optuna.trial.FixedTrial({"a": 0.123456}), "a") == "0.123456"
@@ -167,6 +175,54 @@ def test_trials_are_tested_on_validation_samples_of_a_seed_of_their_own(command,
     assert found["method"] == {"gamma": 10000}
     assert f"method.gamma={found['method']['gamma']:g}" in again or str(found["method"]["gamma"]) in again
     assert "on validation samples, seed 1000, trial 0" in choice.read_text()
+
+
+SMALL = ("tune", "data=digits", "tasks=2", "clients=2")
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        (("method=afl,fedncm",), "method="),  # another one is the default
+        (("method=stsa,stsa_e", "method.gamma=1", "method.M=16"), "method=stsa"),  # which has no gamma
+        (("method=stsa", "method.M=16", "partition=dirichlet,iid"), "partition=dirichlet:"),
+        (("method=stsa", "method.M=null,16"), "method.M="),  # 2048 is no choice
+        (("method=stsa", "method.M=int(8,16)"), "method.M="),
+        (("method=afl",), "method.ridge=0 "),  # below the range that the method declares itself
+    ],
+)
+def test_only_what_is_in_the_ranges_is_tried(command, tmp_path, typed, first):
+    """A group begins with its default choice; a default that is out of its range can't win."""
+    pytest.importorskip("optuna")
+    code, out, err = command(*SMALL, *typed, f"out={tmp_path}", "--trials", "1")
+    assert (code, err) == (0, "")
+    [trial] = [line.partition(": ")[2] for line in out.splitlines() if line.startswith("trial 1 of 1: ")]
+    assert first in trial.replace("  [", ":")
+    assert "2048" not in trial
+
+
+def test_defaults_that_fail_do_not_end_a_search(command, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    typed = (*SMALL, "method=stsa", "method.M=16", "method.gamma=1e4,1", f"out={tmp_path}")
+    run, refused = running.run, [1e4]
+
+    def refusing(settings, tracking):
+        if settings.method.gamma in refused:
+            raise UserError("it is refused", "another")
+        return run(settings, tracking)
+
+    monkeypatch.setattr(running, "run", refusing)
+    code, out, err = command(*typed, "--trials", "1")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "no trial of the study" in err
+    code, out, _ = command(*typed, "--trials", "4")
+    assert code == 0
+    assert "1 of 4 trials are there already" in out
+    assert "method.gamma=1  " in out
+    refused.append(1)
+    code, _, err = command(*typed, "beta=0.7", "--trials", "4")
+    assert code == 2
+    assert "it is refused" in err
 
 
 def test_a_choice_by_the_test_set_says_so(command, tmp_path):

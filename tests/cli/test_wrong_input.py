@@ -49,6 +49,7 @@ BAD_INPUT = [
     ("split=domain", "split=domain is not known (did you mean domain_incremental? choices: class_incremental"),
     ("partition=dirichlt", "did you mean dirichlet or dirichlet_equal_sizes"),
     ("dp=8", "unknown key dp (did you mean noise"),
+    ("method.remainder=gaussian", "did you mean method.mix? gaussian_sketch has it; method=fedran does not"),
     ("secagg=true", "unknown key secagg (did you mean secure?"),
     ("method.rnk=5", "unknown key method.rnk (did you mean method.rank"),
     ("+method.rnk=5", "unknown key method.rnk"),

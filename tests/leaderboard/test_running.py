@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from fcl_bench.cli import tune
 from fcl_bench.errors import UserError
 from fcl_bench.leaderboard import running
 from fcl_bench.leaderboard.running import Running
@@ -242,3 +243,13 @@ def test_a_spoiled_test_set_changes_no_choice(tmp_path):
         chosen.append(running.search(job, tmp_path / name, 4))
     assert chosen[0] == chosen[1]
     assert "method.ridge" in chosen[0]
+
+
+def test_other_rules_search_again_beside_an_older_study(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    job = running.Job("afl", "tuned", "same", {}, 0, ["method=afl", "data=digits", "tasks=2", "clients=2"])
+    for rules in (running.RULES, running.RULES + 1):
+        for module in (running, tune):
+            monkeypatch.setattr(module, "RULES", rules)
+        assert "method.ridge" in running.search(job, tmp_path, 1)
+    assert len(list((tmp_path / "studies").glob("*.journal"))) == 2

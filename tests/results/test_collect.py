@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,7 @@ import yaml
 from fcl_bench.config import text
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import SCHEMA, RunFolder
-from fcl_bench.files import file_checksum, write_json
+from fcl_bench.files import file_checksum, remove, write_json
 from fcl_bench.results.collect import RUN_COLUMNS, collect, mixed, of_sweep, selected
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.summarise import summarise, used_runs
@@ -97,6 +98,33 @@ def test_damaged_runs_are_left_out_aloud_and_incomplete_ones_silently(runs, capl
 
 
 @pytest.mark.parametrize(
+    ("name", "put", "told"),
+    [
+        ("run.json", Path.mkdir, "it is a folder"),
+        ("run.json", os.mkfifo, "it is a FIFO"),
+        ("uploads.csv", lambda path: path.symlink_to("nowhere"), " lacks "),
+        ("uploads.csv", Path.mkdir, "it is a folder"),
+    ],
+)
+def test_a_run_folder_with_something_else_in_a_files_place_is_left_out_aloud(runs, caplog, name, put, told):
+    """Opening a FIFO would wait for ever; one odd folder does not take the other runs from a table."""
+    first, second = sorted(runs.glob("fedran*"))
+    for _ in range(2):  # without an index, and with one that has the run
+        for path in (first / name, second / name):
+            assert path.is_file()
+        (first / name).rename(runs / "aside")
+        put(first / name)
+        assert collect(runs)["folder"].tolist() == [second.name]
+        [warning] = caplog.messages
+        assert str(first) in warning
+        assert told in warning
+        caplog.clear()
+        remove(first / name)
+        (runs / "aside").rename(first / name)
+        assert len(collect(runs)) == 2
+
+
+@pytest.mark.parametrize(
     ("value", "typed"),
     [
         *((0.1, "0.1"), (1.0, "1"), (2048, "2048"), (4278272.0, "4278272"), (1e-5, "1e-05"), (1 / 3, repr(1 / 3))),
@@ -149,11 +177,25 @@ def test_a_record_of_the_same_size_and_time_is_another_by_its_seal(runs):
     assert collect(runs)["git_commit"][0] == record["environment"]["git_commit"]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"[1, {}]", b"\xff", b'["other code", {"a": [[], {}]}]', b"{}"])
+def test_runs_in_the_index_are_of_another_version_once_that_is_raised(runs, monkeypatch):
+    assert len(collect(runs)) == 2
+    for module in ("execution.folder", "results.collect"):
+        monkeypatch.setattr(f"fcl_bench.{module}.SCHEMA", SCHEMA + 1)
+    assert collect(runs).empty
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", "[1, {}]", "\xff", '["other code", {"a": [[], {}]}]', "{}", "null", "[CODE, null]"),
+        *('[CODE, {"RUN": 5}]', '[CODE, {"RUN": [[]]}]', '[CODE, {"RUN": [[], 5]}]', "[CODE, [1]]"),
+    ],
+)
 def test_an_index_that_does_not_fit_is_made_again(runs, content):
     first = collect(runs)
     made = (runs / ".index.json").read_bytes()
-    (runs / ".index.json").write_bytes(content)
+    content = content.replace("CODE", json.dumps(json.loads(made)[0])).replace("RUN", first["folder"][0])
+    (runs / ".index.json").write_bytes(content.encode("latin-1"))
     pd.testing.assert_frame_equal(first, collect(runs))
     assert (runs / ".index.json").read_bytes() == made
 

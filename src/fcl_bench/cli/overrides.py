@@ -159,13 +159,13 @@ def _quoted_path(override: str, sweep: bool) -> str:
     return f"{key}='{escaped}'"
 
 
-def composed_as_typed(overrides: list[str]) -> DictConfig:
-    """What Hydra composes of `overrides`, as `ordered` returns them. Raises a `UserError` if it can't."""
+def composed_as_typed(overrides: list[str], with_hydra: bool = False) -> DictConfig:
+    """`composed` of what `ordered` returns. Raises a `UserError` if Hydra can't compose it."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return composed(overrides)
+        return composed(overrides, with_hydra)
     # Hydra raises Python's own errors, too, such as for a choice whose name is too long for a file.
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError, OSError) as error:
         raise storage_error(error) or composition_error(error, overrides) from error

@@ -42,22 +42,29 @@ class _Search:
     """The search that was asked for.
 
     Attributes:
+        declared: whether the method declares `space`; if not, the user typed it.
         seeds: the seeds of every trial; its value is their mean.
         on_test: whether the test set chooses; if not, no trial looks at it.
     """
 
     fixed: list[str]
     space: dict[str, Range]
+    declared: bool
     seeds: list[str]
     metric: str
     prune: bool
     on_test: bool
 
     def defaults(self) -> dict[str, str]:
-        """What the configuration has for the keys of the space, as it is typed."""
-        config = composed_as_typed([*self.fixed, f"seed={self.seeds[0]}"])
-        found = {key: OmegaConf.select(config, key.lstrip("+")) for key in self.space}
-        return {key: "null" if value is None else text(value) for key, value in found.items()}
+        """What the configuration has for the keys of the space, as it is typed; {} if that is not in a typed range."""
+        try:
+            config = composed_as_typed([*self.fixed, f"seed={self.seeds[0]}"], with_hydra=True)
+        except UserError:  # of the knobs of a method that is searched, too
+            return {}
+        chosen, names = dict(config.hydra.runtime.choices), {key: key.lstrip("+") for key in self.space}
+        found = {key: chosen.get(name, OmegaConf.select(config, name)) for key, name in names.items()}
+        typed = {key: "null" if value is None else text(value) for key, value in found.items()}
+        return typed if self.declared or all(self.space[key].has(typed[key]) for key in typed) else {}
 
     def overrides(self, values: dict[str, str], seed: str) -> list[str]:
         """The overrides of one run."""
@@ -94,9 +101,8 @@ def work(arguments: list[str]) -> int:
     search = _search(options.overrides, options.metric, not options.no_pruning, options.on_test)
     require_optuna()
     # Everything is checked before the first trial, since a wrong key concerns all trials.
-    settings, _ = _composed(
-        search.overrides({key: space.values[0] for key, space in search.space.items()}, search.seeds[0])
-    )
+    some = {key: space.values[0] for key, space in search.space.items()}
+    settings, _ = _composed(search.overrides(some, search.seeds[0]))
     _tune(search, settings, options.study, options.trials)
     return DONE
 
@@ -116,18 +122,18 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
         raise UserError(what, "--on-test for the test set, or data.validation=SHARE alone")
     if not on_test:
         fixed += [share for share in _VALIDATION if share.partition("=")[0] not in keys]
-    if not space:
+    if declared := not space:
         method = _composed([*fixed, f"seed={seeds[0]}"])[0].method
-        declared = (
+        ranges = (
             f"method.{key}={values}" for key, values in method.search_space().items() if f"method.{key}" not in keys
         )
-        space = dict(found for found in map(parse_range, declared) if found)
+        space = dict(found for found in map(parse_range, ranges) if found)
         if not space:
             raise UserError(
                 f"tune has nothing to search: method={method.name} declares no knob of its own",
                 "a range, such as 'method.ridge=log(1e-4,1)'",
             )
-    return _Search(fixed, space, seeds, metric, prune and metric in _PRUNED_BY, on_test)
+    return _Search(fixed, space, declared, seeds, metric, prune and metric in _PRUNED_BY, on_test)
 
 
 def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
@@ -141,7 +147,7 @@ def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
 
 def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
     content: dict[str, Any] = {"fixed": sorted(search.fixed), "seeds": search.seeds, "metric": search.metric}
-    content |= {"revision": settings.method.revision, "rules": RULES}  # others have other results
+    content |= {"revision": settings.method.revision, "rules": RULES, "first": search.defaults()}  # all change results
     content |= {"space": {key: [space.kind, *space.values] for key, space in search.space.items()}}
     label = "-".join(map(slug, (settings.method.name, settings.data.name)))
     name = name or f"tune-{label}-{json_hash(content)[:8]}"
@@ -164,12 +170,12 @@ def _tune(search: _Search, settings: Settings, name: str, trials: int) -> None:
 
 
 def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) -> None:
-    """Carry out one trial and print a line about it. Raises a `UserError` if it fails before any is complete."""
+    """Carry out one trial; print a line. Raises a `UserError` if one but the defaults' fails before any is complete."""
     optuna = require_optuna()
-    first = not ended(study)
-    trial = next_trial(study)
     # What is searched begins with what the configuration has, so no choice is worse than it on what chooses.
-    values = search.defaults() if first else {key: space.suggested(trial, key) for key, space in search.space.items()}
+    defaults = {} if ended(study) else search.defaults()
+    trial = next_trial(study)
+    values = defaults or {key: space.suggested(trial, key) for key, space in search.space.items()}
     trial.set_user_attr("values", values)
     typed = " ".join(f"{key}={value}" for key, value in values.items())
     found = []
@@ -180,14 +186,12 @@ def _trial(search: _Search, study: Any, folder: Path, which: str, tasks: int) ->
     except optuna.TrialPruned as error:
         study.tell(trial, state=optuna.trial.TrialState.PRUNED)
         say(f"{which} pruned {error}: {typed}")
-    except UserError as error:
+    except Exception as error:
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        if not study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+        if not isinstance(error, UserError) or not (complete or defaults):
             raise
         say(f"{which} failed: {typed}: {error}")
-    except Exception:
-        study.tell(trial, state=optuna.trial.TrialState.FAIL)
-        raise
     else:
         value = statistics.fmean(found)
         study.tell(trial, value)
@@ -210,11 +214,8 @@ def _run(search: _Search, trial: Any, folder: Path, report: JobReport, number: i
                 print_record(outcome.record, str(outcome.folder))
                 if pruning:
                     pruning.complete(outcome.record["metrics"]["accuracy"])
-        except UserError as error:
-            report.code, report.reason = 2, str(error)
-            raise
         except Exception as error:
-            report.reason = str(error)
+            report.code, report.reason = 2 if isinstance(error, UserError) else None, str(error)
             raise
         report.code, report.run, report.was_complete = DONE, str(outcome.folder), outcome.was_complete
         value = measured(outcome.record)[search.metric]
@@ -229,7 +230,7 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
     count = {state: sum(trial.state.name == state for trial in ended(study)) for state in ("PRUNED", "FAIL")}
     say(f"\nstudy {name}: {len(done)} complete, {count['PRUNED']} pruned, {count['FAIL']} failed")
     if not done:
-        return
+        raise UserError(f"no trial of the study {name} is complete", "more --trials, or other ranges")
     higher = MEASURES[search.metric].higher
     best = sorted(done, key=lambda trial: trial.value, reverse=higher)[:_LISTED]
     for trial in best:
@@ -260,9 +261,6 @@ def _summary(search: _Search, study: Any, out: Path, name: str) -> None:
 def _chosen(search: _Search, best: Any, command: str) -> str:
     """The values of a trial as YAML, in the form of a file of conf/track/."""
     where = "THE TEST SET, which chose these values" if search.on_test else "validation samples"
-    lines = [
-        f"{search.metric} {best.value:.4g} on {where}, seed {','.join(search.seeds)}, trial {best.number}",
-        command,
-    ]
+    found = f"{search.metric} {best.value:.4g} on {where}, seed {','.join(search.seeds)}, trial {best.number}"
     chosen = OmegaConf.from_dotlist([f"{key}={value}" for key, value in best.user_attrs["values"].items()])
-    return "".join(["# @package _global_\n", *(f"# {line}\n" for line in lines), OmegaConf.to_yaml(chosen)])
+    return f"# @package _global_\n# {found}\n# {command}\n{OmegaConf.to_yaml(chosen)}"

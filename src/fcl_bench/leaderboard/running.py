@@ -76,7 +76,7 @@ def search(job: Job, out: Path, trials: int) -> dict[str, str]:
         out: the folder of the trials' runs and of the study.
         trials: how many in all.
     """
-    name = f"leaderboard-{job.method}-{job.request}"
+    name = f"leaderboard-{job.method}-{job.request}-{RULES}"
     with printed_to(out / "logs" / f"{job.method}.log"):
         try:
             tune.work([*job.overrides, f"out={out}", "--trials", str(trials), "--study", name])

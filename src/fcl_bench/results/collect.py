@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import functools
 import json
 import logging
 import math
@@ -17,8 +16,8 @@ import pandas as pd
 
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
-from fcl_bench.execution.folder import RunFolder
-from fcl_bench.files import content_hash, read_json, replacing
+from fcl_bench.execution.folder import SCHEMA, RunFolder
+from fcl_bench.files import content_hash, read_json, regular, replacing
 from fcl_bench.results.measures import MEASURES, SERIES, ByTask, by_task
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     known, rows = {} if single else _indexed(runs), {}
     for path in sorted(runs.glob("*/run.json")):
         name, stamp = path.parent.name, _stamp(path.parent)
-        if name in known and known[name][0] == stamp:
+        if stamp and name in known and known[name][0] == stamp:
             rows[name] = known[name]
             continue
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
@@ -86,27 +85,27 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
 def _indexed(runs: Path) -> dict[str, list[Any]]:
     """Name of a run's folder -> its stamp and row, as an earlier call of this version of the code left them."""
     try:
-        code, found = json.loads((runs / _INDEX).read_text())
-        return found if code == _code() else {}
-    except (OSError, ValueError):
+        code, found = json.loads(regular(runs / _INDEX).read_text())
+        return {name: [stamp, {**row}] for name, (stamp, row) in found.items()} if code == _code() else {}
+    except (OSError, ValueError, TypeError, AttributeError):  # of no index, or of JSON in another form
         return {}
 
 
 def _stamp(folder: Path) -> list[Any]:
-    """The name, size and time of each file that a row is made from, and the seal at the end of run.json."""
-    with os.scandir(folder) as files:
-        found = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.name in _STAMPED]
-    with (folder / "run.json").open("rb") as file:
-        file.seek(-min(_SEAL, file.seek(0, os.SEEK_END)), os.SEEK_END)
-        return [*sorted(found), file.read().decode(errors="replace")]
+    """The name, size and time of each file that a row is made from, and run.json's seal; [] if one cannot be read."""
+    try:
+        files = [(file.name, file.stat()) for file in os.scandir(folder) if file.name in _STAMPED]
+        seal = regular(folder / "run.json").read_bytes()[-_SEAL:].decode(errors="replace")
+        return [*sorted([name, status.st_size, status.st_mtime_ns] for name, status in files), seal]
+    except OSError:
+        return []
 
 
-@functools.cache
 def _code() -> str:
-    """A hash of the code that makes a row."""
+    """A hash of the code that makes a row, and of the version of the run folders that it reads."""
     here = Path(__file__).parent
     files = [Path(__file__), here / "measures.py", here / "measures.yaml"]
-    return content_hash(b"".join(file.read_bytes() for file in files)).hexdigest()
+    return content_hash(b"".join([b"%d" % SCHEMA, *(file.read_bytes() for file in files)])).hexdigest()
 
 
 def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = ()) -> dict[str, Any]:
@@ -121,18 +120,14 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record.get("track")}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
+    with (folder / "tasks.csv").open(newline="") as file:
+        first_samples = int(next(csv.DictReader(file))["test_samples"])
     # Of a gate that is met after several tasks, what was said last.
     told = {found["gate"]: f"{found['gate']} (task {found['task'] + 1}): {found['text']}" for found in record["gates"]}
     run |= {"gates": ", ".join(sorted(told)), "gate_texts": "; ".join(told[gate] for gate in sorted(told))}
-    run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": _first_samples(folder)}
+    run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": first_samples}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**configuration(record, RunFolder(folder).config()), **measured(record, single), **run}
-
-
-def _first_samples(folder: Path) -> int:
-    """Return how many test samples the first task has."""
-    with (folder / "tasks.csv").open(newline="") as file:
-        return int(next(csv.DictReader(file))["test_samples"])
 
 
 def frame_of(rows: list[dict[str, Any]], single: Collection[str] = ()) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from fcl_bench.config import number_text
 from fcl_bench.errors import UserError, installing
 from fcl_bench.files import json_hash
 from fcl_bench.tracking import TrackedRun, Tracker, Tracking
@@ -46,7 +47,16 @@ class Range:
             return str(trial.suggest_int(key, int(low), int(high), log=self.kind == "int_log"))
         value = trial.suggest_float(key, low, high, log=self.kind == "log")
         rounded = (f"{value:.{digits}g}" for digits in range(3, 18))  # 17 digits are the value itself
-        return next(text for text in rounded if low <= float(text) <= high)
+        return next(text for text in rounded if self.has(text))
+
+    def has(self, typed: str) -> bool:
+        """Whether a value, as it is typed, is among the choices or between the ends."""
+        if self.kind == "choice":
+            return number_text(typed) in map(number_text, self.values)
+        try:
+            return float(self.values[0]) <= float(typed) <= float(self.values[1])
+        except ValueError:  # null, auto
+            return False
 
 
 def parse_range(override: str) -> tuple[str, Range] | None:
@@ -100,7 +110,6 @@ def open_study(folder: Path, name: str, content: dict[str, Any], higher: bool) -
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    folder.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
         study_name=name,
         # The file has JSON lines; nothing in it is unpickled.
