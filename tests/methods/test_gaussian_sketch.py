@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fcl_bench.errors import UserError
-from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter
+from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter, _eigenpairs
 from fcl_bench.methods.closed_form.algebra.coding import coded, decoded
 from fcl_bench.methods.closed_form.algebra.random_features import OwnCovariances, relu_covariance, relu_sums
 from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
@@ -159,6 +159,18 @@ def test_classes_that_share_one_covariance_need_none_of_their_own():
     shared = OwnCovariances(torch.ones_like(b), torch.zeros_like(L))
     expected = relu_covariance(P, Sigma, shared, means, sizes)
     torch.testing.assert_close(relu_covariance(P, Sigma, OwnCovariances(b, L), means, sizes), expected)
+
+
+def test_a_solver_that_fails_is_replaced(monkeypatch):
+    """LAPACK's divide and conquer fails on some scatters of few directions."""
+
+    def failing(*_):
+        raise torch.linalg.LinAlgError("failed to converge")
+
+    monkeypatch.setattr("fcl_bench.methods.closed_form.algebra.class_scatter.torch.linalg.eigh", failing)
+    values, vectors = _eigenpairs(torch.diag(torch.tensor([3.0, 1.0, 2.0])).double().expand(2, 3, 3))
+    assert values.tolist() == 2 * [[1.0, 2.0, 3.0]]
+    assert vectors.shape == (2, 3, 3)
 
 
 def gram_error(method, tasks: Tasks) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import scipy.linalg
 import torch
 
 from fcl_bench.methods.closed_form.algebra.random_features import OwnCovariances
@@ -59,8 +61,7 @@ class ClassScatter:
             Sigma: (d, d) of all classes.
             sizes: (c,) n_c.
         """
-        # In float32 the solver may fail on a matrix of few directions.
-        values, vectors = (part.to(Sigma) for part in torch.linalg.eigh(self._known.double()))
+        values, vectors = (part.to(Sigma) for part in _eigenpairs(self._known.double()))
         first = len(Sigma) - rank
         w, V = values[:, first:].clamp_min(0), vectors[:, :, first:]
         # Where fewer directions are known than `rank`, the others are arbitrary.
@@ -74,3 +75,14 @@ class ClassScatter:
         n = sizes.to(Sigma).clamp_min(1)
         excess = (w - beta.unsqueeze(1) * common).clamp_min(0)
         return OwnCovariances(beta / n, V * (excess / n.unsqueeze(1)).sqrt().unsqueeze(1))
+
+
+def _eigenpairs(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Eigenvalues (c, d), ascending, and eigenvectors (c, d, d) of symmetric matrices in float64."""
+    try:
+        values, vectors = torch.linalg.eigh(matrices)
+    except torch.linalg.LinAlgError:
+        # Divide and conquer fails on some matrices of few directions; the slower QR iteration does not.
+        pairs = [scipy.linalg.eigh(matrix, driver="ev") for matrix in matrices.cpu().numpy()]
+        values, vectors = (torch.from_numpy(np.stack(parts)).to(matrices) for parts in zip(*pairs, strict=True))
+    return values, vectors
