@@ -13,10 +13,19 @@ from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.refusals import Refusal
 
 
-def entry(task=0, round_=0, asked="a", **more):
+def entry(task=0, round_=0, asked="a", sent="a", **more):
     about = {"kind": "turn", "run": "abc", "method": "afl", "client": 0, "task": task, "round": round_}
     fields = {"G": {"shape": [3, 3], "least": 7}}
-    return {**about, "stage": "statistics", "asked": asked, "noise": None, "fields": fields, "bytes": 100, **more}
+    return {
+        **about,
+        "stage": "statistics",
+        "asked": asked,
+        "sent": sent,
+        "noise": None,
+        "fields": fields,
+        "bytes": 100,
+        **more,
+    }
 
 
 def sent(ledger, *entries):
@@ -103,7 +112,7 @@ def test_noise_is_for_so_many_uploads_and_a_turn_done_twice_is_one(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", Policy(epsilon=8))
     sent(ledger, entry(0, noise=noise("one", 5)))
     ledger.require_left(entry(0, noise=noise("one", 5)))
-    for again in (entry(0, 1, noise=noise("one", 5)), entry(0, 0, "b", noise=noise("one", 5))):
+    for again in (entry(0, 1, "b", noise=noise("one", 5)), entry(0, 0, "a", "b", noise=noise("one", 5))):
         with pytest.raises(Refusal, match="the run's noise is for 2 uploads"):
             ledger.require_left(again)
     sent(ledger, entry(1, noise=noise("one", 5)))

@@ -43,10 +43,10 @@ class SiteLedger:
     def __init__(self, path: Path, policy: Policy) -> None:
         self.path, self.policy = path, policy
         self._lines, self._size, self._last = 0, 0, ""
-        #: Uploads that left, by day; by noise that no other has, the epsilon of its run and what was asked of it.
+        #: Uploads that left, by day; by noise that no other has, the epsilon of its run and the releases with it.
         self._days: Counter[str] = Counter()
         self._epsilon: dict[str, float] = {}
-        self._asked: defaultdict[str, set[tuple[int, int, str]]] = defaultdict(set)
+        self._released: defaultdict[str, set[tuple[int, int, str, str]]] = defaultdict(set)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -57,7 +57,7 @@ class SiteLedger:
                 self._days[entry["time"][:10]] += 1
                 if (noise := entry["noise"]) is not None:
                     self._epsilon[noise["key"]] = noise["epsilon"]
-                    self._asked[noise["key"]].add((entry["task"], entry["round"], entry["asked"]))
+                    self._released[noise["key"]].add(_release(entry))
 
     def require_left(self, entry: dict[str, Any]) -> None:
         """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
@@ -72,9 +72,9 @@ class SiteLedger:
         if total > policy.epsilon:
             why = f"with this run epsilon is {total:g} in all: policy epsilon={policy.epsilon:g}"
             raise Refusal(SPENT, why, "no further run over these samples")
-        asked = self._asked[noise["key"]] | {(entry["task"], entry["round"], entry["asked"])}
-        of_task = sum(task == entry["task"] for task, _, _ in asked)
-        if of_task > noise["of_task"] or len(asked) > noise["of_run"]:
+        released = self._released[noise["key"]] | {_release(entry)}
+        of_task = sum(task == entry["task"] for _, task, *_ in released)
+        if of_task > noise["of_task"] or len(released) > noise["of_run"]:
             raise Refusal(SPENT, f"the run's noise is for {noise['of_run']} uploads, and more are asked for", "no more")
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -88,6 +88,11 @@ class SiteLedger:
                 file.flush()
                 os.fsync(file.fileno())
             self._catch_up()
+
+
+def _release(entry: dict[str, Any]) -> tuple[int, int, str, str]:
+    """What is one release: the same bytes, as the answer to the same broadcasts."""
+    return entry["client"], entry["task"], entry["asked"], entry["sent"]
 
 
 def _now() -> str:
