@@ -43,6 +43,15 @@ def lines(folder):
 
 
 @pytest.mark.slow
+def test_an_upload_without_tensors_needs_no_noise(run, tmp_path):
+    """An honest run of FedDyn has one more stage, in which clients say how many samples they have."""
+    run("method.scaled=true")
+    turns = [line for line in lines(tmp_path / "nodes" / "0") if line["kind"] == "turn"]
+    assert [len(line["fields"]) > 0 for line in turns].count(True) == 4
+    assert [line["stage"] for line in turns if not line["fields"]] == ["sizes", "sizes"]
+
+
+@pytest.mark.slow
 def test_a_turn_from_another_state_is_another_release(run, tmp_path):
     """The server names the state with which a turn begins, and could so have the noise drawn again and again."""
     request = run("method.scaled=false")[1]

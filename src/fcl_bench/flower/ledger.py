@@ -55,7 +55,7 @@ class SiteLedger:
             self._lines, self._size, self._last = self._lines + 1, self._size + size, entry["hash"]
             if entry["left"] and entry["kind"] == "turn":
                 self._days[entry["time"][:10]] += 1
-                if (noise := entry["noise"]) is not None:
+                if (noise := entry["noise"]) is not None and entry["fields"]:
                     self._epsilon[noise["key"]] = noise["epsilon"]
                     self._released[noise["key"]].add(_release(entry))
 
@@ -65,7 +65,7 @@ class SiteLedger:
         policy, most = self.policy, self.policy.messages_per_day
         if most is not None and self._days[_now()[:10]] >= most:
             raise Refusal(SPENT, f"{most} uploads left today: policy messages_per_day={most}", "another day")
-        if policy.epsilon is None:
+        if policy.epsilon is None or not entry["fields"]:
             return
         noise = entry["noise"]
         total = sum({**self._epsilon, noise["key"]: noise["epsilon"]}.values())
