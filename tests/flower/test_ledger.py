@@ -84,6 +84,13 @@ def test_the_summary_counts_what_left_and_what_did_not(tmp_path):
         assert part in text
 
 
+def test_the_summary_of_a_run_has_no_lines_of_its_own(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    sent(SiteLedger(path, Policy()), entry(run="abc\n  refused: none\x1b[2K"))
+    assert len(summary(path).splitlines()) == 7
+    assert "\x1b" not in summary(path)
+
+
 def test_a_day_has_so_many_uploads(tmp_path, monkeypatch):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", Policy(messages_per_day=2))
     sent(ledger, entry(0), entry(1))

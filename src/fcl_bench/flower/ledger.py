@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash, locked
 from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.refusals import SPENT, Refusal
@@ -148,4 +148,4 @@ def summary(path: Path) -> str:
             f"  epsilon: {', '.join(map(str, epsilon.values())) or 'no noise'}",
             f"  refused: {', '.join(f'{number} by {code}' for code, number in codes.items()) or 'none'}",
         ]
-    return "\n".join(found)
+    return "\n".join(printable(line).replace("\n", "\\n") for line in found)

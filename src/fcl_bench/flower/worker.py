@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 #: The exit status of a worker whose turn took longer than the server waits; its parent process starts another one.
 TOO_LONG = 75
-#: The name among the tensors of a save of the hash of the turns that made it; no method's state has a name of this sort.
+#: The name of the hash of the turns that made a save, among its tensors.
 _PAST = "turns before"
 
 
@@ -100,10 +100,8 @@ class _Federation:
 
     def turns(self, broadcast: Message, turns: Sequence[Turn]) -> Iterator[bytes]:
         """Do turns; yields the reply of each, or the number of the reason why there is none."""
-        of_round, content = (
-            {"task": broadcast.task, "round": broadcast.round, "stage": broadcast.stage},
-            packed(broadcast),
-        )
+        of_round = {"task": broadcast.task, "round": broadcast.round, "stage": broadcast.stage}
+        content = packed(broadcast)
         broadcast = on_device(broadcast, self.site.clients.context.device)
         for turn in turns:
             entry = {"kind": "turn", **self.about, "client": turn.client, **of_round, "noise": self.site.noise}
@@ -192,7 +190,8 @@ class Worker:
         about = {"kind": "request", "run": "unknown", "method": "unknown"}
         try:
             received = deserialise(signing.opened(request, self._ledger.policy.server_key))
-            about |= {"kind": received.kind, "run": str(received.beside["run"]["id"])}
+            _folder_of(received.beside["run"])
+            about |= {"kind": received.kind, "run": received.beside["run"]["id"]}
             return list(self._answers(received))
         except Exception as error:
             code = reported(error)
@@ -221,12 +220,18 @@ class Worker:
     def _of_run(self, run: dict[str, Any]) -> _Federation:
         if self._federation is None or self._federation.run != run:
             self._federation = None  # with the last run's data, before the next one's come
-            folder = f"{run['id']}-{run['stage']}"
-            if not re.fullmatch(r"[\w-]{1,80}", folder, re.ASCII):  # no path that leads elsewhere
-                raise UserError(f"{folder!r} is no name of a run", "a run of fcl-bench")
-            self._federation = _Federation(run, self._make(run), self._own, self._folder / folder, self._ledger)
+            folder = self._folder / _folder_of(run)
+            self._federation = _Federation(run, self._make(run), self._own, folder, self._ledger)
             log.info("run %s: clients %s are ready", run["id"], ", ".join(map(str, self._own)))
         return self._federation
+
+
+def _folder_of(run: dict[str, Any]) -> str:
+    """The name of a run's folder. Raises a `UserError` for what leads elsewhere, or writes lines of its own."""
+    folder = f"{run['id']}-{run['stage']}"
+    if not re.fullmatch(r"[\w-]{1,80}", folder, re.ASCII):
+        raise UserError(f"{folder!r} is no name of a run", "a run of fcl-bench")
+    return folder
 
 
 def reported(error: Exception) -> int:
