@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -18,6 +19,8 @@ from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash, locked
 from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.refusals import SPENT, Refusal
+
+log = logging.getLogger(__name__)
 
 #: The name of the file.
 LEDGER = "ledger.jsonl"
@@ -35,9 +38,6 @@ class SiteLedger:
     Args:
         path: of the file; it is made with the first line.
         policy: how much may leave.
-
-    Raises:
-        UserError: a line was changed, or is missing.
     """
 
     def __init__(self, path: Path, policy: Policy) -> None:
@@ -46,7 +46,7 @@ class SiteLedger:
         #: Uploads that left, by day; by noise that no other has, the epsilon of its run and the releases with it.
         self._days: Counter[str] = Counter()
         self._epsilon: dict[str, float] = {}
-        self._released: defaultdict[str, set[tuple[int, int, str, str]]] = defaultdict(set)
+        self._released: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -57,7 +57,7 @@ class SiteLedger:
                 self._days[entry["time"][:10]] += 1
                 if (noise := entry["noise"]) is not None and entry["fields"]:
                     self._epsilon[noise["key"]] = noise["epsilon"]
-                    self._released[noise["key"]].add(_release(entry))
+                    self._released[noise["key"]].add((entry["task"], entry["sent"]))
 
     def require_left(self, entry: dict[str, Any]) -> None:
         """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
@@ -72,8 +72,8 @@ class SiteLedger:
         if total > policy.epsilon:
             why = f"with this run epsilon is {total:g} in all: policy epsilon={policy.epsilon:g}"
             raise Refusal(SPENT, why, "no further run over these samples")
-        released = self._released[noise["key"]] | {_release(entry)}
-        of_task = sum(task == entry["task"] for _, task, *_ in released)
+        released = self._released[noise["key"]] | {(entry["task"], entry["sent"])}
+        of_task = sum(task == entry["task"] for task, _ in released)
         if of_task > noise["of_task"] or len(released) > noise["of_run"]:
             raise Refusal(SPENT, f"the run's noise is for {noise['of_run']} uploads, and more are asked for", "no more")
 
@@ -84,15 +84,12 @@ class SiteLedger:
             self._catch_up()
             whole = {"time": _now(), **entry, "before": self._last}
             with self.path.open("ab") as file:
+                if file.tell() > self._size:
+                    log.warning("%s: the last line has no end, and is cut off: its message did not leave", self.path)
+                    file.truncate(self._size)
                 file.write(json.dumps({**whole, "hash": _hash_of(whole)}).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._catch_up()
-
-
-def _release(entry: dict[str, Any]) -> tuple[int, int, str, str]:
-    """What is one release: the same bytes, as the answer to the same broadcasts."""
-    return entry["client"], entry["task"], entry["asked"], entry["sent"]
 
 
 def _now() -> str:
@@ -113,6 +110,8 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
     with path.open("rb") as file:
         file.seek(size)
         for number, line in enumerate(file, lines + 1):
+            if not line.endswith(b"\n"):  # a crash or a full disk cut it, or another node is writing it
+                return
             try:
                 entry = json.loads(line)
                 sound = entry["before"] == before and entry["hash"] == _hash_of(entry)
@@ -121,7 +120,7 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
             if not sound:
                 raise UserError(
                     f"{path}: line {number} is not what was written, or a line before it is missing",
-                    "find out who changed it; without the file the node begins another one",
+                    "a copy of the whole file: a new one would forget what it spent of epsilon and of the day",
                 )
             before = entry["hash"]
             yield entry, len(line)
@@ -130,11 +129,10 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
 def summary(path: Path) -> str:
     """What a ledger says, by run: what left and what was refused, bytes, fields, smallest groups and epsilon."""
     runs: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    last, lines = "none", 0
-    for entry, _ in read(path):
+    every = [entry for entry, _ in read(path)]
+    for entry in every:
         runs[f"{entry['run']} ({entry['method']})"].append(entry)
-        last, lines = entry["hash"], lines + 1
-    found = [f"{path}: {lines} lines, none changed; the last hash is {last}"]
+    found = [f"{path}: {len(every)} lines, none changed; the last hash is {every[-1]['hash'] if every else 'none'}"]
     for run, entries in runs.items():
         left = [entry for entry in entries if entry["left"]]
         fields = [(f"{e['stage']}/{name}", about["least"]) for e in left for name, about in e.get("fields", {}).items()]

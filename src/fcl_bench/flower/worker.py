@@ -61,10 +61,6 @@ def save_name(broadcast: Message) -> str:
     return f"task-{broadcast.task}-round-{broadcast.round}"
 
 
-def _hash(content: bytes) -> str:
-    return content_hash(content).hexdigest()[:32]
-
-
 class Site(NamedTuple):
     """What a node derives from a run's configuration and its own data.
 
@@ -100,17 +96,17 @@ class _Federation:
 
     def turns(self, broadcast: Message, turns: Sequence[Turn]) -> Iterator[bytes]:
         """Do turns; yields the reply of each, or the number of the reason why there is none."""
-        of_round = {"task": broadcast.task, "round": broadcast.round, "stage": broadcast.stage}
-        content = packed(broadcast)
+        content, of_round = packed(broadcast), {name: getattr(broadcast, name) for name in ("task", "round", "stage")}
         broadcast = on_device(broadcast, self.site.clients.context.device)
         for turn in turns:
             entry = {"kind": "turn", **self.about, "client": turn.client, **of_round, "noise": self.site.noise}
             self._guard.fields = {}
             try:
                 with refusing(TURN_FAILED):
-                    asked = entry["asked"] = _hash(content + self._begun(turn).encode())
+                    asked = entry["asked"] = content_hash(content + self._begun(turn).encode()).hexdigest()
                     reply = self._turn(broadcast, turn.client, asked)
-                    entry |= {"fields": self._guard.fields, "sent": _hash(packed(reply.upload))}
+                    sent = packed(reply.upload, client=turn.client, asked=asked)
+                    entry |= {"fields": self._guard.fields, "sent": content_hash(sent).hexdigest()}
                     self._ledger.require_left(entry)
                     blob = serialise_reply(reply)
             except Exception as error:
@@ -200,8 +196,7 @@ class Worker:
 
     def _answers(self, request: Received) -> Iterator[bytes]:
         about = request.beside
-        with refusing(DOES_NOT_FIT):
-            federation = self._of_run(about["run"])
+        federation = self._of_run(about["run"])
         if request.kind == "info":
             clients, raw = federation.site.clients, federation.node.data.raw
             info = NodeInfo.of(self._name, clients, self._own, raw, federation.site.data)
