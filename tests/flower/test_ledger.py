@@ -13,10 +13,19 @@ from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.refusals import Refusal
 
 
-def entry(task=0, round_=0, asked="a", **more):
+def entry(task=0, round_=0, asked="a", sent="a", **more):
     about = {"kind": "turn", "run": "abc", "method": "afl", "client": 0, "task": task, "round": round_}
     fields = {"G": {"shape": [3, 3], "least": 7}}
-    return {**about, "stage": "statistics", "asked": asked, "noise": None, "fields": fields, "bytes": 100, **more}
+    return {
+        **about,
+        "stage": "statistics",
+        "asked": asked,
+        "sent": sent,
+        "noise": None,
+        "fields": fields,
+        "bytes": 100,
+        **more,
+    }
 
 
 def sent(ledger, *entries):
@@ -51,10 +60,27 @@ def test_a_changed_ledger_is_seen(tmp_path, harm, line):
     path = tmp_path / "ledger.jsonl"
     sent(SiteLedger(path, Policy()), entry(0), entry(1), entry(2))
     path.write_text("\n".join(harm(path.read_text().splitlines())) + "\n")
-    with pytest.raises(UserError, match=f"line {line} is not what was written"):
+    with pytest.raises(UserError, match=f"line {line} is not what was written.*would forget what it spent"):
         SiteLedger(path, Policy())
     with pytest.raises(UserError, match=f"line {line} is not what was written"):
         summary(path)
+
+
+def test_a_line_that_was_cut_is_cut_off(tmp_path, caplog):
+    """Its message has not left, and what was spent before is still spent."""
+    path = tmp_path / "ledger.jsonl"
+    sent(SiteLedger(path, Policy()), entry(0), entry(1), entry(2))
+    whole = path.read_bytes().splitlines(keepends=True)
+    for cut in (whole[2][:20], whole[2][:-1]):
+        path.write_bytes(b"".join([*whole[:2], cut]))
+        ledger = SiteLedger(path, Policy(messages_per_day=2))
+        assert "2 lines, none changed" in summary(path)
+        with pytest.raises(Refusal, match="2 uploads left today"):
+            ledger.require_left(entry(2))
+        caplog.clear()
+        ledger.write({**entry(3), "left": False, "code": 14})
+        assert "the last line has no end, and is cut off" in caplog.text
+        assert [line["task"] for line, _ in read(path)] == [0, 1, 3]
 
 
 def test_a_shorter_ledger_has_another_last_hash(tmp_path):
@@ -73,6 +99,13 @@ def test_the_summary_counts_what_left_and_what_did_not(tmp_path):
     text = summary(path)
     for part in ("3 lines", "left: 2 messages, 200 bytes", "statistics/G, statistics/n", "group: 5", "1 by error 12"):
         assert part in text
+
+
+def test_the_summary_of_a_run_has_no_lines_of_its_own(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    sent(SiteLedger(path, Policy()), entry(run="abc\n  refused: none\x1b[2K"))
+    assert len(summary(path).splitlines()) == 7
+    assert "\x1b" not in summary(path)
 
 
 def test_a_day_has_so_many_uploads(tmp_path, monkeypatch):
@@ -103,7 +136,7 @@ def test_noise_is_for_so_many_uploads_and_a_turn_done_twice_is_one(tmp_path):
     ledger = SiteLedger(tmp_path / "ledger.jsonl", Policy(epsilon=8))
     sent(ledger, entry(0, noise=noise("one", 5)))
     ledger.require_left(entry(0, noise=noise("one", 5)))
-    for again in (entry(0, 1, noise=noise("one", 5)), entry(0, 0, "b", noise=noise("one", 5))):
+    for again in (entry(0, 1, "b", "b", noise=noise("one", 5)), entry(0, 0, "a", "b", noise=noise("one", 5))):
         with pytest.raises(Refusal, match="the run's noise is for 2 uploads"):
             ledger.require_left(again)
     sent(ledger, entry(1, noise=noise("one", 5)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import socket
 import subprocess
 
@@ -122,6 +123,10 @@ def test_a_run_s_name_leads_to_no_other_folder(tmp_path, caplog):
     (answer,) = worker.answer(serialise("delete", run={"id": "../../elsewhere", "stage": "run"}))
     assert deserialise(answer).kind == "failed"
     assert "is no name of a run" in caplog.text
+    # Nor does it write lines of its own into the ledger.
+    worker.answer(serialise("info", run={"id": "abc\nrefused: none\x1b[2K", "stage": "run"}))
+    entries = [json.loads(line) for line in (tmp_path / "nodes" / "ledger.jsonl").read_text().splitlines()]
+    assert [entry["run"] for entry in entries] == ["unknown", "unknown"]
 
 
 def test_a_request_without_the_servers_signature_is_refused(tmp_path):

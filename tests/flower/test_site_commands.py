@@ -75,6 +75,7 @@ def test_check_says_in_one_line_what_cannot_work(typed, tmp_path, link):
         ("clients=0", link, "data.path=nan.npz"): "holds NaN",
         ("clients=0", closed, own): "cannot be reached",
         ("clients=0", link, own, "policy=text"): "has no lines KEY: VALUE",
+        ("clients=0", link, own, "policy=none.yaml"): "policy=none.yaml is missing (fcl-bench-node init",
         ("clients=0", link, own, "ca=text"): "ca=text cannot be used",
         ("clients=0", link, own, "key=text"): "key=text cannot be used",
         ("clients=0", link, own, "key=nowhere"): "key=nowhere cannot be used",

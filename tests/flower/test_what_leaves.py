@@ -37,6 +37,7 @@ ATTEMPTS = {
         "partition.min_size=0",
     ),
     "few samples of some classes": ("method=fedfecam", "clients=20", "beta=0.1"),
+    "few samples of some classes, sketched": ("method=gaussian_sketch", "clients=20", "beta=0.1"),
     "gradients of prototypes": ("method=glfc", *short_run("glfc")[1:], "method.memory=0"),
     "gradients of prototypes in LGA": ("method=lga", *short_run("lga")[1:], "method.memory=0"),
     "an autoencoder for each class": ("method=fedcbc", *short_run("fedcbc")[1:], "clients=60"),

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash, locked
 from fcl_bench.flower.policy import Policy
 from fcl_bench.flower.refusals import SPENT, Refusal
+
+log = logging.getLogger(__name__)
 
 #: The name of the file.
 LEDGER = "ledger.jsonl"
@@ -35,18 +38,15 @@ class SiteLedger:
     Args:
         path: of the file; it is made with the first line.
         policy: how much may leave.
-
-    Raises:
-        UserError: a line was changed, or is missing.
     """
 
     def __init__(self, path: Path, policy: Policy) -> None:
         self.path, self.policy = path, policy
         self._lines, self._size, self._last = 0, 0, ""
-        #: Uploads that left, by day; by noise that no other has, the epsilon of its run and what was asked of it.
+        #: Uploads that left, by day; by noise that no other has, the epsilon of its run and the releases with it.
         self._days: Counter[str] = Counter()
         self._epsilon: dict[str, float] = {}
-        self._asked: defaultdict[str, set[tuple[int, int, str]]] = defaultdict(set)
+        self._released: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
         self._catch_up()
 
     def _catch_up(self) -> None:
@@ -55,9 +55,9 @@ class SiteLedger:
             self._lines, self._size, self._last = self._lines + 1, self._size + size, entry["hash"]
             if entry["left"] and entry["kind"] == "turn":
                 self._days[entry["time"][:10]] += 1
-                if (noise := entry["noise"]) is not None:
+                if (noise := entry["noise"]) is not None and entry["fields"]:
                     self._epsilon[noise["key"]] = noise["epsilon"]
-                    self._asked[noise["key"]].add((entry["task"], entry["round"], entry["asked"]))
+                    self._released[noise["key"]].add((entry["task"], entry["sent"]))
 
     def require_left(self, entry: dict[str, Any]) -> None:
         """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
@@ -65,16 +65,16 @@ class SiteLedger:
         policy, most = self.policy, self.policy.messages_per_day
         if most is not None and self._days[_now()[:10]] >= most:
             raise Refusal(SPENT, f"{most} uploads left today: policy messages_per_day={most}", "another day")
-        if policy.epsilon is None:
+        if policy.epsilon is None or not entry["fields"]:
             return
         noise = entry["noise"]
         total = sum({**self._epsilon, noise["key"]: noise["epsilon"]}.values())
         if total > policy.epsilon:
             why = f"with this run epsilon is {total:g} in all: policy epsilon={policy.epsilon:g}"
             raise Refusal(SPENT, why, "no further run over these samples")
-        asked = self._asked[noise["key"]] | {(entry["task"], entry["round"], entry["asked"])}
-        of_task = sum(task == entry["task"] for task, _, _ in asked)
-        if of_task > noise["of_task"] or len(asked) > noise["of_run"]:
+        released = self._released[noise["key"]] | {(entry["task"], entry["sent"])}
+        of_task = sum(task == entry["task"] for task, _ in released)
+        if of_task > noise["of_task"] or len(released) > noise["of_run"]:
             raise Refusal(SPENT, f"the run's noise is for {noise['of_run']} uploads, and more are asked for", "no more")
 
     def write(self, entry: dict[str, Any]) -> None:
@@ -84,10 +84,12 @@ class SiteLedger:
             self._catch_up()
             whole = {"time": _now(), **entry, "before": self._last}
             with self.path.open("ab") as file:
+                if file.tell() > self._size:
+                    log.warning("%s: the last line has no end, and is cut off: its message did not leave", self.path)
+                    file.truncate(self._size)
                 file.write(json.dumps({**whole, "hash": _hash_of(whole)}).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._catch_up()
 
 
 def _now() -> str:
@@ -108,6 +110,8 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
     with path.open("rb") as file:
         file.seek(size)
         for number, line in enumerate(file, lines + 1):
+            if not line.endswith(b"\n"):  # a crash or a full disk cut it, or another node is writing it
+                return
             try:
                 entry = json.loads(line)
                 sound = entry["before"] == before and entry["hash"] == _hash_of(entry)
@@ -116,7 +120,7 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
             if not sound:
                 raise UserError(
                     f"{path}: line {number} is not what was written, or a line before it is missing",
-                    "find out who changed it; without the file the node begins another one",
+                    "a copy of the whole file: a new one would forget what it spent of epsilon and of the day",
                 )
             before = entry["hash"]
             yield entry, len(line)
@@ -125,11 +129,10 @@ def read(path: Path, lines: int = 0, size: int = 0, before: str = "") -> Iterato
 def summary(path: Path) -> str:
     """What a ledger says, by run: what left and what was refused, bytes, fields, smallest groups and epsilon."""
     runs: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
-    last, lines = "none", 0
-    for entry, _ in read(path):
+    every = [entry for entry, _ in read(path)]
+    for entry in every:
         runs[f"{entry['run']} ({entry['method']})"].append(entry)
-        last, lines = entry["hash"], lines + 1
-    found = [f"{path}: {lines} lines, none changed; the last hash is {last}"]
+    found = [f"{path}: {len(every)} lines, none changed; the last hash is {every[-1]['hash'] if every else 'none'}"]
     for run, entries in runs.items():
         left = [entry for entry in entries if entry["left"]]
         fields = [(f"{e['stage']}/{name}", about["least"]) for e in left for name, about in e.get("fields", {}).items()]
@@ -143,4 +146,4 @@ def summary(path: Path) -> str:
             f"  epsilon: {', '.join(map(str, epsilon.values())) or 'no noise'}",
             f"  refused: {', '.join(f'{number} by {code}' for code, number in codes.items()) or 'none'}",
         ]
-    return "\n".join(found)
+    return "\n".join(printable(line).replace("\n", "\\n") for line in found)

@@ -58,7 +58,8 @@ class Policy:
         try:
             found = dict(yaml.safe_load(path.read_text()))
         except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-            raise UserError(f"policy={given} has no lines KEY: VALUE", "a file of fcl-bench-node init") from error
+            what = "is missing" if isinstance(error, FileNotFoundError) else "has no lines KEY: VALUE"
+            raise UserError(f"policy={given} {what}", "fcl-bench-node init, which writes one") from error
         return typed_instance(cls, {str(key): value for key, value in found.items()}, "policy")
 
     @cached_property

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fcl_bench.engine.blob import packed
-from fcl_bench.engine.checkpoint import ClientStore
+from fcl_bench.engine.checkpoint import ClientStore, tensor_text, text_tensor
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: The exit status of a worker whose turn took longer than the server waits; its parent process starts another one.
 TOO_LONG = 75
+#: The name of the hash of the turns that made a save, among its tensors.
+_PAST = "turns before"
 
 
 class Turn(NamedTuple):
@@ -89,41 +91,50 @@ class _Federation:
         uploads = Uploads.of(site.clients.method, site.clients.context)
         self._guard = self.node.client = Guarded(self.node.client, ledger.policy, uploads)
         self._stores = {client: ClientStore(folder, run["id"], f"client-{client}") for client in own}
-        #: Per client, the save whose state is in memory.
-        self._current: dict[int, str | None] = {}
+        #: Per client, the save whose state is in memory, and the hash of the turns that made it.
+        self._current: dict[int, tuple[str | None, str]] = {}
 
     def turns(self, broadcast: Message, turns: Sequence[Turn]) -> Iterator[bytes]:
         """Do turns; yields the reply of each, or the number of the reason why there is none."""
-        asked = content_hash(packed(broadcast)).hexdigest()[:16]
-        of_round = {"task": broadcast.task, "round": broadcast.round, "stage": broadcast.stage, "asked": asked}
+        content, of_round = packed(broadcast), {name: getattr(broadcast, name) for name in ("task", "round", "stage")}
         broadcast = on_device(broadcast, self.site.clients.context.device)
         for turn in turns:
             entry = {"kind": "turn", **self.about, "client": turn.client, **of_round, "noise": self.site.noise}
             self._guard.fields = {}
             try:
                 with refusing(TURN_FAILED):
+                    asked = entry["asked"] = content_hash(content + self._begun(turn).encode()).hexdigest()
+                    reply = self._turn(broadcast, turn.client, asked)
+                    sent = packed(reply.upload, client=turn.client, asked=asked)
+                    entry |= {"fields": self._guard.fields, "sent": content_hash(sent).hexdigest()}
                     self._ledger.require_left(entry)
-                    blob = serialise_reply(self._turn(broadcast, turn))
+                    blob = serialise_reply(reply)
             except Exception as error:
                 code = reported(error)
                 self._ledger.write({**entry, "left": False, "code": code, "fields": self._guard.fields})
                 yield serialise("failed", clients=[turn.client], code=code)
             else:
-                self._ledger.write({**entry, "left": True, "fields": self._guard.fields, "bytes": len(blob)})
+                self._ledger.write({**entry, "left": True, "bytes": len(blob)})
                 log.info("%s: client %d sends %s", save_name(broadcast), turn.client, ", ".join(self._guard.fields))
                 yield blob
 
-    def _turn(self, broadcast: Message, turn: Turn) -> Reply:
+    def _begun(self, turn: Turn) -> str:
+        """Restore the state with which a turn begins; returns the hash of the turns that made it."""
         client, state, checkpoint = turn
-        node, name, store = self.node, save_name(broadcast), self._stores[client]
-        node.commit()
-        if client not in self._current or self._current[client] != state:
+        store = self._stores[client]
+        self.node.commit()
+        # From here on memory has no turn's state, should this one fail.
+        current, past = self._current.pop(client, (None, ""))
+        if state is None or current != state:
             with refusing(STATE_LOST):
                 saved = {} if state is None else store.restore(state, [client])
-            node.resume(client, {key.partition(".")[2]: value for key, value in saved.items()})
-        # From here on memory has no turn's state, should this one fail.
-        self._current.pop(client, None)
+            past = tensor_text(saved.pop(f"{client}.{_PAST}")) if saved else ""
+            self.node.resume(client, {key.partition(".")[2]: value for key, value in saved.items()})
         store.prune((state, checkpoint))
+        return past
+
+    def _turn(self, broadcast: Message, client: int, asked: str) -> Reply:
+        node, name = self.node, save_name(broadcast)
         with node.computing():
             reply = node.turn(client, broadcast)
         if (alone := reply.revealed) is not None and (numbers := self.site.numbers) is not None:
@@ -131,8 +142,9 @@ class _Federation:
             alone = None if self.site.noise else dataclasses.replace(alone, samples=numbers[alone.samples])
             reply = dataclasses.replace(reply, revealed=alone)
         if after := node.keeps(client):
-            store.save(name, [client], {f"{client}.{key}": value for key, value in after.items()})
-        self._current[client] = name if after else None
+            states = {f"{client}.{key}": value for key, value in after.items()}
+            self._stores[client].save(name, [client], {**states, f"{client}.{_PAST}": text_tensor(asked)})
+            self._current[client] = name, asked
         return reply
 
     def delete_states(self) -> None:
@@ -174,7 +186,8 @@ class Worker:
         about = {"kind": "request", "run": "unknown", "method": "unknown"}
         try:
             received = deserialise(signing.opened(request, self._ledger.policy.server_key))
-            about |= {"kind": received.kind, "run": str(received.beside["run"]["id"])}
+            _folder_of(received.beside["run"])
+            about |= {"kind": received.kind, "run": received.beside["run"]["id"]}
             return list(self._answers(received))
         except Exception as error:
             code = reported(error)
@@ -183,8 +196,7 @@ class Worker:
 
     def _answers(self, request: Received) -> Iterator[bytes]:
         about = request.beside
-        with refusing(DOES_NOT_FIT):
-            federation = self._of_run(about["run"])
+        federation = self._of_run(about["run"])
         if request.kind == "info":
             clients, raw = federation.site.clients, federation.node.data.raw
             info = NodeInfo.of(self._name, clients, self._own, raw, federation.site.data)
@@ -203,12 +215,18 @@ class Worker:
     def _of_run(self, run: dict[str, Any]) -> _Federation:
         if self._federation is None or self._federation.run != run:
             self._federation = None  # with the last run's data, before the next one's come
-            folder = f"{run['id']}-{run['stage']}"
-            if not re.fullmatch(r"[\w-]{1,80}", folder, re.ASCII):  # no path that leads elsewhere
-                raise UserError(f"{folder!r} is no name of a run", "a run of fcl-bench")
-            self._federation = _Federation(run, self._make(run), self._own, self._folder / folder, self._ledger)
+            folder = self._folder / _folder_of(run)
+            self._federation = _Federation(run, self._make(run), self._own, folder, self._ledger)
             log.info("run %s: clients %s are ready", run["id"], ", ".join(map(str, self._own)))
         return self._federation
+
+
+def _folder_of(run: dict[str, Any]) -> str:
+    """The name of a run's folder. Raises a `UserError` for what leads elsewhere, or writes lines of its own."""
+    folder = f"{run['id']}-{run['stage']}"
+    if not re.fullmatch(r"[\w-]{1,80}", folder, re.ASCII):
+        raise UserError(f"{folder!r} is no name of a run", "a run of fcl-bench")
+    return folder
 
 
 def reported(error: Exception) -> int:
