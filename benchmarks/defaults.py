@@ -72,7 +72,7 @@ OWN = {
 }
 AVERAGING = ["fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "fedntd", "fedewc", "fedlwf"]
 EXEMPLARS = ["fedicarl", "glfc", "lga"]
-CLOSED = ["afl", "afcl", "air", "ds_al", "fedran", "stsa", "stsa_e", "ranpac", "centred_sketch"]
+CLOSED = ["afl", "afcl", "air", "ds_al", "fedran", "stsa", "stsa_e", "ranpac", "centred_sketch", "gaussian_sketch"]
 CLOSED += ["fedncm", "fedlda", "fedklda", "fedfecam", "centralised_ridge", "centralised_softmax"]
 METHODS = {
     "features": [*AVERAGING, "regmean", *EXEMPLARS, *CLOSED, "fedgen"],
