@@ -66,7 +66,7 @@ def test_one_run_has_its_curve_and_matrix_and_no_panel_of_a_single_dot(tmp_path)
 
 @pytest.mark.slow
 def test_two_rivals_in_one_setting_are_compared_and_a_lone_one_beside_them_is_not(tmp_path):
-    figures = all_drawn(figures_of(tmp_path, {}, {"method": "afl"}, {"method": "afl", "beta": 1.0}))
+    figures = all_drawn(figures_of(tmp_path, {}, {"method": "afl"}, {"method": "afl", "beta": 1.0, "A_avg": 61.0}))
     assert list(figures) == [
         *("accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds"),
         *("accuracy_against_beta", "accuracy_matrix"),
@@ -84,12 +84,13 @@ def test_only_wanted_figures_are_drawn(tmp_path):
 
 @pytest.mark.slow
 def test_reference_runs_are_in_figures_without_curves_and_seconds(tmp_path):
-    frame = made_up({}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0})
+    settings = [{}, {"method": "afl"}, {"beta": 1.0, "A_avg": 61.0}, {"method": "afl", "beta": 1.0, "A_avg": 61.0}]
+    frame = made_up(*settings)
     reference = frame.assign(folder="", seconds_per_task=np.nan, **{FROM: "reference"})
     alone = ["accuracy_against_bytes", "accuracy_against_beta"]
     assert list(all_drawn(figure_set(reference, tmp_path))) == alone
     # Beside one's own runs of the same settings, even with the same ids, only those have curves.
-    figures_of(tmp_path, {}, {"method": "afl"}, {"beta": 1.0}, {"method": "afl", "beta": 1.0}, only=())
+    figures_of(tmp_path, *settings, only=())
     both = pd.concat([frame.assign(folder=frame["run_id"], **{FROM: np.nan}), reference], ignore_index=True)
     figures = all_drawn(figure_set(both, tmp_path))
     assert list(figures) == [
@@ -195,7 +196,9 @@ def test_a_line_for_each_width_joins_the_ranks(tmp_path):
 
 @pytest.mark.slow
 def test_a_method_looks_the_same_in_every_figure(tmp_path):
-    runs = [{"method": m, "beta": b, "label_rate": 1.0} for m in ("afl", "stsa", "fedran") for b in (0.1, 1.0)]
+    # Lines that are all flat are not drawn.
+    knobs = [{"beta": beta, "A_avg": 60 + beta, "label_rate": 1.0} for beta in (0.1, 1.0)]
+    runs = [{"method": method, **more} for method in ("afl", "stsa", "fedran") for more in knobs]
     figures = figures_of(tmp_path, *runs)
     for name in ("accuracy_over_tasks", "accuracy_against_bytes", "accuracy_against_seconds", "accuracy_against_beta"):
         seen = {h.get_label(): (h.get_color(), h.get_marker()) for h in figures[name].legends[0].legend_handles}
