@@ -341,9 +341,7 @@ def test_class_sums_that_fit_no_samples_have_a_bounded_effect():
     server.absorb(0, lie)
     server.finish_task()
     Z = np.random.default_rng(4).standard_normal((30, 8))
-    lengths = np.array([np.linalg.norm(Z[c::5], axis=1).sum() for c in range(5)])
     most = np.linalg.norm(projection_of(server), 2) * np.sqrt(6 * np.square(Z).reshape(6, 5, 8).sum(axis=(0, 2)))
-    assert (np.linalg.norm(projection_of(server), 2) * lengths <= most * (1 + 1e-12)).all()
     # What lies outside the sketch's span is the model's, and honest.
     assert (np.linalg.norm(server.B.numpy(), axis=0) < 2 * most).all()
 

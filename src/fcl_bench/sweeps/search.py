@@ -145,7 +145,7 @@ def ended(study: Any) -> list[Any]:
 class Pruning(Tracker):
     """Tracking that reports each task's accuracy to a trial, and ends the run if that is below the median of others.
 
-    No run ends in the first half of its tasks: what learns the first task best is often what forgets it most.
+    No run ends in the first half of its tasks: a setting that learns the first task best often forgets it most.
 
     Args:
         first: the number of the run's first task among all tasks of the trial's runs.
