@@ -9,13 +9,16 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from fcl_bench.linalg.gram import add_gram, gram, product
+from fcl_bench.linalg.gram import product
+from fcl_bench.linalg.structure import mirror
 
 #: If H is computed in blocks: the largest number of bytes per block, and the smallest number of rows.
 _BLOCK_BYTES, _BLOCK_ROWS = 2**26, 256
 #: Activations after the projection: ReLU or none; and the cosine, which has a bandwidth.
 ACTIVATIONS = ("relu", "none")
 FOURIER = "cos"
+#: About what a block of rows of a covariance of random features takes, so that it stays in the processor's cache.
+_TILE_BYTES = 2**21
 #: A mean beyond this many standard deviations makes a feature linear or dead to the last bit of float64.
 _FAR = 40.0
 #: Projections in use in this process, by what determines them.
@@ -152,9 +155,7 @@ def relu_covariance(
         Q = sum_c n_c {A_c o Phi Phi' + (1/2) A_c o A_c o (phi/s)(phi/s)'}
         Q_ii = sum_c n_c s_i^2 {(m^2 + 1) Phi + m phi - (m Phi + phi)^2}
 
-    No class needs an M x M matrix of its own: A_c = b_c R + F_c F_c' for R = P' Sigma P and F_c = P' L_c (M, k), and
-    A_c o A_c = b_c^2 R o R + 2 b_c R o F_c F_c' + K_c K_c', where K_c (M, k (k + 1) / 2) has the products of two
-    columns of F_c, those of different columns times 2^(1/2).
+    A_c and its square are computed for some rows at a time, above the diagonal, so that Q is the only M x M matrix.
 
     Q is positive semidefinite: Schur products of such matrices, and a diagonal that is no smaller than theirs.
 
@@ -168,23 +169,24 @@ def relu_covariance(
     Returns:
         (M, M), symmetric.
     """
-    R = product(P.T, product(Sigma, P))
-    R = (R + R.T).div_(2)  # symmetric to the bit
-    n, b, F = weights.to(R).unsqueeze(1), own.shares.unsqueeze(1), own.factors.mT @ P  # F: (C, k, M)
-    variances = b * R.diagonal().clamp_min(0) + F.square().sum(dim=1)
+    projected, n = product(Sigma, P), weights.to(P).unsqueeze(1)
+    F = own.factors.mT @ P  # (C, k, M)
+    variances = own.shares.unsqueeze(1) * (P * projected).sum(dim=0).clamp_min(0) + F.square().sum(dim=1)
     scale = variances.sqrt()
     inverse = torch.where(scale > 0, 1 / scale, 0)
     m = ((means.T @ P) * inverse).clamp(-_FAR, _FAR)
     Phi, phi = torch.special.ndtr(m), torch.exp(-m.square() / 2) / math.sqrt(2 * math.pi)
-    live = (scale > 0).to(R)
-    first, second = n.sqrt() * Phi * live, n.sqrt() * phi * inverse
-    Q = gram(b.sqrt() * first).mul_(R)
-    add_gram(Q, (F * first.unsqueeze(1)).flatten(0, 1))
-    Q.add_(gram((F * (b.sqrt() * second).unsqueeze(1)).flatten(0, 1)).mul_(R))
-    one, other = torch.triu_indices(F.shape[1], F.shape[1])
-    K = F[:, one] * F[:, other] * torch.where(one == other, 0.5, 1.0).to(F).sqrt().unsqueeze(1)
-    add_gram(Q, (K * second.unsqueeze(1)).flatten(0, 1))
-    Q.add_(gram(b * second).mul_(R.square_()), alpha=0.5)
+    first, second = n.sqrt() * Phi * (scale > 0), (n / 2).sqrt() * phi * inverse
+    M = P.shape[1]
+    Q = P.new_zeros(M, M)
+    rows = max(1, _TILE_BYTES // (P.element_size() * M))
+    for start in range(0, M, rows):
+        own_rows, others = slice(start, start + rows), slice(start, M)
+        R, block = P[:, own_rows].T @ projected[:, others], Q[own_rows, others]
+        for b, F_c, one, two in zip(own.shares.tolist(), F, first, second, strict=True):
+            A = torch.addmm(R, F_c[:, own_rows].T, F_c[:, others], beta=b)
+            block.addcmul_(A, (A * two[others]).mul_(two[own_rows].unsqueeze(1)).addr_(one[own_rows], one[others]))
+    mirror(Q)
     # The variance over s^2, in a form whose terms do not cancel where m is large.
     exact = m.square() * Phi * torch.special.ndtr(-m) + Phi + m * phi * (1 - 2 * Phi) - phi.square()
     cut = Phi.square() + phi.square() / 2  # the series after order 2, never larger except by rounding
