@@ -15,7 +15,7 @@ from fcl_bench.engine.transport import Transport
 from fcl_bench.errors import UserError
 from fcl_bench.linalg.tensors import Flat
 from fcl_bench.protocol.context import WireFormat
-from fcl_bench.protocol.fields import Field, SampleCounts, Schema
+from fcl_bench.protocol.fields import SQUARE, Field, SampleCounts, Schema
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import EVERYONE, Server
 from fcl_bench.tracking.console import Notices
@@ -233,12 +233,16 @@ def _form(
     if wanted.kind == "whole":
         return _whole(tensor, wanted, announced)
     # Imported only where a method declares such a field; models have none.
-    from fcl_bench.linalg.structure import noisy_gram_trouble, sums_trouble
+    from fcl_bench.linalg.structure import longer_trouble, noisy_gram_trouble, sums_trouble
 
     if wanted.per_sample is not None and announced is not None and tensor.numel():
         most, found = announced.task * wanted.per_sample, float(tensor.abs().max())
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
+    if wanted.longest is not None and announced is not None:
+        square, samples = wanted.one_sample == SQUARE, announced.task
+        if trouble_found := longer_trouble(tensor, square, samples, wanted.longest, wanted.noise, error):
+            return trouble_found, f"sums over {samples} samples that are no longer than {wanted.longest:g}"
     if wanted.form == "noisy gram":
         if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):
             return (
@@ -290,8 +294,9 @@ def _whole(tensor: torch.Tensor, wanted: Field, announced: SampleCounts | None) 
         return f"holds {others[0]}", f"some of {', '.join(map(str, sorted(wanted.among)))}"
     if wanted.speaks_for:
         most = MOST_SAMPLES if announced is None else getattr(announced, wanted.speaks_for)
-        # In float64, since sums of integers wrap around.
-        if (total := float(tensor.double().sum())) > most:
+        # Noise moves counts up as far as down. In float64, since sums of integers wrap around.
+        room = tensor.numel() * -(wanted.least or 0.0)
+        if (total := float(tensor.double().sum())) > most + room:
             return f"counts {total:.6g} samples", f"at most the {most} that the client has"
     return None
 

@@ -56,6 +56,7 @@ class Field:
             symmetric and positive semidefinite), "noisy gram" (a Gram matrix with noise), "packed grams" (one column
             per Gram matrix, its upper triangle by rows), "orthonormal" (columns), "descending", "distinct"; "": none.
         per_sample: the most that one sample adds to a value, in absolute terms; None: unknown.
+        longest: the most that the features of a sample are long, which bounds sums over samples; None: no bound.
         of: for sums over samples, the name of the Gram matrix of the same samples; "": there is none.
         by: for these sums, the name of the field with the numbers of samples, one per column or one for all; "": the
             numbers that the client announced.
@@ -87,6 +88,7 @@ class Field:
     most: float | None = field(default=None, kw_only=True)
     form: str = field(default="", kw_only=True)
     per_sample: float | None = field(default=None, kw_only=True)
+    longest: float | None = field(default=None, kw_only=True)
     of: str = field(default="", kw_only=True)
     by: str = field(default="", kw_only=True)
     speaks_for: str = field(default="", kw_only=True)
@@ -117,7 +119,8 @@ class Field:
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
-        return self.kind == "whole" or self.per_sample is not None or bool(self.form or self.of or self.zero_without)
+        bounded = self.per_sample is not None or self.longest is not None
+        return self.kind == "whole" or bounded or bool(self.form or self.of or self.zero_without)
 
 
 #: The fields of an upload by name. A name that ends with "*" stands for all names that begin like it, such as those of

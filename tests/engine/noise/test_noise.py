@@ -18,7 +18,7 @@ from fcl_bench.methods.closed_form.fedlda import FedLDA
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.options.noise.gaussian import Gaussian
 from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, NoisyUpdates, simulated
-from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, Uploads
+from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, SampleCounts, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
 from tests.engine.noise.test_sensitivity import TASK, noisy_context, upload_of
@@ -137,6 +137,48 @@ def test_honest_noisy_uploads_are_admitted_and_false_ones_are_not(method, multip
     if "n" in noisy:
         with pytest.raises(BadUpload, match="n holds -1e"):
             taken(noisy.with_tensors({**noisy, "n": torch.full_like(noisy["n"], -(10**8))}))
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 0.3])
+def test_no_upload_is_larger_than_clipped_samples_and_noise_explain(multiplier):
+    """What bounds a client's share: honest uploads pass, also where every sample has the largest length."""
+    method, rng = FedLDA(), np.random.default_rng(1)
+    context = noisy_context(method, multiplier=multiplier)
+    server, clip = method.server(context), context.release.clip
+    server.start_task(TASK)
+    codec = Codec(Uploads.of(method, context), None, context.dtype, context.device)
+    step = NoisyStatistics(simulated(0), context.release)
+    deviation = context.release.deviation
+
+    def taken(upload: Message) -> Message:
+        arrival = Arrival(0, upload, SampleCounts(9, 9))
+        return validate_upload(arrival, server.schema(TASK, "statistics"), codec, server)
+
+    for client in range(100):
+        samples = rng.standard_normal((9, 4)) * 10.0 ** rng.integers(-2, 3)
+        upload = upload_of(method, context, samples, rng.integers(0, 3, 9))
+        taken(step.send(dataclasses.replace(upload, task=0), client))
+    # FedLDA's G and S of 9 samples that all are as long as they may be, and of 10.
+    h = clip * torch.tensor([0.6, 0.8, 0.0, 0.0], dtype=torch.float64)
+    for samples in (9, 10):
+        S = torch.zeros(4, 3, dtype=torch.float64)
+        S[:, 1] = samples * h
+        sums = {"G": samples * torch.outer(h, h), "S": S, "n": torch.tensor([0, 9, 0]).to(upload["n"])}
+        most = upload.with_tensors({**upload, **sums})
+        if samples == 9:
+            taken(most)
+        elif multiplier == 0:
+            with pytest.raises(BadUpload, match="G has the trace .* 9 samples that are no longer than 0.7"):
+                taken(most)
+    room = 8 * max(deviation.values(), default=0.0) * 10
+    honest = step.send(dataclasses.replace(upload, task=0), 0)
+    for name, larger, words in (
+        ("G", (9 * clip**2 + room) * torch.eye(4), "G has the trace"),
+        ("S", (9 * clip + room) * torch.ones(4, 3), "S has columns of together"),
+        ("n", torch.full((3,), 10 + int(room)), "n counts"),
+    ):
+        with pytest.raises(BadUpload, match=words):
+            taken(honest.with_tensors({**honest, name: larger.to(honest[name])}))
 
 
 @pytest.mark.parametrize("method", [STSA(M=None, gamma=1.0), FedLDA()], ids=lambda m: m.name)

@@ -238,8 +238,8 @@ class GaussianSketch(RidgeMethod):
     scale_scores: bool | str = knob(True, choices=("length",))
 
     def matrices(self) -> int:
-        # Q itself, and two more while it is made.
-        return super().matrices() + 3
+        # Q itself, and one more while the sketches are added.
+        return super().matrices() + 2
 
     def check(self, context: Context, classes_per_task: list[int]) -> None:
         super().check(context, classes_per_task)

@@ -60,7 +60,7 @@ class DPMechanism:
         )
 
     def loosened(self, expected: Schema, uploads: int = 1) -> Schema:
-        """The expectation of a noisy upload: noise exceeds the ranges a little, and the forms no longer hold.
+        """The expectation of an upload of clipped samples with noise: it exceeds the ranges a little, and has no form.
 
         Args:
             uploads: how many clients' uploads, each with its own noise, are in the sum.
@@ -68,6 +68,8 @@ class DPMechanism:
         return {name: self._loosened(name, wanted, uploads) for name, wanted in expected.items()}
 
     def _loosened(self, name: str, wanted: Field, uploads: int) -> Field:
+        if self.summands.get(name) in (SQUARE, COLUMN):
+            wanted = replace(wanted, longest=self.clip)
         deviation = self.deviation.get(name, 0.0) * math.sqrt(uploads)
         if deviation == 0:
             return wanted
@@ -82,7 +84,6 @@ class DPMechanism:
             per_sample=None,
             of="",
             by="",
-            speaks_for="",
             zero_without="",
         )
 
