@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults attacks test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -322,6 +322,12 @@ bench-generators: $(VENV)/.run
 FAULTS ?=
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
+
+# Lets a share of the clients lie as well as they can, method by method (docs/explanation/hostile_uploads.md): about 15 minutes on
+# one core. ATTACKS="--methods afl,stsa" is a part; the file keeps what is done.
+ATTACKS ?=
+attacks: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.attacks --out outputs/attacks.csv $(ATTACKS)
 
 # Compiled modules are kept whatever the environment says: both workers, and the processes that tests start, read them.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile
