@@ -85,8 +85,7 @@ class Server(ABC):
 
     Attributes:
         method, context: what it was made of.
-        state: names of the attributes that a resumed run needs (see `protocol.state`), in this class; those of its base
-            classes are saved, too.
+        state: names of the attributes of this class that a resumed run needs (`protocol.state`), beside its bases'.
         pure_batches: None: test samples are classified one by one, independently of the others in their batch. A
             number: they are classified in batches of this size that are known to be of one task. This tells the method
             more than a task-agnostic test does, so the results say so.
@@ -258,10 +257,10 @@ class Method(ABC):
     """What `method=...` names: a dataclass of the method's knobs that makes both halves.
 
     Attributes:
-        revision: to be raised when a change to the method changes its numbers; part of the run id, so that runs of the
-            old code are not taken for runs of the new.
+        revision: raised when a change of the code changes the method's numbers; part of the run id.
         ignores_partition: whether its model follows from the samples of all clients, to rounding, whoever holds which.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        common_tasks: whether it needs tasks that all clients learn at the same time.
         search: the few knobs of the class that matter most, each with the range in which `fcl-bench tune` tries it,
             beside those of its base classes; "" takes a base class's knob out.
     """
@@ -270,6 +269,7 @@ class Method(ABC):
     revision: ClassVar[int] = 1
     ignores_partition: bool = False
     resumes_within_tasks: ClassVar[bool] = False
+    common_tasks: ClassVar[bool] = False
     search: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

@@ -125,11 +125,7 @@ class ProjectedMethod(GradientMethod):
             )
 
     def widths(self, network: Network, recurring: bool = False) -> dict[str, int]:
-        """d_l, the numbers in one column of inputs, of each layer that still trains after the first task.
-
-        Args:
-            recurring: see `Context`.
-        """
+        """d_l, the numbers in one column of inputs, of each layer that still trains after the first task."""
         frozen = super().frozen(network, 1) | network.never_trains
         trains = {name: value for name, value in network.named_parameters() if name not in frozen}
         weights = {layer: trains.get(f"{layer}.weight") for layer in projectable(network)}
