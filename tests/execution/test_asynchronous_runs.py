@@ -12,7 +12,7 @@ from fcl_bench.data.sources import digits
 from fcl_bench.errors import UserError
 from fcl_bench.methods.closed_form.base import ClosedFormMethod
 from tests.execution.test_ranks import finished, same_but_for_the_clock, started
-from tests.small_methods import NAMES, class_of, made, short_run
+from tests.small_methods import NAMES, architecture, class_of, made, short_run
 from tests.small_runs import interrupted_in, run_in
 
 USUAL = ("tasks=4", "clients=4", "beta=0.5")
@@ -34,7 +34,9 @@ def model_by_label(outcome):
     return load_file(outcome.folder / "model.safetensors")["W"][:, np.argsort(order)]
 
 
-@pytest.mark.parametrize("method", [("method=afl",), HEADS], ids=["afl", "fedavg"])
+@pytest.mark.parametrize(
+    "method", [("method=afl",), pytest.param(HEADS, marks=pytest.mark.slow)], ids=["afl", "fedavg"]
+)
 def test_one_order_and_speed_give_the_synchronous_numbers_bit_for_bit(method, tmp_path):
     usual = run_in(tmp_path, *method, *USUAL)
     ours = run_in(tmp_path, *method, *USUAL, "split=asynchronous", "split.order=same")
@@ -61,6 +63,7 @@ def test_sums_end_where_the_synchronous_stream_ends(name, tmp_path):
         assert np.abs(found - expected).max() <= 1e-9 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
     whole = run_in(tmp_path / "whole", *HEADS, *OUT_OF_STEP)
     with interrupted_in(3, monkeypatch):
@@ -100,7 +103,15 @@ def test_ranks_and_a_tree_leave_what_one_process_does(tmp_path):
     assert np.abs(one - other).max() <= 1e-9 * np.abs(other).max()
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if class_of(name).common_tasks])
+@pytest.mark.parametrize(
+    "name",
+    # The first transformer takes seconds to import.
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if architecture(name) == "vit" else [])
+        for name in NAMES
+        if class_of(name).common_tasks
+    ],
+)
 def test_methods_with_common_tasks_refuse_before_any_work(name, tmp_path):
     with pytest.raises(UserError, match=f"method={name} needs tasks that all clients learn") as refused:
         run_in(tmp_path, *short_run(name), *OUT_OF_STEP)
