@@ -55,10 +55,11 @@ class Asynchronous(SampleSplit):
             whole = self.cut(dataset, groups, seed)
             rng, moment = generator(drawn, "clocks"), generator(drawn, "arrivals").random(len(dataset.train))
             times, arrivals = self._times(groups, clients, tasks, rng), []
+            of = partition.groups(dataset.train, whole.train_columns)
             there = rng.random(times[0].shape) >= self.missing
             for g, own in enumerate(whole.train):
                 there[rng.integers(clients), g] = True  # no group is without a client
-                held = partition.holdings(whole.train_columns[own], there[:, g].sum(), partition.generator(seed, g))
+                held = partition.holdings(of[own], there[:, g].sum(), partition.generator(seed, g))
                 sample, client = own[held.indices], np.repeat(np.flatnonzero(there[:, g]), held.sizes())
                 first, last = times[:, client, g]
                 arrived = np.minimum(first + moment[sample] * (last - first), np.ceil(last) - 1)  # also if rounded up

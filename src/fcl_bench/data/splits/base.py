@@ -133,8 +133,9 @@ class TaskSplit(ABC):
     ) -> tuple[Stream, list[Holdings]]:
         """The stream, and per task the clients' training samples. Raises like `cut`."""
         stream, shards = self.cut(dataset, tasks, seed), []
+        groups = partition.groups(dataset.train, stream.train_columns)
         for t, indices in enumerate(stream.train):
-            own = partition.holdings(stream.train_columns[indices], clients, partition.generator(seed, t))
+            own = partition.holdings(groups[indices], clients, partition.generator(seed, t))
             shards.append(Holdings(indices[own.indices], own.ends))
         return stream, shards
 
