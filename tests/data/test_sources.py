@@ -83,7 +83,7 @@ def test_digits_are_1797_real_images_with_a_fixed_split():
 
 def test_feature_files_keep_any_label(feature_file):
     data = FeatureFile(path=str(feature_file)).load()
-    assert data.holds_features
+    assert data.kind == "features"
     assert set(data.train.labels) == {3, 7, 11, 400, 5, 0}
     assert data.train.inputs.dtype == np.float32
 
