@@ -9,6 +9,8 @@ import logging
 import re
 from collections.abc import Iterable
 from contextlib import nullcontext
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +76,9 @@ def _of_choices(overrides: tuple[str, ...], written: tuple[tuple[Path, int], ...
     from hydra.core.global_hydra import GlobalHydra
 
     register(overrides)
-    own = ",".join("'file://{}'".format(str(folder).replace("'", "\\'")) for folder in FOLDERS[1:])
-    beside = [f"hydra.searchpath=[{own}]"] if own else []
     at_work = GlobalHydra.instance().is_initialized()  # as while it carries out a sweep
     with nullcontext() if at_work else initialize_config_dir(str(config_dir()), version_base="1.3"):
-        return compose("config", overrides=[*overrides, *beside], return_hydra_config=with_hydra)
+        return compose("config", overrides=list(overrides), return_hydra_config=with_hydra)
 
 
 def register(overrides: Iterable[str]) -> None:
@@ -172,8 +172,20 @@ def file_of(group: str, name: str) -> Path:
     return next((file for file in files if file.is_file()), files[0])
 
 
+@functools.cache
+def installed() -> tuple[Path, ...]:
+    """The folders `conf` of installed packages that the entry points of `fcl_bench.choices` name.
+
+    The packages are not imported: a broken one breaks only the runs that choose something of it.
+    """
+    names = sorted({point.module.partition(".")[0] for point in entry_points(group="fcl_bench.choices")})
+    specs = [spec for name in names if (spec := find_spec(name))]
+    folders = [Path(place, "conf") for spec in specs for place in spec.submodule_search_locations or ()]
+    return tuple(folder for folder in folders if folder.is_dir())
+
+
 #: The folders of YAML files in the order in which Hydra looks for a choice.
-FOLDERS = [config_dir()]
+FOLDERS = [config_dir(), *installed()]
 
 
 def groups() -> list[str]:

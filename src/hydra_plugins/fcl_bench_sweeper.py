@@ -1,14 +1,26 @@
-"""Hydra's entry to the sweeps of fcl-bench (`-m`); Hydra accepts a sweeper only from a package `hydra_plugins`."""
+"""What Hydra accepts only from a package `hydra_plugins`: our sweeps (`-m`), and where choices are looked for."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 
 _NODE = {"_target_": "hydra_plugins.fcl_bench_sweeper.JobSweeper", "params": None}
 ConfigStore.instance().store(group="hydra/sweeper", name="fcl_bench", node=_NODE, provider="fcl_bench")
+
+
+class OwnChoices(SearchPathPlugin):
+    """Choices of installed packages, and of folders that the command names."""
+
+    def manipulate_search_path(self, search_path: Any) -> None:
+        """See Hydra's `SearchPathPlugin`."""
+        from fcl_bench.composition import FOLDERS
+
+        for folder in FOLDERS[1:]:
+            search_path.append(provider="fcl-bench", path=f"file://{folder}")
 
 
 class JobSweeper(Sweeper):

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fcl_bench.composition import FOLDERS, NAMED_BY, choices_of, config_dir, file_of, groups
+from fcl_bench.composition import FOLDERS, NAMED_BY, choices_of, config_dir, file_of, groups, installed
 from fcl_bench.config import YAML_LOADER
 from fcl_bench.errors import UserError, choices
 
@@ -60,11 +60,12 @@ class Choice:
 
 
 def search_also(folders: list[Path], arguments: list[str]) -> None:
-    """From now on, look for choices in these folders, too, and for no others; `arguments` named them."""
-    if folders != FOLDERS[1:]:
+    """From now on, look for choices in these folders and installed packages, too; `arguments` named the folders."""
+    also = [*installed(), *folders]
+    if also != FOLDERS[1:]:
         read_choice.cache_clear()
         keys_ending.cache_clear()
-    FOLDERS[1:], NAMED_BY[:] = folders, arguments
+    FOLDERS[1:], NAMED_BY[:] = also, arguments
 
 
 @functools.cache

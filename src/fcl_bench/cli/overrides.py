@@ -24,6 +24,7 @@ COMMANDS = {
     "tune": "fcl_bench.cli.tune",
     "predict": "fcl_bench.cli.predict",
     "runs": "fcl_bench.cli.runs",
+    "new": "fcl_bench.cli.new",
     "leaderboard": "fcl_bench.leaderboard.command",
     "rank": "fcl_bench.leaderboard.rank",
 }
