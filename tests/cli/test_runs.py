@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from filelock import FileLock
 
 from tests.results.forging import resealed
 from tests.small_runs import run_in
@@ -148,3 +149,67 @@ def test_a_damaged_run_is_not_compared(run, command):
     code, _, told = command("runs", "compare", str(run), str(run))
     assert code == 2
     assert "takes two complete, undamaged runs" in told
+
+
+def test_a_run_is_exported_as_one_file_that_holds_all_of_it(run, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, printed, told = command("runs", "export", str(run))
+    assert (code, told) == (0, "")
+    assert printed.startswith(f"written: {run.name}.zip (")
+    shutil.unpack_archive(f"{run.name}.zip", "unpacked")
+    unpacked = tmp_path / "unpacked" / run.name
+    assert {file.name: file.read_bytes() for file in unpacked.iterdir()} == {
+        file.name: file.read_bytes() for file in run.iterdir()
+    }
+    assert command("runs", "verify", str(unpacked))[0] == 0
+    code, _, told = command("runs", "export", str(run))
+    assert (code, told.count("\n")) == (2, 1)
+    assert f"{run.name}.zip is there already (--to another file)" in told
+    assert command("runs", "export", str(run), "--to", "other.zip")[0] == 0
+    code, _, told = command("runs", "export", str(run), str(run))
+    assert code == 2
+    assert "runs export takes one complete, undamaged run" in told
+
+
+@pytest.fixture
+def useless(run, tmp_path):
+    """OUT with one sound run, and of each kind that is of no use one."""
+    runs = run.parent
+    (runs / f"failed-{'a' * 12}").mkdir()
+    (runs / f"failed-{'a' * 12}" / "run.log").write_text("x" * 2**20)
+    (runs / f"begun-{'b' * 12}" / "checkpoint").mkdir(parents=True)
+    shutil.copytree(run, runs / f"{run.name} (copy)")
+    damaged = shutil.copytree(run, runs / f"z-{'c' * 12}")
+    (damaged / "tasks.csv").write_text("nonsense")
+    (runs / "notes").mkdir()
+    resealed(shutil.copytree(run, runs / f"old-{'d' * 12}"), {"schema": 1})
+    return tmp_path
+
+
+def test_clean_lists_what_is_of_no_use_and_deletes_it_only_if_told(useless, run, command, monkeypatch):
+    code, printed, told = command("runs", "clean", f"out={useless}")
+    assert (code, told.count("\n")) == (2, 1)
+    assert "nobody can be asked here, so nothing is deleted (--yes deletes them)" in told
+    found = {line.partition("runs/")[2] for line in printed.splitlines()}
+    assert found == {
+        f"failed-{'a' * 12}: no complete run, it failed or was stopped",
+        f"begun-{'b' * 12}: no complete run, it would go on where it stopped",
+        f"{run.name} (copy): the same run as {run}",
+        f"z-{'c' * 12}: damaged: tasks.csv does not match its checksum",
+    }
+    assert "     1.00 MiB  " in printed
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda question: "n")
+    assert command("runs", "clean", f"out={useless}")[1].endswith("deleted: nothing\n")
+    assert len(list(run.parent.glob("[!.]*"))) == 7
+    with FileLock(run.parent / ".locks" / f"begun-{'b' * 12}.lock"):
+        code, printed, told = command("runs", "clean", "--yes", f"out={useless}")
+    assert (code, told) == (0, "")
+    assert "deleted: 3 folders, " in printed
+    left = {folder.name for folder in run.parent.glob("[!.]*")}
+    assert left == {run.name, f"begun-{'b' * 12}", "notes", f"old-{'d' * 12}"}
+
+
+def test_clean_says_that_nothing_is_of_no_use(tmp_path, command):
+    assert command("runs", "clean", f"out={tmp_path}")[1] == "deleted: nothing, no folder is of no use\n"
+    assert list(tmp_path.iterdir()) == []

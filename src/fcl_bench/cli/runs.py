@@ -1,13 +1,19 @@
-"""`fcl-bench runs`: what can be done with complete runs: compare two, verify them, sign them."""
+"""`fcl-bench runs`: compare two runs, verify or sign them, pack one into a file, and delete what is of no use."""
 
 from __future__ import annotations
 
 import argparse
+import re
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.errors import UserError, printable
+from fcl_bench.files import remove, replacing, user_path
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
@@ -21,18 +27,25 @@ _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "do
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
 
 
+_EXPORT = "Pack all files of a run into one: `fcl-bench runs verify` takes the folder that is in it."
+_CLEAN = (
+    "List the folders in OUT/runs and OUT/quick/runs that hold no complete run, a damaged one, or the same run as "
+    "another folder, with their sizes; ask, and delete them. Runs that are going on stay."
+)
+
+
 def work(arguments: list[str]) -> int:
     """Do what is asked for. Raises a `UserError` for wrong options, and for runs that contradict themselves."""
     options = parsed(arguments)
     # Imported only now, so that errors about wrong options are quick.
     from fcl_bench.execution.folder import run_folder
 
-    options.work([run_folder(given, options.out) for given in options.runs], options)
+    options.work([run_folder(given, options.out) for given in getattr(options, "runs", ())], options)
     return DONE
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="fcl-bench runs", description="Complete runs: compare two, verify or sign them.")
+    parser = Parser(prog="fcl-bench runs", description="Compare, verify, sign or pack complete runs; delete others.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
     verify.set_defaults(work=_verify)
@@ -44,8 +57,15 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     sign.add_argument("--key", metavar="FILE", required=True, help=key)
     compare = commands.add_parser("compare", help="settings that differ, accuracies, bytes and seconds of two runs")
     compare.set_defaults(work=_compare)
-    for command in (compare, verify, sign):
+    export = commands.add_parser("export", help="pack a run into one file, FOLDER'S NAME.zip", description=_EXPORT)
+    export.set_defaults(work=_export)
+    export.add_argument("--to", metavar="FILE", help="another name for the file")
+    clean = commands.add_parser("clean", help="delete unfinished, damaged and double runs", description=_CLEAN)
+    clean.set_defaults(work=_clean)
+    clean.add_argument("--yes", action="store_true", help="delete without asking")
+    for command in (compare, verify, sign, export):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
+    for command in (compare, verify, sign, export, clean):
         command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
     return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
 
@@ -72,6 +92,66 @@ def _compare(folders: list[Path], _: argparse.Namespace) -> None:
         values = runs[name].map("{:.4g}".format).replace("nan", NOT_DEFINED)
         rows.append((MEASURES[name].header, *values, "".join(reasons[:1])))
     ScreenConsole().print(screen_table("", ("", *(folder.name for folder in folders), "paired"), rows))
+
+
+def _export(folders: list[Path], options: argparse.Namespace) -> None:
+    from fcl_bench.execution.folder import RunFolder
+
+    if len(folders) != 1 or RunFolder(folders[0]).complete_record() is None:
+        raise UserError("runs export takes one complete, undamaged run", "fcl-bench runs export RUN")
+    [folder], to = folders, user_path("--to", options.to or f"{folders[0].name}.zip")
+    if to.exists():
+        raise UserError(f"{to} is there already", "--to another file")
+    with replacing(to) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.iterdir()):
+            archive.write(file, f"{folder.name}/{file.name}")
+    print(f"written: {to} ({to.stat().st_size / 2**20:.2f} MiB)")
+
+
+def _clean(_: list[Path], options: argparse.Namespace) -> None:
+    out, total = user_path("out", options.out), 0.0
+    with ExitStack() as held:  # the locks of what is deleted: no run begins there meanwhile
+        found = list(_useless(out, held))
+        for folder, why in found:
+            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
+            total += size
+            print(printable(f"{size:9.2f} MiB  {folder}: {why}"))
+        what = f"{len(found)} folders, {total:.2f} MiB"
+        if found and not options.yes and not sys.stdin.isatty():
+            raise UserError(f"{what}: nobody can be asked here, so nothing is deleted", "--yes deletes them")
+        if found and not options.yes and input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
+            what = "nothing"
+        for folder, _why in found if what != "nothing" else ():
+            remove(folder)
+    print(f"deleted: {what if found else 'nothing, no folder is of no use'}")
+
+
+def _useless(out: Path, held: ExitStack) -> Iterator[tuple[Path, str]]:
+    """The folders that hold no complete run, or one that another folder has, and why; none that a process works on."""
+    from filelock import FileLock, Timeout
+
+    from fcl_bench.execution.folder import RunFolder
+
+    known: dict[str, Path] = {}
+    for folder in sorted(path for place in ("runs", "quick/runs") for path in (out / place).glob("[!.]*/")):
+        whole = (folder / "run.json").exists()
+        if not (whole or re.search("-[0-9a-f]{12}$", folder.name)):
+            continue  # it is no run's
+        record, why = RunFolder(folder).checked()
+        if not whole:
+            begun = (folder / "checkpoint").is_dir()
+            why = f"no complete run, it {'would go on where it stopped' if begun else 'failed or was stopped'}"
+        elif record is not None and known.setdefault(record["run_id"], folder) != folder:
+            why = f"the same run as {known[record['run_id']]}"
+        elif record is not None or why.startswith(" is of another version"):
+            continue
+        locks = folder.parent / ".locks"
+        locks.mkdir(exist_ok=True)
+        try:
+            held.enter_context(FileLock(locks / f"{folder.name}.lock", timeout=0))
+        except Timeout:
+            continue  # it is going on
+        yield folder, why.removeprefix(" is ")
 
 
 def _sign(folders: list[Path], options: argparse.Namespace) -> None:
