@@ -61,7 +61,8 @@ def test_warnings_that_differ_in_numbers_alone_are_one():
 
 
 def test_settings_that_no_partition_changes_are_named_with_what_varied(monkeypatch):
-    monkeypatch.setattr(RunFolder, "ignores_partition", lambda folder: "afl" in folder.path.name)
+    monkeypatch.setattr(RunFolder, "config", lambda folder: folder.path.name)
+    monkeypatch.setattr("fcl_bench.sweeps.summary.ignores_partition", lambda config: "afl" in config)
     typed = [(m, b, s) for m in ("afl", "fedavg") for b in ("0.1", "1") for s in "01"]
     reports = [report_of(n, f"method={m}", f"beta={b}", f"seed={s}", run=m) for n, (m, b, s) in enumerate(typed)]
     seeds = "seeds change the class order and the projection only."

@@ -25,6 +25,7 @@ COMMANDS = {
     "predict": "fcl_bench.cli.predict",
     "runs": "fcl_bench.cli.runs",
     "new": "fcl_bench.cli.new",
+    "plan": "fcl_bench.cli.plan",
     "leaderboard": "fcl_bench.leaderboard.command",
     "rank": "fcl_bench.leaderboard.rank",
 }
@@ -219,7 +220,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
 
     from fcl_bench.cli.knobs import unknown_key
 
-    top: Any = OmegaConf.to_container(composed(_choosing(typed), with_hydra=True))
+    top: Any = OmegaConf.to_container(composed(choosing(typed), with_hydra=True))
     chosen = top.pop("hydra")["runtime"]["choices"]
     known = list(dict.fromkeys([*_dotted(top), *groups()]))
     if key in known:
@@ -228,7 +229,7 @@ def _unknown_key(key: str, typed: list[str]) -> UserError:
     return unknown_key(key, values.get(key, ""), known, _keys_beside(key, known), chosen)
 
 
-def _choosing(typed: list[str]) -> list[str]:
+def choosing(typed: list[str]) -> list[str]:
     """The arguments that choose, with the first choice of those that a sweep goes through (`method=stsa,afl`).
 
     A sweep of which no run composes ends with the error of the first.

@@ -166,20 +166,6 @@ class RunFolder:
         parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
         return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
 
-    def ignores_partition(self) -> bool:
-        """Whether beta, `clients` and the partition change no more than the rounding of the run's result.
-
-        A `UserError` says that the method's class cannot be imported.
-        """
-        config = self.config()
-        # Each of these goes by client: who answers, what is noised, and which samples have a label or are held out.
-        plain = all(config[group]["_target_"].endswith(".NoOption") for group in ("adapt", "faults", "noise"))
-        if not plain or config["label_rate"] != 1 or config["data"].get("validation"):
-            return False
-        knobs = {name: value for name, value in config["method"].items() if name != "_target_"}
-        method: Method = typed_instance(target_class("method", config["method"]["_target_"]), knobs, "method")
-        return method.ignores_partition
-
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
         if read is None or name in read:
@@ -239,6 +225,20 @@ class RunFolder:
 @functools.lru_cache(maxsize=4096)
 def _parsed(part: str) -> bytes:
     return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
+
+
+def ignores_partition(config: Mapping[str, Any]) -> bool:
+    """Whether beta, `clients` and the partition change no more than the rounding of a run's result.
+
+    A `UserError` says that the method's class cannot be imported.
+    """
+    # Each of these goes by client: who answers, what is noised, and which samples have a label or are held out.
+    plain = all(config[group]["_target_"].endswith(".NoOption") for group in ("adapt", "faults", "noise"))
+    if not plain or config["label_rate"] != 1 or config["data"].get("validation"):
+        return False
+    knobs = {name: value for name, value in config["method"].items() if name != "_target_"}
+    method: Method = typed_instance(target_class("method", config["method"]["_target_"]), knobs, "method")
+    return method.ignores_partition
 
 
 def _cell(value: object) -> object:

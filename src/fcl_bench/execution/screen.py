@@ -20,7 +20,7 @@ from fcl_bench.execution.run_json import TASK_AGNOSTIC, Result, RunRecord
 _SHOWN = 12
 
 
-def _bytes(size: int) -> str:
+def bytes_text(size: int) -> str:
     if size < 1024:
         return f"{size} B"
     return f"{size / 2**20:.2f} MiB" if size >= 2**20 / 10 else f"{size / 1024:.1f} KiB"
@@ -102,7 +102,7 @@ def _result(record: RunRecord) -> Table:
     parts = (
         [(f"after task {t + 1}", _number(values[t])) for t in shown],
         [(name, _number(metrics[name])) for name in ("A_avg", "A_T", "forgetting")],
-        [("upload, busiest client and task", _bytes(sent["up_max_bytes"]))],
+        [("upload, busiest client and task", bytes_text(sent["up_max_bytes"]))],
         [
             ("seconds per task (mean client + server)", f"{runtime['seconds_per_task']:.3f} s"),
             ("seconds in all", f"{runtime['total_seconds']:.2f} s"),
@@ -146,7 +146,7 @@ def _fact(key: str, value: object) -> str:
         return "not defined" if value is None else str(value)
     if isinstance(value, float):
         return f"{value:.5g}{' s' if 'seconds' in key else ''}"
-    return _bytes(value) if "bytes" in key else f"{value:,}"
+    return bytes_text(value) if "bytes" in key else f"{value:,}"
 
 
 def screen_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:

@@ -12,7 +12,7 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.folder import RunFolder, ignores_partition
 from fcl_bench.execution.screen import indifference, screen_table
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.tables.cells import decimals, mean_cell
@@ -80,7 +80,7 @@ def unmoved(reports: Iterable[JobReport], keys: set[str]) -> str:
     for report in reports:
         if report.status == DONE and report.run:
             runs.setdefault(name_of(report.overrides, rest) if rest else "all runs", report.run)
-    names = [name for name, run in runs.items() if RunFolder(Path(run)).ignores_partition()]
+    names = [name for name, run in runs.items() if ignores_partition(RunFolder(Path(run)).config())]
     return indifference(names, moot, "seed" in keys)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fcl_bench.config import text
 from fcl_bench.errors import UserError
-from fcl_bench.execution.folder import RunFolder
+from fcl_bench.execution.folder import RunFolder, ignores_partition
 from fcl_bench.execution.screen import indifference
 from fcl_bench.results.best import LEGEND, Verdict, judged, remarks
 from fcl_bench.results.measures import Measure
@@ -79,7 +79,7 @@ def indifferent(summary: pd.DataFrame) -> str:
 def _ignores_partition(folders: Sequence[str]) -> bool:
     """Whether the first of a row's runs says so; reference runs have no folder, and a class may be gone."""
     try:
-        return bool(folders[0]) and RunFolder(Path(folders[0])).ignores_partition()
+        return bool(folders[0]) and ignores_partition(RunFolder(Path(folders[0])).config())
     except UserError:
         return False
 
