@@ -101,12 +101,12 @@ TASKS = (
     ),
     Task(
         "own method",
-        ("PYTHONPATH=.:$PYTHONPATH fcl-bench --config-dir conf method=my_method data=digits",),
+        (
+            "fcl-bench new method my_method",
+            "PYTHONPATH=my_method:$PYTHONPATH fcl-bench --config-dir my_method/my_method/conf method=my_method"
+            " data=digits",
+        ),
         "run folder: outputs/runs/my_method-",
-        writes={
-            "my_method.py": block("docs/how-to/adding.md", "class MyClient("),
-            "conf/method/my_method.yaml": "# My method\n_target_: my_method.MyMethod\nM: 2048\nridge: 1.0\n",
-        },
     ),
     Task("a saved model's predictions", ("fcl-bench predict {run} > predictions.csv",), r"accuracy: \d\d\.\d+ %"),
     Task(

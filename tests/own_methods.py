@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+
+from fcl_bench.cli.new import package
+
+#: The module of the method that `fcl-bench new method my_method` writes, with short names of its halves.
+WRITTEN = re.sub("MyMethod(Client|Server)", r"My\1", package("method", "my_method")["my_method/method.py"])
 
 
 def own_method(

@@ -1,4 +1,4 @@
-"""The methods that docs/how-to/adding.md writes out are ones that run as they stand there."""
+"""The methods that `fcl-bench new` and docs/how-to/adding.md write out run as they stand there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.own_methods import own_method
+from tests.own_methods import WRITTEN, own_method
 
 PAGE = (REPOSITORY / "docs" / "how-to" / "adding.md").read_text()
 #: Runs of indented lines, blank ones among them.
@@ -40,7 +40,7 @@ SHARED = {"my_method": "", "memory": "_gradient"}
     ],
 )
 def test_a_method_of_the_page_runs_as_it_stands(name, code, knobs, overrides, tmp_path, monkeypatch, command):
-    source = block_with(code)
+    source = WRITTEN if name == "my_method" else block_with(code)
     own_method(
         tmp_path, monkeypatch, source, re.findall(r"^class (\w+)\(", source, flags=re.M)[-1], knobs, SHARED[name]
     )
@@ -83,7 +83,7 @@ LACKING = {
 def test_a_class_that_lacks_something_is_refused_before_anything_is_written(
     right, wrong, told, tmp_path, monkeypatch, command
 ):
-    source = block_with("class MyClient(")
+    source = WRITTEN
     assert source.count(right) == 1
     path = own_method(tmp_path, monkeypatch, source.replace(right, wrong), "MyMethod", "M: 64\nridge: 1\n")
     found, out = ("--config-dir", str(tmp_path / "conf")), tmp_path / "out"

@@ -59,7 +59,7 @@ def test_every_command_composes_and_passes_the_checks(line, command, tmp_path, m
     if arguments[0] in ("predict", "runs", "leaderboard", "rank"):
         assert import_module(overrides.COMMANDS[arguments[0]]).parsed(arguments[1:])
         return
-    if "--help" in arguments or arguments[0] == "show":
+    if "--help" in arguments or arguments[0] in ("show", "new", "plan"):
         assert command(*arguments)[0] == 0
         return
     arguments = [argument for argument in arguments if argument not in ("--cfg", "job")]

@@ -25,8 +25,8 @@ from fcl_bench.training.knobs import Training
 from tests.conftest import METHOD_VARIABLE
 from tests.methods.training_harness import ImageTasks, feature_tasks, federation_of, image_tasks, tiny_context
 from tests.methods.whole_runs import feature_context
+from tests.own_methods import WRITTEN
 from tests.small_methods import NAMES, architecture, class_of, made
-from tests.test_adding import block_with
 
 FAST = Training(rounds=2, epochs=1, batch_size=8, lr=0.05, augment="none")
 #: A step for each of a client's epochs: those of transformers are dear.
@@ -84,12 +84,12 @@ def small_knobs(kind: type[Method]) -> dict[str, Any]:
 
 
 def from_outside() -> Method:
-    """The method that `--fcl-method` names; else the page's own, as an author would write it."""
+    """The method that `--fcl-method` names; else the one that `fcl-bench new` writes."""
     if named := os.environ.get(METHOD_VARIABLE):
         path, _, name = named.partition(":")
         kind = getattr(import_module(path), name)
         return kind(**small_knobs(kind))
-    source, module = block_with("class MyClient("), ModuleType("from_outside")
+    source, module = WRITTEN, ModuleType("from_outside")
     sys.modules[module.__name__] = module
     exec(source, vars(module))
     return vars(module)[re.findall(r"^class (\w+)\(", source, flags=re.M)[-1]](M=8)

@@ -8,10 +8,10 @@ import torch
 from fcl_bench.engine.loop import participants_of
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.method import Client, Server
-from tests.own_methods import own_method
+from tests.own_methods import WRITTEN, own_method
 from tests.test_adding import TRAINING, block_with
 
-CLOSED_FORM = block_with("class MyClient(")
+CLOSED_FORM = WRITTEN
 TRAINED = block_with("class MemoryClient(")
 UPLOAD = '"C": sums}'
 #: Stands before a method of the server half.
