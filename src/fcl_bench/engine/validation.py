@@ -241,7 +241,7 @@ def _form(
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
     if wanted.longest is not None and announced is not None:
         square, so_many = wanted.one_sample == SQUARE, announced.task
-        if trouble_found := longer_trouble(tensor, square, so_many, wanted.longest, wanted.noise, error):
+        if trouble_found := longer_trouble(tensor, square, so_many, wanted.longest, wanted.noise, error, wanted.shift):
             return trouble_found, f"sums over {so_many} samples that are no longer than {wanted.longest:g}"
     if wanted.form == "noisy gram":
         if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):

@@ -193,7 +193,13 @@ def noisy_gram_trouble(G: torch.Tensor, rounding: float, deviation: float) -> st
 
 
 def longer_trouble(
-    sums: torch.Tensor, square: bool, samples: int, longest: float, deviation: float, rounding: float
+    sums: torch.Tensor,
+    square: bool,
+    samples: int,
+    longest: float,
+    deviation: float,
+    rounding: float,
+    shift: float = 0.0,
 ) -> str:
     """Why these are no sums over so many samples whose features are no longer than `longest`; "": nothing was found.
 
@@ -204,11 +210,12 @@ def longer_trouble(
         sums: a Gram matrix (M, M) if `square`, else sums with a column for each class (M, c).
         deviation: the standard deviation of the noise in the numbers, on the diagonal of a Gram matrix; 0: none.
         rounding: relative error of the numbers.
+        shift: what else is on the diagonal of a Gram matrix.
     """
     rows = math.sqrt(len(sums))
     if square:
         what, size = "the trace", float(sums.diagonal().sum(dtype=torch.float64))
-        most = samples * longest**2 + NOISE_BOUND * deviation * rows
+        most = samples * longest**2 + len(sums) * shift + NOISE_BOUND * deviation * rows
     else:
         lengths = torch.linalg.vector_norm(sums, dim=0, dtype=torch.float64)
         what, size = "columns of together the length", float(lengths.sum())

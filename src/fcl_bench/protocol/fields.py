@@ -57,6 +57,7 @@ class Field:
             per Gram matrix, its upper triangle by rows), "orthonormal" (columns), "descending", "distinct"; "": none.
         per_sample: the most that one sample adds to a value, in absolute terms; None: unknown.
         longest: the most that the features of a sample are long, which bounds sums over samples; None: no bound.
+        shift: what a client adds to the diagonal of a Gram matrix besides its samples.
         of: for sums over samples, the name of the Gram matrix of the same samples; "": there is none.
         by: for these sums, the name of the field with the numbers of samples, one per column or one for all; "": the
             numbers that the client announced.
@@ -89,6 +90,7 @@ class Field:
     form: str = field(default="", kw_only=True)
     per_sample: float | None = field(default=None, kw_only=True)
     longest: float | None = field(default=None, kw_only=True)
+    shift: float = field(default=0.0, kw_only=True)
     of: str = field(default="", kw_only=True)
     by: str = field(default="", kw_only=True)
     speaks_for: str = field(default="", kw_only=True)

@@ -21,7 +21,7 @@ from fcl_bench.options.noise.mechanism import DPMechanism, NoisyStatistics, Nois
 from fcl_bench.protocol.fields import COLUMN, COUNT, SQUARE, SampleCounts, Uploads
 from fcl_bench.protocol.message import Message
 from fcl_bench.training.knobs import Training
-from tests.engine.noise.test_sensitivity import TASK, noisy_context, upload_of
+from tests.engine.noise.test_sensitivity import METHODS, TASK, noisy_context, upload_of
 from tests.methods.harness import context_of, learn, random_tasks
 
 RELEASE = DPMechanism(1.0, {"G": SQUARE, "S": COLUMN, "n": COUNT}, {"G": 2.0, "S": 3.0, "n": 40.0})
@@ -179,6 +179,24 @@ def test_no_upload_is_larger_than_clipped_samples_and_noise_explain(multiplier):
     ):
         with pytest.raises(BadUpload, match=words):
             taken(honest.with_tensors({**honest, name: larger.to(honest[name])}))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: f"{method.name}-{method.M}")
+def test_the_largest_honest_upload_is_admitted(method):
+    """Of AFL, too, whose Gram matrices have the regulariser of each client on their diagonals."""
+    context, rng = noisy_context(method, multiplier=0.0, clip=1e-3), np.random.default_rng(1)
+    server, wanted = method.server(context), method.uploads(context)["statistics"]
+    server.start_task(TASK)
+    codec = Codec(Uploads.of(method, context), None, context.dtype, context.device)
+    schema, labels = server.schema(TASK, "statistics"), rng.integers(0, 3, 9)
+    upload = dataclasses.replace(upload_of(method, context, 1 + rng.random((9, 4)), labels), task=0)
+    twice = upload.with_tensors({name: upload[name] + upload[name] for name in upload})
+    validate_upload(Arrival(0, upload, SampleCounts(9, 9)), schema, codec, server)
+    validate_upload(Arrival(0, dataclasses.replace(twice, clients=2), SampleCounts(18, 18), 2), schema, codec, server)
+    name = next(name for name, own in wanted.items() if own.one_sample == SQUARE or own.one_sample == COLUMN)
+    larger = upload.with_tensors({**upload, name: upload[name] + 2 * 9 * 1e-3 * torch.ones_like(upload[name])})
+    with pytest.raises(BadUpload, match=f"{name} has"):
+        validate_upload(Arrival(0, larger, SampleCounts(9, 9)), schema, codec, server)
 
 
 @pytest.mark.parametrize("method", [STSA(M=None, gamma=1.0), FedLDA()], ids=lambda m: m.name)

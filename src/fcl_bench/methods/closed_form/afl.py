@@ -235,7 +235,7 @@ class AFL(RidgeMethod):
         # Nobody has bounded what one sample changes in W_k.
         square, column = (SQUARE, COLUMN) if self.upload == "sums" else ("", "")
         least = self.least_feature
-        C = gram_matrix("M", least, combine=SUM, one_sample=square, leaks=MOMENTS)
+        C = gram_matrix("M", least, shift=self.gamma, combine=SUM, one_sample=square, leaks=MOMENTS)
         if self.sends_sums(context):
             B = real("M", "c", least=least, of="C", combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS)
             return {"statistics": {"C": C, "B": B}}

@@ -69,7 +69,7 @@ class DPMechanism:
 
     def _loosened(self, name: str, wanted: Field, uploads: int) -> Field:
         if self.summands.get(name) in (SQUARE, COLUMN):
-            wanted = replace(wanted, longest=self.clip)
+            wanted = replace(wanted, longest=self.clip, shift=uploads * wanted.shift)
         deviation = self.deviation.get(name, 0.0) * math.sqrt(uploads)
         if deviation == 0:
             return wanted
