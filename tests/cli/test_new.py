@@ -37,6 +37,7 @@ def test_what_it_writes_is_a_choice_like_those_of_fcl_bench(kind, tmp_path, comm
     assert os.listdir(tmp_path) == [name]
     with installed_package(folder, name):
         assert name in choices_of(kind)
+        assert hasattr(import_module(f"{name}.{kind}"), f"Written{kind.capitalize()}"), "what it imports is there"
         code, out, err = command("show", f"{kind}={name}")
         assert (code, err) == (0, "")
         assert f"fcl-bench {kind}={name}" in out
@@ -97,6 +98,10 @@ def test_a_package_that_cannot_be_imported_breaks_only_its_own_runs(tmp_path, co
         (("method", "finetune"), "method=finetune is there already"),
         (("split", "class"), "class is a word of Python's or of fcl-bench's"),
         (("split", "null"), "null is a word of Python's or of fcl-bench's"),
+        (("data", "off"), "off is a word of Python's or of fcl-bench's"),
+        (("data", "hydra_plugins"), "hydra_plugins is a word of Python's or of fcl-bench's"),
+        (("data", "dataset"), "Dataset is a class that the data needs (a name of its own, such as my_dataset)"),
+        (("method", "message"), "Message is a class that the method needs"),
         (("data", "torch"), "torch is an installed package (a name of its own, such as my_torch)"),
         (("data", "taken"), "is there already (another name, or --in FOLDER)"),
         (("data", "mine", "--in", "nowhere"), "--in nowhere is no folder"),

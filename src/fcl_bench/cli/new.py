@@ -15,8 +15,8 @@ from fcl_bench.errors import UserError, choices
 
 _TEMPLATES = Path(__file__).with_name("templates")
 KINDS = ("method", "data", "split", "partition", "backbone")
-#: Words that Hydra reads as values, and the names of folders that the package has.
-_RESERVED = ("null", "true", "false", "inf", "nan", "conf", "tests")
+#: Words that Hydra or YAML read as values, and the names of folders that the package or Hydra's plugins have.
+_RESERVED = ("null", "true", "false", "inf", "nan", "yes", "no", "on", "off", "conf", "tests", "hydra_plugins")
 
 
 def work(arguments: list[str]) -> int:
@@ -81,6 +81,9 @@ def _require_free(kind: str, name: str, folder: Path) -> None:
         raise UserError(f"{kind}={name} is there already", f"a name of its own, such as my_{name}")
     if keyword.iskeyword(name) or name in (*_RESERVED, *KINDS) or name in sys.stdlib_module_names:
         raise UserError(f"{name} is a word of Python's or of fcl-bench's", f"a name of its own, such as my_{name}")
+    code = (_TEMPLATES / kind / "module.py.tmpl").read_text()
+    if re.search(rf"\b{class_name(name)}\b", code):
+        raise UserError(f"{class_name(name)} is a class that the {kind} needs", f"a name of its own, such as my_{name}")
     if not folder.parent.is_dir():
         raise UserError(f"--in {folder.parent} is no folder", "a folder that is there")
     if folder.exists() or folder.is_symlink():
