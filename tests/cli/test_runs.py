@@ -213,3 +213,36 @@ def test_clean_lists_what_is_of_no_use_and_deletes_it_only_if_told(useless, run,
 def test_clean_says_that_nothing_is_of_no_use(tmp_path, command):
     assert command("runs", "clean", f"out={tmp_path}")[1] == "deleted: nothing, no folder is of no use\n"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_clean_deletes_neither_what_links_lead_to_nor_what_is_no_run_of_ours(run, command, tmp_path):
+    """Each of these was deleted: a run behind a link, all runs below a linked folder, another program's run.json."""
+    runs = run.parent
+    (runs / "a link").symlink_to(run)
+    (tmp_path / "quick").symlink_to(tmp_path)
+    (runs / f"weights-{'e' * 12}").mkdir()
+    (runs / f"weights-{'e' * 12}" / "last.pt").write_text("theirs")
+    (runs / "detect").mkdir()
+    (runs / "detect" / "run.json").write_text('{"theirs": 1}')
+    before = sorted(path.name for path in runs.glob("[!.]*"))
+    assert command("runs", "clean", "--yes", f"out={tmp_path}")[1] == "deleted: nothing, no folder is of no use\n"
+    assert sorted(path.name for path in runs.glob("[!.]*")) == before
+    shutil.copytree(run, runs / "a backup")
+    assert "deleted: 1 folders, " in command("runs", "clean", "--yes", f"out={tmp_path}")[1]
+    assert sorted(path.name for path in runs.glob("[!.]*")) == before, "the folder that the run's command finds stays"
+
+
+def test_clean_keeps_a_run_that_ends_while_it_asks(run, command, monkeypatch):
+    record = run / "run.json"
+    whole = record.read_bytes()
+    record.unlink()
+
+    def answered(question: str) -> str:
+        record.write_bytes(whole)
+        return "y"
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", answered)
+    told = command("runs", "clean", f"out={run.parents[1]}")[1]
+    assert told.endswith("deleted: 0 folders, 0.00 MiB; in use by now, and kept: 1\n")
+    assert record.read_bytes() == whole

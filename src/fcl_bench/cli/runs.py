@@ -7,7 +7,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ _VERIFY = (
     "whole agrees with itself."
 )
 _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
+#: How a run's folder ends, and what is said of a second folder with the same run.
+_NAMED, _DOUBLE = re.compile("-[0-9a-f]{12}$"), "the same run as "
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
 
 
@@ -109,49 +111,81 @@ def _export(folders: list[Path], options: argparse.Namespace) -> None:
 
 
 def _clean(_: list[Path], options: argparse.Namespace) -> None:
-    out, total = user_path("out", options.out), 0.0
-    with ExitStack() as held:  # the locks of what is deleted: no run begins there meanwhile
-        found = list(_useless(out, held))
-        for folder, why in found:
-            size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
-            total += size
-            print(printable(f"{size:9.2f} MiB  {folder}: {why}"))
-        what = f"{len(found)} folders, {total:.2f} MiB"
-        if found and not options.yes and not sys.stdin.isatty():
-            raise UserError(f"{what}: nobody can be asked here, so nothing is deleted", "--yes deletes them")
-        if found and not options.yes and input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
-            what = "nothing"
-        for folder, _why in found if what != "nothing" else ():
-            remove(folder)
-    print(f"deleted: {what if found else 'nothing, no folder is of no use'}")
-
-
-def _useless(out: Path, held: ExitStack) -> Iterator[tuple[Path, str]]:
-    """The folders that hold no complete run, or one that another folder has, and why; none that a process works on."""
-    from filelock import FileLock, Timeout
-
     from fcl_bench.execution.folder import RunFolder
 
+    found, deleted = list(_useless(user_path("out", options.out))), []
+    sizes = [sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20 for folder, _ in found]
+    for size, (folder, why) in zip(sizes, found, strict=True):
+        print(printable(f"{size:9.2f} MiB  {folder}: {why}"))
+    what = f"{len(found)} folders, {sum(sizes):.2f} MiB"
+    if found and not options.yes and not sys.stdin.isatty():
+        raise UserError(f"{what}: nobody can be asked here, so nothing is deleted", "--yes deletes them")
+    if found and not options.yes and input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
+        print("deleted: nothing")
+        return
+    for size, (folder, why) in zip(sizes, found, strict=True):
+        with _alone(folder) as alone:
+            # Its run may have gone on meanwhile, and be complete now.
+            if alone and (why.startswith(_DOUBLE) or RunFolder(folder).checked()[0] is None):
+                remove(folder)
+                deleted.append(size)
+    if found:
+        kept = f"; in use by now, and kept: {len(found) - len(deleted)}" if len(deleted) < len(found) else ""
+        print(f"deleted: {len(deleted)} folders, {sum(deleted):.2f} MiB{kept}")
+    else:
+        print("deleted: nothing, no folder is of no use")
+
+
+def _useless(out: Path) -> Iterator[tuple[Path, str]]:
+    """The folders that hold no complete run, or one that another folder has, and why; none that a process works on."""
     known: dict[str, Path] = {}
-    for folder in sorted(path for place in ("runs", "quick/runs") for path in (out / place).glob("[!.]*/")):
-        whole = (folder / "run.json").exists()
-        if not (whole or re.search("-[0-9a-f]{12}$", folder.name)):
-            continue  # it is no run's
-        record, why = RunFolder(folder).checked()
-        if not whole:
-            begun = (folder / "checkpoint").is_dir()
-            why = f"no complete run, it {'would go on where it stopped' if begun else 'failed or was stopped'}"
-        elif record is not None and known.setdefault(record["run_id"], folder) != folder:
-            why = f"the same run as {known[record['run_id']]}"
-        elif record is not None or why.startswith(" is of another version"):
-            continue
-        locks = folder.parent / ".locks"
-        locks.mkdir(exist_ok=True)
-        try:
-            held.enter_context(FileLock(locks / f"{folder.name}.lock", timeout=0))
-        except Timeout:
-            continue  # it is going on
-        yield folder, why.removeprefix(" is ")
+    places = (path for place in ("runs", "quick/runs") for path in (out / place).glob("[!.]*/"))
+    # Each once, whatever links lead to it. A link itself is not looked at: what it leads to may be there only once.
+    folders = {path.resolve(): path for path in places if not path.is_symlink()}.values()
+    # Of two copies, the one that stays has the run's own name, by which its command finds it.
+    for folder in sorted(folders, key=lambda path: (not _NAMED.search(path.name), path)):
+        if why := _of_no_use(folder, known):
+            with _alone(folder) as alone:
+                if alone:
+                    yield folder, why
+
+
+def _of_no_use(folder: Path, known: dict[str, Path]) -> str:
+    """Why a folder may go, given the complete runs by id so far; "": it may not, or it is no run's."""
+    from fcl_bench.execution.folder import RunFolder
+
+    if not any((folder / name).exists() for name in ("run.json", "run.log", "checkpoint")):
+        return ""
+    record, why = RunFolder(folder).checked()
+    if record is not None:
+        first = known.setdefault(record["run_id"], folder)
+        return "" if first == folder else f"{_DOUBLE}{first}"
+    # A file run.json in a folder of another name may be another program's.
+    if not _NAMED.search(folder.name) or why.startswith(" is of another version"):
+        return ""
+    if (folder / "run.json").exists():
+        return why.removeprefix(" is ")
+    begun = (folder / "checkpoint").is_dir()
+    return f"no complete run, it {'would go on where it stopped' if begun else 'failed or was stopped'}"
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[bool]:
+    """Whether no process works on the folder's run; if so, none begins in the block."""
+    from filelock import FileLock, Timeout
+
+    locks = folder.parent / ".locks"
+    locks.mkdir(exist_ok=True)
+    lock = FileLock(locks / f"{folder.name}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 def _sign(folders: list[Path], options: argparse.Namespace) -> None:
