@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 
 import pytest
 
 from fcl_bench.cli.overrides import composed_as_typed
-from fcl_bench.cli.plan import Work, upload_bytes
+from fcl_bench.cli.plan import upload_bytes
 from fcl_bench.config import load_settings
 from fcl_bench.execution.plan import make_plan
+from fcl_bench.execution.screen import bytes_text
 from tests.small_methods import TRAINING
 
 SMALL = ("tasks=2", "clients=2")
@@ -25,10 +25,9 @@ def test_of_a_method_without_an_earlier_run_seconds_are_not_known_and_nothing_is
     code, out, err = command("plan", "method=stsa", "method.M=64", *SMALL, f"out={tmp_path / 'out'}")
     assert (code, err) == (0, "")
     [[_, seconds, upload, memory, disk, state]] = cells(out)
-    assert (seconds, disk, state) == ("not known", "not known", "to do")
+    assert (seconds, memory, disk, state) == ("not known", "not known", "not known", "to do")
     assert upload == f"{4 * 64 * (64 + 5) / 1024:.1f} KiB"
-    assert re.fullmatch(r"\d+\.\d\d MiB", memory)
-    assert "1 of 1 runs to do; seconds of 1 are not known: no complete run of the method" in out
+    assert "1 of 1 runs to do; seconds of 1 are not known: no complete run here" in out
     assert not (tmp_path / "out").exists()
 
 
@@ -108,17 +107,13 @@ def test_the_upload_is_the_one_that_the_run_counts(method, keys, tmp_path, comma
     assert counted <= planned <= counted * (1.01 if method == "fedewc" else 1)
 
 
-def test_the_work_grows_as_the_formulas_say():
-    def work(samples=1000):
-        method = {"training": {"rounds": 2, "epochs": 3, "fraction": 0.5, "batch_size": 10}}
-        return Work.of({"method": method, "tasks": 5, "clients": 4}, [samples // 2] * 2, inputs=8, square=4)
-
-    # 3 passes over 1,000 samples, in 100 steps of 10 and one more for each of 20 turns, each as dear as 128 samples.
-    assert work() == (3000 + 128 * (100 + 20) * 3, 40, 6000, 1)
-    closed = Work.of({"method": {"M": 100}, "tasks": 5, "clients": 4}, [500, 500], inputs=8, square=4)
-    assert closed.clients == 2 * 1000 * 100 * 108 + 20 * (100**2 + 2e7)
-    assert closed.model == 200
-    assert closed.server == 5 * (100**3 + 2e7) + 20 * 100**2
-    narrow = Work.of({"method": {"M": 100}, "tasks": 5, "clients": 4}, [500, 500], inputs=8, square=0)
-    assert narrow.clients == 2 * 1000 * 100 * (8 + 50) + 20 * (100 * 50 + 2e7)
-    assert narrow.server == 20 * 100 * 50**2 + 20 * 100 * 50 + 5 * 2e7
+def test_what_a_run_takes_is_told_by_one_that_had_as_much_to_do(tmp_path, command):
+    keys = ("method=stsa", "method.M=64", *SMALL, f"out={tmp_path}")
+    assert command(*keys)[0] == 0
+    [folder] = tmp_path.glob("runs/stsa-*")
+    peak = json.loads((folder / "run.json").read_text())["runtime"]["peak_memory_bytes"]
+    held = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    for typed, known in ((("method.gamma=7", "seed=1"), True), (("method.M=32",), False), (("clients=3",), False)):
+        [[_, seconds, _, memory, disk, _]] = cells(command("plan", *keys, *typed)[1])
+        assert (memory, disk) == ((bytes_text(peak), bytes_text(held)) if known else ("not known", "not known"))
+        assert (seconds == "not known") != known

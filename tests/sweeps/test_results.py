@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from fcl_bench.execution.folder import RunFolder
 from fcl_bench.sweeps.jobs import DONE, FAILED, JobReport
 from fcl_bench.sweeps.summary import results_table, unmoved, varying, warnings
 
@@ -60,14 +59,12 @@ def test_warnings_that_differ_in_numbers_alone_are_one():
     assert warnings(reports) == [f"  {texts[0]} (2 runs)", "  rank low"]
 
 
-def test_settings_that_no_partition_changes_are_named_with_what_varied(monkeypatch):
-    monkeypatch.setattr(RunFolder, "config", lambda folder: folder.path.name)
-    monkeypatch.setattr("fcl_bench.sweeps.summary.ignores_partition", lambda config: "afl" in config)
+def test_settings_that_no_partition_changes_are_named_with_what_varied():
     typed = [(m, b, s) for m in ("afl", "fedavg") for b in ("0.1", "1") for s in "01"]
-    reports = [report_of(n, f"method={m}", f"beta={b}", f"seed={s}", run=m) for n, (m, b, s) in enumerate(typed)]
+    jobs = [(f"method={m}", f"beta={b}", f"seed={s}") for m, b, s in typed]
     seeds = "seeds change the class order and the projection only."
-    told = unmoved(reports, varying(report.overrides for report in reports))
+    told = unmoved(jobs[:4], varying(jobs))
     assert told == f"method=afl: accuracy does not depend on beta, but for rounding; {seeds}"
-    assert unmoved(reports[:2], {"seed"}) == f"all runs: {seeds}"
-    assert unmoved(reports[4:], {"beta", "seed"}) == ""
-    assert unmoved(reports[:1], {"method"}) == ""
+    assert unmoved(jobs[:2], {"seed"}) == f"all runs: {seeds}"
+    assert unmoved([], {"beta", "seed"}) == ""
+    assert unmoved(jobs[:1], {"method"}) == ""

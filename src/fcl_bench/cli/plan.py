@@ -1,13 +1,12 @@
-"""`fcl-bench plan`: what runs would take, before anything starts, from earlier runs of this machine and formulas."""
+"""`fcl-bench plan`: what runs would take, before anything starts: bytes as declared, the rest from an earlier run."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args
 
 import torch
 from rich.markup import escape
@@ -18,25 +17,27 @@ from fcl_bench.composition import combinations
 from fcl_bench.config import load_settings
 from fcl_bench.data.shared import sharing
 from fcl_bench.engine.codec import encoded
-from fcl_bench.environment import peak_memory
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder, ignores_partition
 from fcl_bench.execution.plan import Plan, make_plan
-from fcl_bench.execution.screen import ScreenConsole, bytes_text, indifference, screen_table
+from fcl_bench.execution.screen import ScreenConsole, bytes_text, screen_table
 from fcl_bench.files import slug, user_path
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import SAMPLES_BYTES, Message
 from fcl_bench.sweeps.jobs import FAILED, JobReport
-from fcl_bench.sweeps.summary import failures, name_of, varying
+from fcl_bench.sweeps.summary import failures, name_of, unmoved, varying
 from fcl_bench.tracking.console import duration
+from fcl_bench.typed import types_of
 
 USAGE = """usage: fcl-bench plan [-m] [key=value ...]
 
-What a run, or with -m each run of a sweep, would take, before anything starts: seconds and disk by the nearest earlier
-run of the method in out=FOLDER, scaled to the sizes of this one; the upload by the method's declared fields; memory."""
-#: Seconds of a run that no size changes (files, pictures), at most; what a turn costs besides, in floating-point
-#: operations; what a step of training costs besides, in samples.
-_FIXED, _TURN, _STEP = 2.0, 2e7, 128
+What a run, or with -m each run of a sweep, would take, before anything starts: the upload by the method's declared
+fields; seconds, memory and disk of an earlier run in out=FOLDER that had as much to do."""
+#: Keys that change no run's amount of work, or hardly.
+_NO_WORK = (
+    *("seed", "beta", "partition", "device", "out", "cache", "force", "preview", "checkpoint_rounds"),
+    *("experiment", "track", "profile"),
+)
 #: The types of a field's kinds as they travel; real numbers are still to be converted.
 _TYPES = {"real": torch.float64, "whole": torch.int32, "bytes": torch.uint8}
 
@@ -58,34 +59,6 @@ class _Row:
     memory: int | None = None
     disk: int | None = None
     why: str = ""
-
-
-class Work(NamedTuple):
-    """How much clients, server and tests have to do, and the model's size, in units of the method's own."""
-
-    clients: float
-    server: float
-    tests: float
-    model: float
-
-    @classmethod
-    def of(cls, config: dict[str, Any], class_samples: Sequence[int], inputs: int, square: int) -> Work:
-        """Of a run's configuration, its training samples by class, and the numbers in each, if these are features.
-
-        Args:
-            square: how many M x M matrices the method has; with 0 they are M x r, r as many as a client's samples.
-        """
-        samples = sum(class_samples)
-        method, tasks, turns = config["method"], config["tasks"], config["tasks"] * config["clients"]
-        training, M = method.get("training"), method.get("M") or inputs
-        if training:
-            passes = training["rounds"] * training["epochs"] * training["fraction"]
-            steps = (samples / training["batch_size"] + turns) * passes
-            return cls(samples * passes + _STEP * steps, turns * training["rounds"], samples * (tasks + 1), 1)
-        r = M if square else min(M, samples / turns)
-        clients = 2 * samples * M * (inputs + r) + turns * (M * r + _TURN)
-        server = (tasks if square else turns) * M * r**2 + turns * M * r + tasks * _TURN
-        return cls(clients, server, samples * (tasks + 1) * M, M * len(class_samples))
 
 
 def work(arguments: list[str]) -> int:
@@ -122,67 +95,47 @@ def _jobs(typed: list[str]) -> list[tuple[str, ...]]:
 def _row(job: Sequence[str]) -> _Row:
     settings = load_settings(composed_as_typed(list(job)))
     plan = make_plan(settings)
-    out = user_path("out", settings.scalars.out)
-    folder = RunFolder(out / "runs" / plan.label, plan.id)
-    begun = (folder.path / "checkpoint").is_dir()
-    row = _Row(
-        job, "begun" if begun else "to do", plan.id, ignores_partition(settings.resolved), upload=upload_bytes(plan)
-    )
-    record = None if settings.scalars.force else folder.complete_record(read=())
+    runs = user_path("out", settings.scalars.out) / "runs"
+    own = RunFolder(runs / plan.label, plan.id)
+    state = "begun" if (own.path / "checkpoint").is_dir() else "to do"
+    row = _Row(job, state, plan.id, ignores_partition(settings.resolved), upload=upload_bytes(plan))
+    record = None if settings.scalars.force else own.complete_record(read=())
     if record is not None:
-        row.state, row.seconds, row.disk = "complete", record["runtime"]["total_seconds"], _disk(folder.path, 1)
+        row.state, found = "complete", (own.path, record)
+    elif (found := _alike(plan, runs)) is None:
+        return row
+    folder, record = found
+    row.seconds, row.memory = record["runtime"]["total_seconds"], record["runtime"]["peak_memory_bytes"]
+    if row.state != "complete" and settings.scalars.cache.enabled and plan.extractor and plan.extractor.cacheable:
+        row.seconds -= record["runtime"]["feature_seconds"]  # the cache has them now
+    if row.state == "complete" or row.upload is None:
         row.upload = record["communication"]["up_max_bytes"]
-    else:
-        wanted = Work.of(
-            settings.resolved, plan.dealt.stream.class_samples.tolist(), plan.context.inputs, _square(plan)
-        )
-        row.memory = None if plan.context.network else _memory(plan)
-        if (nearest := _nearest(plan, wanted, out / "runs")) is None:
-            return row
-        path, record, done = nearest
-        row.seconds = _seconds(plan, wanted, done, record)
-        row.disk = _disk(path, wanted.model / done.model)
-        if row.upload is None and wanted == done:
-            row.upload = record["communication"]["up_max_bytes"]
-    row.memory = max(row.memory or 0, record["runtime"]["peak_memory_bytes"])
+    row.disk = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     return row
 
 
-def _square(plan: Plan) -> int:
-    """How many M x M matrices the method has; 1 if it does not say so."""
-    return int(getattr(plan.settings.method, "matrices", lambda: 1)())
-
-
-def _nearest(plan: Plan, wanted: Work, runs: Path) -> tuple[Path, Any, Work] | None:
-    """The complete run of the method whose clients' work is most alike, on such a device; None: there is none."""
-    settings, context = plan.settings, plan.context
-    trained = settings.backbone.name if context.network else ""
-    same, found = (settings.method.name, settings.adapt.name, context.device.type, trained), []
-    for path in runs.glob(f"{slug(settings.method.name)}-*/run.json"):
-        record = RunFolder(path.parent).complete_record(read=())
-        if record is None or (raw := record["communication"]["raw"]) is None:
+def _alike(plan: Plan, runs: Path) -> tuple[Path, Any] | None:
+    """A complete run that had as much to do, on such a device, and its record; None: there is none."""
+    method = plan.settings.method
+    parts = filter(None, (method, getattr(method, "training", None)))
+    kinds = [(name, kind) for part in parts for name, kind in types_of(type(part)).items()]
+    decimals = {name for name, kind in kinds if float in (kind, *get_args(kind))} - {"fraction"}  # of the clients
+    wanted = _amounts(plan.settings.resolved, decimals)
+    for path in runs.glob(f"{slug(method.name)}-*/run.json"):
+        folder = RunFolder(path.parent)
+        record = folder.complete_record(read=())
+        if record is None or record["environment"]["device"].split()[0] != plan.context.device.type:
             continue
-        features = raw["kind"] == "features"
-        device = record["environment"]["device"].split()[0]
-        if same == (record["method"], record["adapt"], device, "" if features else record["backbone"]):
-            inputs = raw["sample_bytes"] // 4 - 1 if features else 1  # without the label, each of 4 bytes
-            done = Work.of(RunFolder(path.parent).config(), record["class_samples"], inputs, _square(plan))
-            found.append((abs(math.log(wanted.clients / done.clients)), path.parent, record, done))
-    return min(found, key=lambda one: one[0])[1:] if found else None
+        if _amounts(folder.config(), decimals) == wanted:
+            return folder.path, record
+    return None
 
 
-def _seconds(plan: Plan, wanted: Work, done: Work, record: Any) -> float:
-    """The seconds of an earlier run, each part scaled by its own work."""
-    runtime, extractor = record["runtime"], plan.extractor
-    clients, server, total = (runtime[f"{part}_seconds"] for part in ("client", "server", "total"))
-    rest = max(total - clients - server - runtime["feature_seconds"], 0)
-    fixed = min(rest, _FIXED)
-    same = record["features"] == plan.identity and record["data_fingerprint"] == plan.fingerprint
-    cached = extractor is None or (same and extractor.cacheable and plan.settings.scalars.cache.enabled)
-    samples = sum(map(len, plan.dealt.stream.train)) / sum(record["class_samples"])
-    features = 0 if cached else runtime["feature_cost_seconds"] * samples
-    learnt = clients * wanted.clients / done.clients + server * wanted.server / done.server
-    return learnt + features + fixed + (rest - fixed) * wanted.tests / done.tests
+def _amounts(config: Mapping[str, Any], decimals: set[str]) -> dict[str, Any]:
+    """What says how much a run has to do: its configuration without `_NO_WORK` and the `decimals` of the method."""
+    method = {**config["method"], **(config["method"].get("training") or {}), "training": None}
+    counted = {key: value for key, value in method.items() if key not in decimals}
+    return {**{key: value for key, value in config.items() if key not in _NO_WORK}, "method": counted}
 
 
 def upload_bytes(plan: Plan) -> int | None:
@@ -207,21 +160,6 @@ def upload_bytes(plan: Plan) -> int | None:
     return total
 
 
-def _memory(plan: Plan) -> int:
-    """Bytes of this process, which has data and libraries, and of a closed form's features and matrices."""
-    stream, inputs, method = plan.dealt.stream, plan.context.inputs, plan.settings.method
-    M, matrices = getattr(method, "M", None) or inputs, _square(plan)
-    samples = sum(map(len, (*stream.train, *stream.test)))
-    largest = max(int(clients.sizes().max()) for clients in plan.dealt.shards)
-    return peak_memory(torch.device("cpu")) + 8 * (samples * inputs + inputs * M + largest * M + matrices * M * M)
-
-
-def _disk(folder: Path, model: float) -> int:
-    """Bytes of a run's folder, with a model so many times as large."""
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
-    return round(sum(sizes.values()) + (model - 1) * sizes.get("model.safetensors", 0))
-
-
 def _print(rows: list[_Row]) -> None:
     keys, table = varying(row.overrides for row in rows), []
     for row in rows:
@@ -235,15 +173,12 @@ def _print(rows: list[_Row]) -> None:
     known = [row.seconds for row in left if row.seconds is not None]
     told = f", one by one in about {duration(sum(known))}" if known else ""
     if unknown := len(left) - len(known):
-        told += f"; seconds of {unknown} are not known: no complete run of the method is here"
+        told += f"; seconds of {unknown} are not known: no complete run here had as much to do"
     lines = [f"{len(left)} of {len(rows)} runs to do{told}"]
     reasons = [JobReport(0, list(row.overrides), FAILED, reason=row.why) for row in rows if row.why]
     lines += ["cannot run:", *failures(reasons)] if reasons else []
     for run, count in Counter(row.id for row in rows if row.id).items():
         names = [name_of(row.overrides, keys) for row in rows if row.id == run]
         lines += [f"one and the same run: {'; '.join(names)}"] if count > 1 else []
-    moot = {key for key in keys if key in ("beta", "clients") or key.partition(".")[0] == "partition"}
-    rest = keys - moot - {"seed"}
-    unmoved = dict.fromkeys(name_of(row.overrides, rest) if rest else "all runs" for row in rows if row.moot)
-    lines.append(indifference(list(unmoved), moot, "seed" in keys))
+    lines.append(unmoved([row.overrides for row in rows if row.moot], keys))
     console.print("\n".join(filter(None, lines)), soft_wrap=True, markup=False)

@@ -71,11 +71,6 @@ class _OtherVersion(ValueError):
     """Another version of fcl-bench wrote the run folder."""
 
 
-def recorded_sums(secure: str) -> str:
-    """The entry `secure` of run.json; runs of before had "sums", too, and their masks were no less simulated."""
-    return "simulated sums" if secure == "sums" else secure
-
-
 class RunFolder:
     """`<out>/runs/<method>-<data>-<backbone>-<id>/`.
 
@@ -154,7 +149,6 @@ class RunFolder:
             # A record from elsewhere may name any file.
             if name in ("", ".", "..") or os.path.basename(name) != name:
                 raise ValueError(f"{name!r} is no file of the folder")
-        record["secure"] = recorded_sums(record["secure"])
         return record
 
     def config(self) -> dict[str, Any]:

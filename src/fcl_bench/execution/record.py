@@ -23,7 +23,7 @@ from fcl_bench.engine.reports import Compute, Dropped, Metrics
 from fcl_bench.errors import UserError
 from fcl_bench.execution.adapt import Adapted
 from fcl_bench.execution.drift import drift_matrix
-from fcl_bench.execution.folder import SCHEMA, Table, recorded_sums
+from fcl_bench.execution.folder import SCHEMA, Table
 from fcl_bench.execution.inputs import Inputs
 from fcl_bench.execution.plan import Plan
 from fcl_bench.execution.run_json import (
@@ -248,7 +248,7 @@ def configured(settings: Settings) -> dict[str, Any]:
         "method": settings.method.name,
         "method_revision": settings.method.revision,
         **{group: getattr(settings, group).name for group in groups},
-        "secure": recorded_sums(settings.secure.name),
+        "secure": "simulated sums" if settings.secure.sums else settings.secure.name,
         **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,

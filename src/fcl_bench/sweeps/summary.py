@@ -6,13 +6,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from fcl_bench.execution.folder import RunFolder, ignores_partition
 from fcl_bench.execution.screen import indifference, screen_table
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.results.tables.cells import decimals, mean_cell
@@ -72,16 +70,12 @@ def results_table(reports: Iterable[JobReport], keys: set[str]) -> Table | None:
     return screen_table(f"Results, mean over the seeds{left_out}", headers, rows)
 
 
-def unmoved(reports: Iterable[JobReport], keys: set[str]) -> str:
-    """Which settings no partition changes, in a sentence; "" for none, or where none could show it."""
+def unmoved(jobs: Iterable[Sequence[str]], keys: set[str]) -> str:
+    """The sentence on settings that no partition changes, given the overrides of their jobs; "" for none."""
     moot = {key for key in keys if key in ("beta", "clients") or key.partition(".")[0] == "partition"}
     rest = keys - moot - {"seed"}
-    runs: dict[str, str] = {}
-    for report in reports:
-        if report.status == DONE and report.run:
-            runs.setdefault(name_of(report.overrides, rest) if rest else "all runs", report.run)
-    names = [name for name, run in runs.items() if ignores_partition(RunFolder(Path(run)).config())]
-    return indifference(names, moot, "seed" in keys)
+    names = dict.fromkeys(name_of(job, rest) if rest else "all runs" for job in jobs)
+    return indifference(list(names), moot, "seed" in keys)
 
 
 def failures(reports: Iterable[JobReport], output: str = "") -> list[str]:

@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from fcl_bench.data.shared import stop_sharing
+from fcl_bench.execution.folder import RunFolder, ignores_partition
 from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.files import writable
 from fcl_bench.sweeps.jobs import DONE, FAILED, RUNNING, WAITING, JobReport, output_path, read_reports
@@ -122,7 +123,9 @@ class Sweep:
             return
         console = ScreenConsole(file=self._screen)
         console.print(table)
-        if told := unmoved(reports, keys):
+        done = (report for report in reports if report.status == DONE and report.run)
+        moot = [report.overrides for report in done if ignores_partition(RunFolder(Path(report.run)).config())]
+        if told := unmoved(moot, keys):
             console.print(told, soft_wrap=True, markup=False)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         lines = [
