@@ -64,7 +64,7 @@ def test_keys_that_determine_nothing_make_one_run(tmp_path, command):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--bogus",), "plan has no option --bogus (-m, and keys as for a run)"),
+        (("--bogus",), "unrecognized arguments: --bogus (fcl-bench plan --help lists the options)"),
         (("methd=afl",), "unknown key methd"),
         (("method=fedavg",), "backbone=pixels has nothing to train"),
         (("-m", "tasks=[1"), "cannot be parsed"),

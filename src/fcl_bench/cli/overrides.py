@@ -38,16 +38,11 @@ _PRESET = "experiment/preset"
 _OF_HYDRA = r"hydra/(launcher|sweeper)|hydra\.sweeper\.params|hydra\.launcher\.(?!_target_$).+"
 #: Hydra's options that are accepted, and whether a value follows.
 _OPTIONS = {
-    **dict.fromkeys(("-m", "--multirun", "--hydra-help", "--resolve", "--run", "-r"), False),
-    **dict.fromkeys(("--cfg", "-c", "--package", "-p", "--info", "-i"), True),
-    **dict.fromkeys(("--config-name", "-cn", "--config-dir", "-cd"), True),
-    **dict.fromkeys(("--shell-completion", "-sc"), True),
+    **dict.fromkeys(("-m", "--multirun", "--resolve"), False),
+    **dict.fromkeys(("--cfg", "-c", "--config-dir", "-cd", "--shell-completion", "-sc"), True),
 }
 #: The values of some of them; Hydra would print its usage for any other.
-_VALUES = {
-    **dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all")),
-    **dict.fromkeys(("--info", "-i"), ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")),
-}
+_VALUES = dict.fromkeys(("--cfg", "-c"), ("job", "hydra", "all"))
 
 
 def without_folders(arguments: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from rich.markup import escape
 
-from fcl_bench.cli.command import DONE, USER_ERROR
+from fcl_bench.cli.command import DONE, USER_ERROR, Parser
 from fcl_bench.cli.overrides import choosing, composed_as_typed, composition_error, ordered
 from fcl_bench.composition import combinations
 from fcl_bench.config import load_settings
@@ -29,10 +29,10 @@ from fcl_bench.sweeps.summary import failures, name_of, unmoved, varying
 from fcl_bench.tracking.console import duration
 from fcl_bench.typed import types_of
 
-USAGE = """usage: fcl-bench plan [-m] [key=value ...]
-
-What a run, or with -m each run of a sweep, would take, before anything starts: the upload by the method's declared
-fields; seconds, memory and disk of an earlier run in out=FOLDER that had as much to do."""
+_WHAT = (
+    "What a run, or with -m each run of a sweep, would take, before anything starts: the upload by the method's"
+    " declared fields; seconds, memory and disk of an earlier run in out=FOLDER that had as much to do."
+)
 #: Keys that change no run's amount of work, or hardly.
 _NO_WORK = (
     *("seed", "beta", "partition", "device", "out", "cache", "force", "preview", "checkpoint_rounds"),
@@ -63,20 +63,18 @@ class _Row:
 
 def work(arguments: list[str]) -> int:
     """Print the plan; return the exit code: 2 if no run can start. Raises a `UserError` for wrong input."""
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return DONE
-    options = {argument for argument in arguments if argument.startswith("-")}
-    if unknown := options - {"-m", "--multirun"}:
-        raise UserError(f"plan has no option {min(unknown)}", "-m, and keys as for a run")
-    typed = [argument for argument in ordered(arguments) if argument not in options]
+    parser = Parser(prog="fcl-bench plan", description=_WHAT)
+    parser.add_argument("-m", "--multirun", action="store_true", help="plan each run of a sweep")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for a run")
+    options = parser.parse_intermixed_args(arguments)
+    typed = ordered(options.overrides)
     rows = []
     with sharing():
-        for job in _jobs(typed) if options else [typed]:
+        for job in _jobs(typed) if options.multirun else [typed]:
             try:
                 rows.append(_row(job))
             except UserError as error:
-                if not options:
+                if not options.multirun:
                     raise
                 rows.append(_Row(job, "cannot run", why=str(error)))
     _print(rows)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from fcl_bench.data.partitions.skew import Skew
@@ -82,7 +81,7 @@ def print_record(record: RunRecord, folder: str, details: bool = False) -> None:
         console.print(f"{held['samples']:,} validation samples, held out of training, are {tested}.", soft_wrap=True)
     console.print(_result(record))
     if details:
-        console.print(_details(record))
+        console.print(_details(record), markup=False, highlight=False, soft_wrap=True)
     for line in _remarks(record):
         console.print(line, soft_wrap=True)
     console.print(f"run folder: {folder}", soft_wrap=True)
@@ -108,20 +107,7 @@ def _result(record: RunRecord) -> Table:
             ("seconds in all", f"{runtime['total_seconds']:.2f} s"),
         ],
     )
-    return _in_parts(screen_table("", (f"accuracy on all classes seen{protocol}", "%"), ()), parts)
-
-
-def _details(record: Mapping[str, Any]) -> Table:
-    """The metrics, bytes, counts and seconds of run.json under their keys."""
-    shown = [part for part in record if isinstance(record[part], dict) or part.startswith("client_")]
-    table = Table()
-    table.add_column("run.json", overflow="fold")
-    table.add_column("value", overflow="fold")
-    return _in_parts(table, (_facts({part: record[part]}) for part in shown if part not in ("files", "features")))
-
-
-def _in_parts(table: Table, parts: Iterable[Iterable[tuple[str, str]]]) -> Table:
-    """`table` with the rows of `parts`, and lines between these."""
+    table = screen_table("", (f"accuracy on all classes seen{protocol}", "%"), ())
     for part in parts:
         for row in part:
             table.add_row(*row)
@@ -129,24 +115,13 @@ def _in_parts(table: Table, parts: Iterable[Iterable[tuple[str, str]]]) -> Table
     return table
 
 
-def _facts(node: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Key and value of all that is below a part of run.json, but for what is 0, empty or null."""
-    for name, value in node.items():
-        key = f"{within}{name}"
-        if isinstance(value, dict):
-            yield from _facts(value, f"{key}.")
-        elif value and not (isinstance(value, list) and isinstance(value[0], dict)):
-            values = value if isinstance(value, list) else [value]
-            more = ["..."] if len(values) > _SHOWN else []
-            yield key, escape(", ".join([*(_fact(key, one) for one in values[:_SHOWN]), *more]))
+def _details(record: Mapping[str, Any]) -> str:
+    """The metrics, bytes, counts and seconds of run.json: a line each, under their keys."""
+    from pandas import json_normalize  # only now: few runs are asked for them
 
-
-def _fact(key: str, value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return "not defined" if value is None else str(value)
-    if isinstance(value, float):
-        return f"{value:.5g}{' s' if 'seconds' in key else ''}"
-    return bytes_text(value) if "bytes" in key else f"{value:,}"
+    parts = [key for key in record if isinstance(record[key], dict) or key.startswith("client_")]
+    measured = {key: record[key] for key in parts if key not in ("files", "features")}
+    return str(json_normalize(measured).T.to_string(header=False, max_colwidth=100))
 
 
 def screen_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Table:
