@@ -97,10 +97,10 @@ def _row(job: Sequence[str]) -> _Row:
     own = RunFolder(runs / plan.label, plan.id)
     state = "begun" if (own.path / "checkpoint").is_dir() else "to do"
     row = _Row(job, state, plan.id, ignores_partition(settings.resolved), upload=upload_bytes(plan))
-    record = None if settings.scalars.force else own.complete_record(read=())
-    if record is not None:
-        row.state, found = "complete", (own.path, record)
-    elif (found := _alike(plan, runs)) is None:
+    done = None if settings.scalars.force else own.complete_record(read=())
+    row.state = state if done is None else "complete"
+    found = _alike(plan, runs) if done is None else (own.path, done)
+    if found is None:
         return row
     folder, record = found
     row.seconds, row.memory = record["runtime"]["total_seconds"], record["runtime"]["peak_memory_bytes"]
@@ -115,8 +115,8 @@ def _row(job: Sequence[str]) -> _Row:
 def _alike(plan: Plan, runs: Path) -> tuple[Path, Any] | None:
     """A complete run that had as much to do, on such a device, and its record; None: there is none."""
     method = plan.settings.method
-    parts = filter(None, (method, getattr(method, "training", None)))
-    kinds = [(name, kind) for part in parts for name, kind in types_of(type(part)).items()]
+    schemas: list[type] = [type(part) for part in (method, getattr(method, "training", None)) if part is not None]
+    kinds = [(name, kind) for schema in schemas for name, kind in types_of(schema).items()]
     decimals = {name for name, kind in kinds if float in (kind, *get_args(kind))} - {"fraction"}  # of the clients
     wanted = _amounts(plan.settings.resolved, decimals)
     for path in runs.glob(f"{slug(method.name)}-*/run.json"):
