@@ -176,7 +176,7 @@ def test_what_cannot_be_asked_is_told_in_a_line(digits, featured, command, tmp_p
         ((ours, tmp_path / "bytes.npz"), "is not a readable .npz or .npy file"),
         ((ours, tmp_path / "large.npz"), "makes 81 features"),
         ((ours, tmp_path / "floats.npz"), "of shape (3, 8, 8) and type float64 are neither images nor features"),
-        ((featured[0].folder, tmp_path / "images.npz"), "inputs are images, and the model was made on ready features"),
+        ((featured[0].folder, tmp_path / "images.npz"), "inputs are images, and the model was made on features"),
         ((old, "data=digits"), "does not say what it is (the model.safetensors of a run"),
         *(((file, "data=digits"), "what it says of itself cannot be read") for file in odd),
         ((tmp_path / "bytes.npz", "data=digits"), "holds no complete run"),

@@ -280,6 +280,8 @@ def test_parquet_files_tell_their_split():
         ("train/readme.md", None),
     ):
         assert split_of(path, splits) == split
+    assert split_of("plus/train-00000-of-00001.parquet", ("plus/train", "plus/test")) == "plus/train"
+    assert split_of("small/train-00000-of-00001.parquet", ("plus/train", "plus/test")) is None
 
 
 def test_the_shipped_settings_pin_every_repository(tmp_path):

@@ -135,14 +135,23 @@ class Backbone(ABC):
         Raises:
             UserError: the backbone has nothing to train, or backbone and data don't fit.
         """
-        raise UserError(
-            f"backbone={self.name} has nothing to train", "backbone=resnet18_cifar, tiny, or another network"
-        )
+        on_features = "method.trains=features where the method has it, or method=stsa and the like; adapt=none"
+        networks = "backbone=resnet18_cifar, tiny, or another network"
+        remedy = networks if dataset.kind == "images" else on_features
+        raise UserError(f"backbone={self.name} has nothing to train", remedy)
 
 
-def require_images(backbone: str, dataset: Dataset) -> None:
-    if dataset.holds_features:
-        raise UserError(f"backbone={backbone} needs images and data={dataset.name} holds features", "backbone=identity")
+def require_kind(kind: str, backbone: str, dataset: Dataset) -> None:
+    """Raise a `UserError` unless the data set holds what the backbone takes: images, features or texts."""
+    if dataset.kind != kind:
+        suits = {
+            "images": "backbone=pixels or a network such as backbone=resnet18",
+            "features": "backbone=identity",
+            "texts": "backbone=sentence",
+        }
+        needs = "ready features" if kind == "features" else kind
+        found = f"backbone={backbone} needs {needs} and data={dataset.name} holds {dataset.kind}"
+        raise UserError(found, suits[dataset.kind])
 
 
 @dataclass
@@ -152,11 +161,7 @@ class Identity(Backbone):
     name: ClassVar[str] = "identity"  # type: ignore[misc]  # a network's name is a knob, this one is not
 
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
-        if not dataset.holds_features:
-            raise UserError(
-                f"backbone={self.name} needs ready features and data={dataset.name} holds images",
-                "backbone=pixels or a network such as backbone=resnet18",
-            )
+        require_kind("features", self.name, dataset)
         return _IdentityExtractor()
 
 
@@ -177,7 +182,7 @@ class Pixels(Backbone):
     size: int | None = knob(None, least=1)
 
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
-        require_images(self.name, dataset)
+        require_kind("images", self.name, dataset)
         return _PixelExtractor(self.size)
 
 

@@ -127,7 +127,7 @@ class FeatureCache:
             before = partial.seconds
             if partial.rows:
                 log.info("extraction of %s goes on after %d of %d samples", label, partial.rows, count)
-            with progress(count, f"extracting {label}", "image", done=partial.rows) as bar:
+            with progress(count, f"extracting {label}", "sample", done=partial.rows) as bar:
                 for features in batches(partial.rows):
                     partial.add(features)
                     bar.update(len(features))
@@ -240,7 +240,7 @@ def extract_features(
             raise UserError(
                 f"backbone={name} gave a feature that is not finite for {side} sample {int(bad[0])}",
                 "finite numbers in the data"
-                if dataset.holds_features
+                if dataset.kind == "features"
                 else "backbone.precision=float32, or other weights",
             )
     train, test = made["train"], made["test"]

@@ -18,7 +18,7 @@ from fcl_bench.backbones.backbone import (
     Extractor,
     Trainable,
     copies,
-    require_images,
+    require_kind,
     weights_hash,
 )
 from fcl_bench.backbones.network_extractor import TimmExtractor
@@ -97,7 +97,7 @@ class Timm(Backbone):
         return {"pretrained": False, "checkpoint": None}
 
     def open(self, dataset: Dataset, device: torch.device, seed: int = 0) -> Extractor:
-        require_images(self.name, dataset)
+        require_kind("images", self.name, dataset)
         model = self._network(seed)
         config = self._data_config(model)
         if not self.pretrained:
@@ -110,7 +110,7 @@ class Timm(Backbone):
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         """The network for training on whole images of `transform.size` (None: the model's own size)."""
-        require_images(self.name, dataset)
+        require_kind("images", self.name, dataset)
         model = self._network(seed)
         config = self._data_config(model)
         size = config["input_size"][-1]

@@ -17,7 +17,7 @@ from fcl_bench.backbones.backbone import (
     Extractor,
     Trainable,
     copies,
-    require_images,
+    require_kind,
     weights_hash,
 )
 from fcl_bench.config import knob
@@ -62,7 +62,7 @@ class Tiny(Backbone):
         return NetworkExtractor(trainable.build(), trainable, device, self.precision)
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
-        require_images(self.name, dataset)
+        require_kind("images", self.name, dataset)
         size = self.size or _shorter_side(dataset)
         with seeded(derived_seed(seed, "network")):
             body = (_transformer if self.architecture == "vit" else _body)(self.width, size)

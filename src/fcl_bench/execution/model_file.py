@@ -56,10 +56,10 @@ def about(plan: Plan, inputs: Inputs) -> dict[str, Any]:
         "method": settings.method.name,
         "backbone": settings.backbone.name,
         "data": settings.data.name,
-        "takes": "features" if dealt.dataset.holds_features else "images",
+        "takes": dealt.dataset.kind,
         "dimension": context.inputs,
         # The size of the first training image, which some networks are built for.
-        "image": None if dealt.dataset.holds_features else list(train.inputs[0].size),
+        "image": list(train.inputs[0].size) if dealt.dataset.kind == "images" else None,
         "labels": dealt.stream.class_order.tolist(),
         "class_names": list(dealt.dataset.class_names),
         "tasks": [{"columns": list(task.columns), "columns_seen": task.columns_seen} for task in dealt.stream.tasks],

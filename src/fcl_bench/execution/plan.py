@@ -289,10 +289,10 @@ def deal(settings: Settings) -> Dealt:
             "data.validation=0",
         )
     stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
-    shards = []
+    shards, groups = [], settings.partition.groups(dataset.train, stream.train_columns)
     for t, indices in enumerate(stream.train):
         rng = settings.partition.generator(scalars.seed, t)
-        own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
+        own = settings.partition.holdings(groups[indices], scalars.clients, rng)
         shards.append(Holdings(indices[own.indices], own.ends))
     if share := settings.held_out.validation:
         from fcl_bench.data.validation import hold_out

@@ -16,7 +16,7 @@ from fcl_bench.backbones.network_extractor import require_compiler
 from fcl_bench.config import HELD_OUT, target_class
 from fcl_bench.data.images.batches import load_pixels
 from fcl_bench.data.images.stored import ArrayImages
-from fcl_bench.data.sources.base import Dataset, Split, image_split
+from fcl_bench.data.sources.base import Dataset, Split, image_split, kind_of_inputs
 from fcl_bench.data.sources.image_source import rows_of, samples_of
 from fcl_bench.engine.evaluation import chosen, test_batches
 from fcl_bench.engine.node import on_device
@@ -85,7 +85,9 @@ class Model:
         return Context(about["dimension"], about["seed"], dtype, device, wire, network, *known)
 
     def _like(self) -> Dataset:
-        """A data set of one black image as large as the first that was learnt from: some networks are made by it."""
+        """A data set of one black image as large as the first that was learnt from, or of an empty text."""
+        if self.about["takes"] == "texts":
+            return Dataset(self.about["data"], *[samples_of([""], texts=True)] * 2)
         width, height = self.about["image"] or (1, 1)
         black = image_split([0], ArrayImages(np.zeros((1, height, width, 3), dtype=np.uint8)))
         return Dataset(self.about["data"], black, black)
@@ -94,8 +96,8 @@ class Model:
         """(n,) int64: the label of each sample, as the data set numbers its classes.
 
         Args:
-            inputs: n images (an array (n, h, w) or (n, h, w, 3) in uint8, PIL images, paths of image files), or the
-                backbone's features (n, d).
+            inputs: n images (an array (n, h, w) or (n, h, w, 3) in uint8, PIL images, paths of image files), n texts,
+                or the backbone's features (n, d).
             tasks: (n,) the task of each sample, from 0; only for a model that is tested in batches of one task.
 
         Raises:
@@ -158,7 +160,7 @@ class Model:
     def _tensor(self, inputs: Any) -> torch.Tensor:
         """Samples as the server takes them: images, or features."""
         samples = self._samples(inputs)
-        if isinstance(samples.inputs, np.ndarray):
+        if isinstance(samples.inputs, np.ndarray) and samples.inputs.dtype != object:
             wide = samples.inputs.shape[1]
             if self._method.trains_network:
                 raise UserError("inputs are features, and the model takes images", "uint8 images (n, h, w, 3)")
@@ -174,11 +176,10 @@ class Model:
         return self._features(samples)
 
     def _samples(self, inputs: Any, wanted: str = "") -> Split:
-        samples = samples_of(inputs)
-        images = not isinstance(samples.inputs, np.ndarray)
-        if images and self.about["takes"] == "features":
-            raise UserError("inputs are images, and the model was made on ready features", "features (n, d)")
-        if wanted == "images" and not images:
+        samples = samples_of(inputs, texts=(takes := self.about["takes"]) == "texts")
+        if (kind := kind_of_inputs(samples.inputs)) not in (takes, "features"):
+            raise UserError(f"inputs are {kind}, and the model was made on {takes}", f"{takes}, or features (n, d)")
+        if wanted == "images" and kind == "features":
             raise UserError("inputs are features already", "images")
         return samples
 

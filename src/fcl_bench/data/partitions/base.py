@@ -10,7 +10,8 @@ from typing import Any, ClassVar, overload
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.sources.base import rank_in_group
+from fcl_bench.data.sources.base import Split, rank_in_group
+from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator
 
 
@@ -34,6 +35,10 @@ class Partition(ABC):
             draws: how many are asked for; D may be less.
         """
         return None
+
+    def groups(self, train: Split, columns: np.ndarray) -> np.ndarray:
+        """(n,) what the rule goes by, the `labels` of `holdings`: the training samples' classes `columns` (n,)."""
+        return columns
 
     @abstractmethod
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
@@ -76,6 +81,23 @@ class Shards(Partition):
         owner = np.empty(len(labels), dtype=np.int64)
         owner[order] = owner_of_piece[np.arange(len(labels)) * pieces // max(len(labels), 1)]
         return owner
+
+
+@dataclass
+class Given(Partition):
+    """The clients that the data set's own file names."""
+
+    name: ClassVar[str] = "given"
+
+    def groups(self, train: Split, columns: np.ndarray) -> np.ndarray:
+        if train.clients is None:
+            raise UserError("partition=given: the data set names no clients", "a file with a column client")
+        return train.clients
+
+    def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        if (last := int(labels.max())) >= clients:
+            raise UserError(f"clients={clients}: the data set names more", f"clients={last + 1} at least")
+        return labels
 
 
 class Holdings(Sequence[np.ndarray]):

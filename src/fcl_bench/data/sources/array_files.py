@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fcl_bench.config import knob
-from fcl_bench.data.sources.base import Dataset, Source, Split, existing_path
+from fcl_bench.data.sources.base import Dataset, Source, Split, array_hash, existing_path
 from fcl_bench.errors import UserError
 from fcl_bench.files import content_hash
 
@@ -20,31 +20,26 @@ class ArrayFile(Source):
     name: str = knob(filled=True, words="a name for tables")
     path: str | None = knob(None, identity=False)
 
-    @property
-    def where(self) -> str:
-        """The beginning of messages about the file."""
-        return f"data.path={self.path}"
-
     def arrays(self, wanted: str, needed: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """The arrays of these names. Raises a `UserError` that says what is `wanted` if a needed one is not there."""
         path = existing_path(self.path, self.name, wanted)
         if path.is_dir():
-            raise UserError(f"{self.where} is a folder", wanted)
+            raise UserError(f"{self._key} is a folder", wanted)
         try:
             loaded = np.load(path, allow_pickle=False)
             if isinstance(loaded, np.ndarray):
-                raise UserError(f"{self.where} holds a single array", wanted)
+                raise UserError(f"{self._key} holds a single array", wanted)
             with loaded as file:
                 if missing := set(needed) - set(file.files):
-                    raise UserError(f"{self.where} lacks {', '.join(sorted(missing))}", wanted)
+                    raise UserError(f"{self._key} lacks {', '.join(sorted(missing))}", wanted)
                 return {name: file[name] for name in (*needed, *optional) if name in file.files}
         except UserError:
             raise
         except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
             if isinstance(error, ValueError) and "Object arrays" in str(error):
                 remedy = "arrays of numbers and of texts, such as numpy.array(labels, dtype=str)"
-                raise UserError(f"{self.where} holds Python objects, which are never unpickled", remedy) from error
-            raise UserError(f"{self.where} is not a readable .npz file", wanted) from error
+                raise UserError(f"{self._key} holds Python objects, which are never unpickled", remedy) from error
+            raise UserError(f"{self._key} is not a readable .npz file", wanted) from error
 
 
 def native_floats(x: np.ndarray) -> np.ndarray:
@@ -72,7 +67,7 @@ class FeatureFile(ArrayFile):
         train_d, test_d = (arrays[f"x_{side}"].shape[1] for side in ("train", "test"))
         if train_d != test_d:
             raise UserError(
-                f"{self.where}: x_train has {train_d} features and x_test has {test_d}", "use one backbone for both"
+                f"{self._key}: x_train has {train_d} features and x_test has {test_d}", "use one backbone for both"
             )
         return Dataset(self.name, *splits, class_names=names)
 
@@ -82,7 +77,7 @@ class FeatureFile(ArrayFile):
 
         from fcl_bench.linalg.tensors import rows_not_finite
 
-        where = f"{self.where}:"
+        where = f"{self._key}:"
         if x.ndim != 2 or x.shape[1] == 0 or x.dtype.kind not in "fiu" or x.dtype.itemsize > 8:
             raise UserError(
                 f"{where} x_{side} has shape {x.shape} and type {x.dtype}",
@@ -106,9 +101,7 @@ class FeatureFile(ArrayFile):
                 f"{where} x_{side} holds NaN or infinity in {len(bad)} rows, the first is row {int(bad[0])}",
                 "every feature is a finite number",
             )
-        digest = content_hash(f"{x.dtype} {x.shape}".encode())
-        digest.update(x.data)
-        return Split(y.astype(np.int64), x, digest.hexdigest())
+        return Split(y.astype(np.int64), x, array_hash(x))
 
     def _numbered(self, arrays: dict[str, np.ndarray]) -> tuple[str, ...]:
         """Replace text labels by numbers, in place; returns the names in that order, none for integer labels."""
@@ -119,7 +112,7 @@ class FeatureFile(ArrayFile):
         if len(texts) < 2:
             other = next(side for side in sides if side not in texts)
             raise UserError(
-                f"{self.where}: {texts[0]} holds names and {other} has type {arrays[other].dtype}",
+                f"{self._key}: {texts[0]} holds names and {other} has type {arrays[other].dtype}",
                 "names in both, or integers in both",
             )
         decoded = {
@@ -163,7 +156,7 @@ class SiteFile(ArrayFile):
         """Load the server's file, which has test samples and no training samples."""
         held = self.read()
         if not held.labelled.all():
-            raise UserError(f"{self.where}: {(~held.labelled).sum()} test samples have no label", "all have one")
+            raise UserError(f"{self._key}: {(~held.labelled).sum()} test samples have no label", "all have one")
         none = np.zeros(0, dtype=np.int64)
         train = Split(none, held.x[:0], content_hash(b"elsewhere").hexdigest(), none)
         test = Split(held.column, held.x, held.fingerprint, held.task)
@@ -172,7 +165,7 @@ class SiteFile(ArrayFile):
     def read(self) -> SiteSamples:
         """The file's samples. Raises a `UserError` if the file does not have the form above."""
         arrays = self.arrays(_WANTED, ("x", "column", "task"), ("labelled",))
-        where, x = f"{self.where}:", arrays["x"]
+        where, x = f"{self._key}:", arrays["x"]
         if x.ndim != 2 or not x.shape[1] or x.dtype.kind != "f" or x.dtype.itemsize not in (4, 8):
             raise UserError(f"{where} x has shape {x.shape} and type {x.dtype}", "float32 or float64 of shape (n, d)")
         if not np.isfinite(x).all():

@@ -27,18 +27,34 @@ class Split:
 
     Attributes:
         labels: (n,) int64, the labels as the source gives them.
-        inputs: `Images`, or for ready features an array (n, d).
+        inputs: `Images`, an array (n, d) of features, or an array (n,) of texts as Python objects.
         fingerprint: hash of the inputs' content.
         domains: (n,) int64, each sample's domain; None where the source has none.
+        clients: (n,) int64, the client that holds each training sample; None where the source does not say.
     """
 
     labels: np.ndarray
     inputs: Images | np.ndarray
     fingerprint: str
     domains: np.ndarray | None = None
+    clients: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
+
+
+def kind_of_inputs(inputs: Any) -> str:
+    """What the inputs of a split are: features, images or texts."""
+    if not isinstance(inputs, np.ndarray):
+        return "images"
+    return "texts" if inputs.dtype == object else "features"
+
+
+def array_hash(x: np.ndarray) -> str:
+    """Hash of an array's type, shape and bytes."""
+    digest = content_hash(f"{x.dtype} {x.shape}".encode())
+    digest.update(np.ascontiguousarray(x).data)
+    return digest.hexdigest()
 
 
 def image_split(labels: Any, images: Images, domains: np.ndarray | None = None) -> Split:
@@ -65,8 +81,9 @@ class Dataset:
     elsewhere: bool = field(default=False, kw_only=True)
 
     @property
-    def holds_features(self) -> bool:
-        return isinstance(self.train.inputs, np.ndarray)
+    def kind(self) -> str:
+        """What samples are: features, images or texts."""
+        return kind_of_inputs(self.train.inputs)
 
     @property
     def fingerprint(self) -> str:
@@ -75,9 +92,10 @@ class Dataset:
         for split in (self.train, self.test):
             digest.update(split.fingerprint.encode())
             digest.update(np.ascontiguousarray(split.labels).data)
-            if split.domains is not None:
-                digest.update(b"domains")
-                digest.update(np.ascontiguousarray(split.domains).data)
+            for name, values in (("domains", split.domains), ("clients", split.clients)):
+                if values is not None:
+                    digest.update(name.encode())
+                    digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
 
 
@@ -108,6 +126,12 @@ class Source(ABC):
 
     name: str
     about: About = About()
+
+    @property
+    def _key(self) -> str:
+        """The data set's name in messages, as the user typed it."""
+        path = getattr(self, "path", None)
+        return f"data.path={path}" if path else f"data={self.name}"
 
     @abstractmethod
     def load(self) -> Dataset:
@@ -171,7 +195,7 @@ def _sound(source: Source) -> Dataset:
         _require_inputs(f"{own}.inputs", split.inputs)
         if split.domains is not None:
             _require_numbers(f"{own}.domains", split.domains)
-        for name, values in (("inputs", split.inputs), ("domains", split.domains)):
+        for name, values in (("inputs", split.inputs), ("domains", split.domains), ("clients", split.clients)):
             if values is not None and len(values) != len(split.labels):
                 raise UserError(f"{own} has {len(split.labels)} labels and {len(values)} {name}", "as many of each")
     shapes = [side.inputs.shape[1:] for side in (dataset.train, dataset.test) if isinstance(side.inputs, np.ndarray)]
@@ -191,13 +215,14 @@ def _require_numbers(where: str, values: Any) -> None:
 
 def _require_inputs(where: str, inputs: Any) -> None:
     if isinstance(inputs, np.ndarray):
-        right = inputs.ndim == 2 and inputs.shape[1] > 0 and inputs.dtype.kind in "fiu"
+        texts = inputs.ndim == 1 and all(isinstance(text, str) for text in inputs)
+        right = texts or (inputs.ndim == 2 and inputs.shape[1] > 0 and inputs.dtype.kind in "fiu")
     else:
         right = hasattr(inputs, "fingerprint")
     if not right:
         raise UserError(
             f"{where} is {kind_of(inputs)}",
-            "features, an array (n, d) of numbers; or images, such as ArrayImages(pixels)",
+            "features, an array (n, d) of numbers; texts, an array (n,); or images, such as ArrayImages(pixels)",
         )
 
 

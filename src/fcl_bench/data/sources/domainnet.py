@@ -10,7 +10,8 @@ import numpy as np
 
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
-from fcl_bench.data.sources.hub_images import HubImages, class_labels, label_names
+from fcl_bench.data.sources.hub import label_names
+from fcl_bench.data.sources.hub_images import HubImages, class_labels
 from fcl_bench.data.sources.image_source import FileSide, Side, TableSide
 from fcl_bench.errors import UserError
 from fcl_bench.randomness import generator

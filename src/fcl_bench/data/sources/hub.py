@@ -1,4 +1,4 @@
-"""Parquet files of a data set on the Hugging Face hub: found in the hub's cache on this machine, or downloaded to it.
+"""Parquet files of a data set on the Hugging Face hub: in its cache here, or downloaded; and sources that read them.
 
 The cache names a file's content by its checksum, so that it can be verified at any time, without network too.
 """
@@ -12,19 +12,30 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from rich.filesize import decimal
 
-from fcl_bench.errors import UserError, first_line
-from fcl_bench.files import file_checksum, writable
+from fcl_bench.config import knob
+from fcl_bench.data.sources.base import About, Source, existing_path
+from fcl_bench.errors import UserError, choices, first_line
+from fcl_bench.files import file_checksum, special, writable
 from fcl_bench.tracking.console import progress
 
 log = logging.getLogger(__name__)
 
+#: Bytes of parquet that are read in a few seconds; for more, a progress bar is shown.
+_QUICK = 1 << 30
+#: Endings of tables' files -> what `datasets` calls their format, and how it reads them.
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".csv": ("csv", {"keep_default_na": False, "na_values": [""]}),
+    ".jsonl": ("json", {}),
+    ".parquet": ("parquet", {}),
+}
 #: Seconds that the hub has to accept a connection; its own client tries for most of a minute.
 _PATIENCE = 5.0
 
@@ -175,14 +186,16 @@ def remove_file(file: Path) -> None:
 
 
 def split_of(path: str, splits: tuple[str, ...]) -> str | None:
-    """Which split a parquet file holds: train-00000-of-00001.parquet, train.parquet or train/0000.parquet."""
-    *folders, name = path.split("/")
-    if not name.endswith(".parquet"):
+    """Which split a parquet file holds: train-00000-of-00001.parquet, train.parquet or train/0000.parquet.
+
+    A split `plus/train` is in the files of the folder plus only.
+    """
+    if not path.endswith(".parquet"):
         return None
     for split in splits:
-        if re.match(rf"{re.escape(split)}[-._]", name):
+        if re.search(rf"(^|/){re.escape(split)}[-._][^/]*$", path):
             return split
-    return next((split for split in splits if folders and folders[-1] == split), None)
+    return next((split for split in splits if re.search(rf"(^|/){re.escape(split)}/[^/]*$", path)), None)
 
 
 def split_files(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
@@ -241,3 +254,106 @@ def _has_checksum(file: Path, checksum: str) -> bool:
         return False
     git = hashlib.sha1(f"blob {file.stat().st_size}\0".encode(), usedforsecurity=False)
     return file_checksum(file, hashlib.sha256() if len(checksum) == 64 else git) == checksum
+
+
+@dataclass
+class HubFiles(Source):
+    """A repository of the Hugging Face hub at a pinned revision, or a local folder in the same layout."""
+
+    name: str = knob(filled=True, words="a name for tables")
+    repo: str = knob(filled=True, words="owner/name")
+    revision: str | None = knob()
+    _: KW_ONLY
+    path: str | None = knob(None, identity=False)
+    train_split: str = knob("train", identity=False)
+    test_split: str = knob("test", identity=False)
+    about: About = knob(About, identity=False)
+
+    #: Where a user can put the files instead, and what else may be there; no knobs.
+    place = Repository.place
+    other_layout = ""
+
+    def repositories(self) -> list[Repository]:
+        if self.path is not None:
+            return []
+        splits = tuple(dict.fromkeys((self.train_split, self.test_split)))
+        return [Repository(self.name, self.repo, self.revision, splits, self.place)]
+
+    def origin(self) -> str:
+        """The files that are read, for messages and records."""
+        if self.path is not None:
+            return f"local files in the layout of {self.repo}"
+        return f"{self.repo} at {self._snapshot.commit}"
+
+    def table(self, side: str, *columns: str) -> Any:
+        """One side as a `datasets.Dataset`. Raises a `UserError` if it can't be read or lacks one of the `columns`."""
+        split = self.train_split if side == "train" else self.test_split
+        files = self._local_files(side, split) if self.path is not None else self._snapshot.files[split]
+        return read_table(files, columns, self._key, side)
+
+    @cached_property
+    def _snapshot(self) -> Snapshot:
+        """The hub's files on this machine, downloaded if need be."""
+        [wanted] = self.repositories()
+        snapshot = fetch(wanted)
+        log.info("data %s: %s at %s, in %s", self.name, self.repo, snapshot.commit[:8], snapshot.folder)
+        return snapshot
+
+    def _folder(self) -> Path:
+        return existing_path(self.path, self.name, self._wanted_layout())
+
+    def _wanted_layout(self) -> str:
+        return f"a folder with {self._wanted_files()}"
+
+    def _wanted_files(self) -> str:
+        return " and ".join(f"data/{split}-*.parquet" for split in dict.fromkeys((self.train_split, self.test_split)))
+
+    def _local_files(self, side: str, split: str) -> list[Path]:
+        folder = self._folder()
+        # A copy with a side named "test" is accepted if the hub calls it "valid".
+        by_split = split_files(folder, (split, side))
+        files = by_split[split] or by_split[side]
+        missing = incomplete(files)
+        if not files or missing:
+            reason = f"{missing} is missing" if missing else f"no {split}-*.parquet at any depth"
+            raise UserError(
+                f"data.path={folder} has no readable {side} split: {reason}",
+                f"the parquet layout of {self.repo}: {self._wanted_files()}{self.other_layout}",
+            )
+        return files
+
+
+def read_table(files: list[Path], columns: tuple[str, ...], key: str, side: str) -> Any:
+    """Files of one format as one `datasets.Dataset`; raises a `UserError` if they can't be, or lack a column."""
+    import datasets
+
+    for file in files:
+        if found := special(file):
+            raise UserError(f"{key}: {file} is {found}", "a parquet file, or remove it")
+    if sum(file.stat().st_size for file in files) < _QUICK:
+        datasets.disable_progress_bars()
+    kind, options = FORMATS[files[0].suffix]
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and the error is reported below
+    try:
+        table: Any = datasets.load_dataset(kind, data_files={"train": list(map(str, files))}, split="train", **options)
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        names = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
+        cause = error.__cause__ or error
+        raise UserError(
+            f"{key}: {names} in {files[0].parent} is not a readable {kind} file: {first_line(cause)}",
+            "an undamaged file, its text in UTF-8; fcl-bench-data prepare gets those of the hub again",
+        ) from error
+    finally:
+        datasets.enable_progress_bars()
+        datasets.logging.set_verbosity(level)
+    for column in columns:
+        if column not in table.column_names:
+            raise UserError(f"{key}: no column {column} in {side}", choices(table.column_names, column))
+    return table
+
+
+def label_names(table: Any, column: str) -> list[str] | None:
+    """The names of the labels in `column`, in the labels' order; None where the table holds none."""
+    names = getattr(table.features[column], "names", None)
+    return None if names is None else [str(name) for name in names]

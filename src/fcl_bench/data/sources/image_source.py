@@ -119,11 +119,6 @@ class ImageSource(Source):
             part = part.taken(np.flatnonzero(retained))
         return image_split(part.labels, part.images(f"{self._key}: {side}"), part.domains)
 
-    @property
-    def _key(self) -> str:
-        """The data set's name in messages, as the user typed it."""
-        return f"data.path={self.path}" if self.path else f"data={self.name}"
-
 
 @dataclass
 class ImageFolder(ImageSource):
@@ -202,15 +197,16 @@ class OpenImages:
         return f"image {index}"
 
 
-def samples_of(inputs: Any) -> Split:
-    """Images or features in whatever form they are; the labels are all -1.
+def samples_of(inputs: Any, texts: bool = False) -> Split:
+    """Images or features in whatever form they are, or texts where strings are `texts`; the labels are all -1.
 
     Raises:
         UserError: they are none of these.
     """
     if isinstance(inputs, Split):
         return inputs
-    found = _inputs(inputs)
+    texts = texts and all(isinstance(entry, str) for entry in inputs)
+    found = np.array(inputs, dtype=object) if texts else _inputs(inputs)
     return Split(np.full(len(found), -1, dtype=np.int64), found, "")
 
 
@@ -261,4 +257,6 @@ def rows_of(split: Split, rows: np.ndarray) -> Split:
     digest = content_hash(split.fingerprint.encode())
     digest.update(np.ascontiguousarray(rows).data)
     domains = None if split.domains is None else split.domains[rows]
-    return replace(split, labels=split.labels[rows], inputs=inputs, fingerprint=digest.hexdigest(), domains=domains)
+    return replace(
+        split, labels=split.labels[rows], inputs=inputs, fingerprint=digest.hexdigest(), domains=domains, clients=None
+    )

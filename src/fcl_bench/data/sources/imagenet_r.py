@@ -70,8 +70,7 @@ class ImageNetR(HubImages):
         if not classes:
             raise UserError(
                 f"data.path={folder} has no <wnid>/ folders and no parquet files",
-                f"the released folder, one of the files {self._wanted_layout().removeprefix('a folder with ')},"
-                " or train/<class>/* and test/<class>/*",
+                f"the released folder, one of the files {self._wanted_files()}, or train/<class>/* and test/<class>/*",
             )
         whole = labelled_files(folder, {name: number for number, name in enumerate(classes)}, folder)
         return whole, list(map(file_checksum, whole.files))

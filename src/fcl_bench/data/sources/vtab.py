@@ -11,8 +11,8 @@ import numpy as np
 
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import About, Dataset, existing_path
-from fcl_bench.data.sources.hub import Repository
-from fcl_bench.data.sources.hub_images import HubImages, label_names
+from fcl_bench.data.sources.hub import Repository, label_names
+from fcl_bench.data.sources.hub_images import HubImages
 from fcl_bench.data.sources.image_source import ImageSource, Side, TableSide, class_names, labelled_files
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path

@@ -84,13 +84,17 @@ class DomainIncremental(SampleSplit):
 
 @dataclass
 class Given(TaskSplit):
-    """The tasks that the test samples define: the classes of task t are those of its test samples."""
+    """The tasks that the data set's file gives; of samples elsewhere, the classes of task t are its test samples'."""
 
     name: ClassVar[str] = "given"
 
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
-        if not dataset.elsewhere or dataset.test.domains is None:
-            raise UserError(f"split=given: data={dataset.name} gives no tasks", "data=sites, or another split")
+        if dataset.test.domains is None:
+            raise UserError(
+                f"split=given: data={dataset.name} gives no tasks", "data=sites, a column task, or another split"
+            )
+        if not dataset.elsewhere:
+            return DomainIncremental().cut(dataset, tasks, seed)
         task_of, columns = dataset.test.domains, dataset.test.labels
         found = np.unique(task_of)
         if not np.array_equal(found, np.arange(tasks)):
