@@ -18,8 +18,7 @@ def draw_validation(columns: np.ndarray, clients: np.ndarray, share: float, rng:
     """Which of one task's samples (n,) are held out: the share of every class, as evenly over the clients as it goes.
 
     Of the n_c samples of a class, v_c = round(share * n_c) are held out, one at least where there are two. Client k
-    gives floor(share * n_kc) of its n_kc, or one more where share * n_kc has one of the largest remainders. So clients
-    with too few samples for a share of their own give some together. The samples themselves are drawn at random.
+    gives floor(share * n_kc) of its n_kc, or one more where share * n_kc has one of the largest remainders, at random.
 
     Args:
         columns, clients: (n,) the class of each sample, and the client that holds it.

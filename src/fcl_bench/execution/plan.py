@@ -157,6 +157,12 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
             " has several",
             "parallel_clients=1, or transport=in_process",
         )
+    if settings.method.common_tasks and not dealt.stream.in_step:
+        raise UserError(
+            f"method={settings.method.name} needs tasks that all clients learn at the same time,"
+            f" and split={settings.split.name} gives them none",
+            "a method without them such as method=afl or fedavg, or split.order=same split.speed=constant",
+        )
     settings.adapt.check(dataclasses.replace(context, classes=first.columns_seen), plan.classes_per_task[:1])
     settings.method.check(context, plan.classes_per_task)
     if settings.transport.fan_in is not None:
@@ -288,12 +294,7 @@ def deal(settings: Settings) -> Dealt:
             f"data.validation: the training samples of data={dataset.name} stay at the clients' sites",
             "data.validation=0",
         )
-    stream = settings.split.cut(dataset, scalars.tasks, scalars.seed)
-    shards = []
-    for t, indices in enumerate(stream.train):
-        rng = settings.partition.generator(scalars.seed, t)
-        own = settings.partition.holdings(stream.train_columns[indices], scalars.clients, rng)
-        shards.append(Holdings(indices[own.indices], own.ends))
+    stream, shards = settings.split.deal(dataset, settings.partition, scalars.tasks, scalars.clients, scalars.seed)
     if share := settings.held_out.validation:
         from fcl_bench.data.validation import hold_out
 

@@ -262,6 +262,7 @@ class Method(ABC):
             old code are not taken for runs of the new.
         ignores_partition: whether its model follows from the samples of all clients, to rounding, whoever holds which.
         resumes_within_tasks: whether its server's state is whole after every round, not only after a task.
+        common_tasks: whether it needs tasks that all clients learn at the same time.
         search: the few knobs of the class that matter most, each with the range in which `fcl-bench tune` tries it,
             beside those of its base classes; "" takes a base class's knob out.
     """
@@ -270,6 +271,7 @@ class Method(ABC):
     revision: ClassVar[int] = 1
     ignores_partition: bool = False
     resumes_within_tasks: ClassVar[bool] = False
+    common_tasks: ClassVar[bool] = False
     search: ClassVar[Mapping[str, str]] = {}
 
     @classmethod

@@ -197,10 +197,7 @@ class DirichletEqualSizes(DirichletPartition):
     Every client has n / K places (these numbers differ by one at most; which clients have one more is random) and a
     preference q_k ~ Dir(beta, ..., beta) over the task's classes. Each place draws a class from its client's preference
     among the classes that still have samples. Where more places draw a class than it has samples, a random subset of
-    them gets the samples. The others draw again, from what is left of their preference, once all others have drawn. All
-    places are treated alike, so no client (such as the last one) is left with the samples that the others did not draw.
-
-    Each round of draws but the last exhausts a class, so there are at most as many rounds as classes.
+    them gets the samples. The others draw again, from what is left of their preference, once all others have drawn.
     """
 
     name: ClassVar[str] = "dirichlet_equal_sizes"

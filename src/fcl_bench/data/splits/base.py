@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from fcl_bench.config import knob
+from fcl_bench.data.partitions.base import Holdings, Partition
 from fcl_bench.data.sources.base import Dataset, rank_in_group
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import Task
@@ -33,6 +34,7 @@ class Stream:
         train, test: per task, the indices of its samples, ascending; disjoint. Test samples are divided like training
             samples, so that a class that comes back is tested in each of its tasks, on other samples.
         validation: per task, the training samples that are held out of `train` (`data.validation`); empty: none are.
+        in_step: whether all clients work on the same task at the same time.
     """
 
     tasks: tuple[Task, ...]
@@ -42,6 +44,7 @@ class Stream:
     train: tuple[np.ndarray, ...]
     test: tuple[np.ndarray, ...]
     validation: tuple[np.ndarray, ...] = ()
+    in_step: bool = True
 
     @property
     def class_samples(self) -> np.ndarray:
@@ -124,6 +127,16 @@ class TaskSplit(ABC):
     @abstractmethod
     def cut(self, dataset: Dataset, tasks: int, seed: int) -> Stream:
         """Cut `dataset` into `tasks` tasks, given the run's seed. Raises a `UserError` where that can't be done."""
+
+    def deal(
+        self, dataset: Dataset, partition: Partition, tasks: int, clients: int, seed: int
+    ) -> tuple[Stream, list[Holdings]]:
+        """The stream, and per task the clients' training samples. Raises like `cut`."""
+        stream, shards = self.cut(dataset, tasks, seed), []
+        for t, indices in enumerate(stream.train):
+            own = partition.holdings(stream.train_columns[indices], clients, partition.generator(seed, t))
+            shards.append(Holdings(indices[own.indices], own.ends))
+        return stream, shards
 
 
 @dataclass(kw_only=True)

@@ -76,10 +76,7 @@ class ClassOverlap(SampleSplit):
     """Tasks of equal size in a seeded order of the classes, each with its neighbour's `shared` classes (FedProTIP D.6).
 
     With C classes, T tasks and s shared at each border the tasks' sizes add up to C + (T - 1) s, and differ by one at
-    most. That gives both of the paper's settings on CIFAR-100: s = 1 makes 11 tasks of 10 classes, s = 2 makes 14 of 9.
-    No class is in more than two tasks. The paper does not say which task gets a shared class's samples. Here each of
-    the two tasks gets a random half, for training and for test. If the number is odd, a random one of the two gets one
-    more, so a class's only sample is in just one of them.
+    most. Each of two tasks gets a random half of a shared class's training and test samples.
     """
 
     name: ClassVar[str] = "class_overlap"

@@ -19,9 +19,8 @@ log = logging.getLogger(__name__)
 class DomainIncremental(SampleSplit):
     """Task t holds all samples of one domain (FedProTIP 4, E.1).
 
-    Tasks share the label space as far as the domains do: all of it in DomainNet, none of it in VTAB. With fewer tasks
-    than domains, T tasks have the first T domains, and the samples of the others are left out. The classes that are new
-    in a task take columns in ascending order of their labels.
+    With fewer tasks than domains, T tasks have the first T domains, and the samples of the others are left out. The
+    classes that are new in a task take columns in ascending order of their labels.
 
     Args:
         order: the names of the tasks' domains; None: as the data set lists them.

@@ -25,18 +25,8 @@ from fcl_bench.randomness import generator
 class SiBlurry(SampleSplit):
     """Stochastic blurry task boundaries (Moon et al. 2023, as AFCL F.1 uses them).
 
-    1. A random share `disjoint` of the classes is disjoint: each has all of its samples in one task. The others are
-       blurry, and each has a home task.
-    2. Disjoint and blurry classes go to the tasks at random. Each task gets equally many blurry classes; the number of
-       disjoint classes per task is random, and every division of their number is equally likely.
-    3. A share `blurry` of all samples of blurry classes is drawn at random and leaves its home task for another task;
-       all other tasks are equally likely. How many of these samples come from which task is random too (cuts at uniform
-       places), so that the tasks' mixtures differ.
-
-    AFCL says that data of a blurry class are "reassigned to other blurry classes". Samples keep their labels here: they
-    are reassigned to the other tasks' blurry parts, as in the paper of GACL, which describes the same setting ("to
-    assign to other blurry tasks"). Test samples are divided by the same rule and the same shares of the tasks. The
-    differences from the public code are listed in docs/reference/splits.md.
+    docs/reference/splits.md has the rule, and what texts and public code do. How much leaves each task is random
+    (cuts at uniform places). Test samples are divided by the same rule.
     """
 
     name: ClassVar[str] = "si_blurry"

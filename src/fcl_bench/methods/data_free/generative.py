@@ -1,8 +1,7 @@
 """What the data-free methods share: images of earlier classes, made by the server from the model alone.
 
-At the start of every task but the first, the server makes something of the model with which the last task ended: a pool
-of images, or a generator of them. It goes down once to each client that takes part in the task, with that model as the
-teacher, and clients train on their own samples and on synthetic ones. Clients keep nothing between tasks.
+At the start of every task but the first, the server makes a pool of images, or a generator of them, of the last task's
+model. Each participant gets it once, with that model as the teacher, and trains on own and synthetic samples.
 """
 
 from __future__ import annotations
@@ -128,6 +127,8 @@ class DataFreeServer(GradientServer):
 @dataclass
 class DataFreeMethod(GradientMethod):
     """A method whose server makes images of earlier classes."""
+
+    common_tasks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

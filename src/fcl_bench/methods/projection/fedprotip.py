@@ -266,6 +266,7 @@ class FedProTIPServer(ProjectedServer):
 @dataclass
 class FedProTIP(ProjectedMethod):
     name: ClassVar[str] = "fedprotip"
+    common_tasks: ClassVar[bool] = True
     search: ClassVar[Mapping[str, str]] = {"threshold": "uniform(0.4,0.9)"}
     client_half = FedProTIPClient
     server_half = FedProTIPServer

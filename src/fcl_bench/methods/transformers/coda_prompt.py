@@ -129,6 +129,7 @@ def orthonormal_rows(count: int, dimension: int, old: torch.Tensor | None, gener
 @dataclass
 class CodaPrompt(PromptMethod):
     name: ClassVar[str] = "coda_prompt"
+    common_tasks: ClassVar[bool] = True
     prompts_class = CodaPrompts
     #: Whether softmax(A_m), over d, weighs the query in place of A_m, as in Fed-CPrompt's public code.
     softmax: ClassVar[bool] = False

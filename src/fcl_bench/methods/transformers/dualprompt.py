@@ -79,6 +79,7 @@ class DualPrompts(Prompts):
 @dataclass
 class DualPrompt(PromptMethod):
     name: ClassVar[str] = "dualprompt"
+    common_tasks: ClassVar[bool] = True
     prompts_class = DualPrompts
     layer_knobs = ("g_layers", "e_layers")
     length_knobs = ("g_length", "e_length")

@@ -1,0 +1,86 @@
+"""Runs whose clients are out of step: what equals the synchronous run, what ends where it ends, and who refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fcl_bench.errors import UserError
+from fcl_bench.methods.closed_form.base import ClosedFormMethod
+from tests.small_methods import NAMES, class_of, short_run
+from tests.small_runs import interrupted_in, run_in
+
+USUAL = ("tasks=4", "clients=4", "beta=0.5")
+#: FedAvg of class weights on features.
+HEADS = ("method=fedavg", "method.trains=features", "method.training.rounds=2", "method.training.epochs=1")
+OUT_OF_STEP = ("split=asynchronous", "split.speed=lognormal", "tasks=6", "split.groups=4", "clients=4", "beta=0.5")
+#: What a run measures that is not seconds.
+MEASURED = ("accuracy_matrix.csv", "task_aware_matrix.csv", "class_accuracy.csv", "client_accuracy.csv")
+#: Methods in closed form whose statistics are sums over samples, so that nothing depends on their order.
+SUMS = [name for name in NAMES if issubclass(class_of(name), ClosedFormMethod) and class_of(name).ignores_partition]
+
+
+def model_by_label(outcome):
+    """The class weights, in ascending order of the data set's labels."""
+    order = np.load(outcome.folder / "confusion.npz")["class_order"]
+    return load_file(outcome.folder / "model.safetensors")["W"][:, np.argsort(order)]
+
+
+@pytest.mark.parametrize("method", [("method=afl",), HEADS], ids=["afl", "fedavg"])
+def test_one_order_and_speed_give_the_synchronous_numbers_bit_for_bit(method, tmp_path):
+    usual = run_in(tmp_path, *method, *USUAL)
+    ours = run_in(tmp_path, *method, *USUAL, "split=asynchronous", "split.order=same")
+    assert usual.folder != ours.folder
+    assert ours.record["metrics"] == usual.record["metrics"]
+    compared = [name for name in MEASURED if (usual.folder / name).exists()]
+    assert "accuracy_matrix.csv" in compared
+    for name in compared:
+        assert (ours.folder / name).read_bytes() == (usual.folder / name).read_bytes()
+    one, other = (load_file(run.folder / "model.safetensors") for run in (usual, ours))
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n == "afl" else pytest.mark.slow) for n in SUMS])
+def test_sums_end_where_the_synchronous_stream_ends(name, tmp_path):
+    method = short_run(name)
+    if "W" not in load_file((usual := run_in(tmp_path, *method, *USUAL)).folder / "model.safetensors"):
+        pytest.skip("no class weights")
+    expected = model_by_label(usual)
+    for order, speed, missing in (("shifted", "constant", 0), ("independent", "lognormal", 0.3)):
+        knobs = (f"split.order={order}", f"split.speed={speed}", f"split.missing={missing}")
+        found = model_by_label(run_in(tmp_path, *method, *OUT_OF_STEP, *knobs))
+        assert np.abs(found - expected).max() <= 1e-9 * np.abs(expected).max()
+
+
+def test_a_killed_run_ends_like_an_uninterrupted_one(tmp_path, monkeypatch):
+    whole = run_in(tmp_path / "whole", *HEADS, *OUT_OF_STEP)
+    with interrupted_in(3, monkeypatch):
+        run_in(tmp_path / "killed", *HEADS, *OUT_OF_STEP)
+    again = run_in(tmp_path / "killed", *HEADS, *OUT_OF_STEP)
+    assert again.record["metrics"] == whole.record["metrics"]
+    for name in ("accuracy_matrix.csv", "model.safetensors"):
+        assert (again.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_accuracy_of_a_client_is_on_what_it_has_seen(tmp_path):
+    outcome = run_in(tmp_path, "method=afl", *OUT_OF_STEP)
+    record = json.loads((outcome.folder / "run.json").read_text())
+    assert len(record["metrics"]["accuracy"]) == 6
+    assert all(value is not None for value in record["metrics"]["plasticity_by_task"])
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if class_of(name).common_tasks])
+def test_methods_with_common_tasks_refuse_before_any_work(name, tmp_path):
+    with pytest.raises(UserError, match=f"method={name} needs tasks that all clients learn") as refused:
+        run_in(tmp_path, *short_run(name), *OUT_OF_STEP)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in NAMES if not class_of(name).common_tasks])
+def test_every_other_method_runs(name, tmp_path):
+    record = run_in(tmp_path, *short_run(name), *OUT_OF_STEP).record
+    assert all(np.isfinite(value) for value in record["metrics"]["accuracy"])
