@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -99,6 +99,17 @@ closed-form: $(VENV)/.run
 		--where method.M=null,2048 --name closed-form-figure
 	$(BIN)/fcl-tables --where data=features --where wire.factors=int8 --where split.imbalance=0.1 --name long-tail
 	$(BIN)/fcl-tables --where data=digits --where wire.factors=int8 --name closed-form-digits
+
+# Does the runs of docs/results/asynchronous.md: a minute of one core. On CIFAR-100, an hour:
+# make asynchronous STEPS="data=features data.path=FEATURES.npz tasks=10 clients=20" WIDTH=1024
+STEPS ?= data=digits tasks=10 split.groups=5 clients=20 partition.min_size=0
+WIDTH ?= 256
+OUT_OF_STEP := $(BIN)/fcl-bench -m $(STEPS) beta=0.5 split=asynchronous split.order=same,shifted,independent out=outputs/asynchronous
+asynchronous: $(VENV)/.run
+	$(OUT_OF_STEP) method=afl,fedncm
+	$(OUT_OF_STEP) method=stsa,fedran,centred_sketch,gaussian_sketch,centralised_ridge,fedlda method.M=$(WIDTH)
+	$(OUT_OF_STEP) method=fedavg,fedprox,scaffold,feddyn method.trains=features method.training.rounds=5 method.training.epochs=2
+	$(BIN)/fcl-tables --out outputs/asynchronous --figures accuracy_over_tasks --name asynchronous
 
 # Does the runs of docs/results/training_study.md and writes their tables: about three hours on two cores. They were recorded with
 # plain steps, all classes seen in the loss and other knobs that have better defaults now.

@@ -112,3 +112,28 @@ def test_methods_with_common_tasks_refuse_before_any_work(name, tmp_path):
 def test_every_other_method_runs(name, tmp_path):
     record = run_in(tmp_path, *short_run(name), *OUT_OF_STEP).record
     assert all(np.isfinite(value) for value in record["metrics"]["accuracy"])
+
+
+#: ||W - W'|| / ||W'|| of docs/results/asynchronous.md, W' of the synchronous stream, at `SCHEDULES`.
+DISTANCES = {
+    ("fedran", "method.M=256", "method.rank=64"): (0.42, 0.47, 0.36, 0.37),
+    ("centred_sketch", "method.M=256", "method.rank=16"): (0.00, 0.00, 0.22, 0.31),
+    ("gaussian_sketch", "method.M=256", "method.rank=16"): (0.13, 0.12, 0.34, 0.34),
+}
+SCHEDULES = (
+    ("shifted", "constant"),
+    ("independent", "constant"),
+    ("independent", "lognormal"),
+    ("independent", "stragglers"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "printed"), DISTANCES.items(), ids=[method[0] for method in DISTANCES])
+def test_what_truncates_ends_as_far_away_as_the_page_says(method, printed, tmp_path):
+    problem = (f"method={method[0]}", *method[1:], "wire.dtype=float64", "tasks=5", "clients=5", "beta=0.5")
+    usual = model_by_label(run_in(tmp_path, *problem))
+    for (order, speed), distance in zip(SCHEDULES, printed, strict=True):
+        knobs = ("split=asynchronous", f"split.order={order}", f"split.speed={speed}")
+        found = model_by_label(run_in(tmp_path, *problem, *knobs))
+        assert np.linalg.norm(found - usual) / np.linalg.norm(usual) == pytest.approx(distance, abs=0.0051)
