@@ -52,9 +52,9 @@ def load(name: str) -> pd.DataFrame:
     # As in the frame of `collect`, an integer stays one in a column where other runs have no value.
     rows = pd.DataFrame({**rows.map(_value), **shared}, dtype=object)
     measured = {measure: rows.get(measure, np.nan) for measure in MEASURES}
-    # Ids of digits alone are no numbers.
-    run = {"run_id": rows["run_id"].astype(str), "seed": rows["seed"].astype(int), "folder": "", "path": "", "profile": "full", "written": 0.0}
-    run |= {"experiment": None, "track": None, FROM: "reference"}
+    run = {"seed": rows["seed"].astype(int), "folder": "", "path": "", "profile": "full", "written": 0.0}
+    # An id of digits alone is no number.
+    run |= {"run_id": rows["run_id"].astype(str), "experiment": None, "track": None, FROM: "reference"}
     return pd.DataFrame({**rows, **measured, **run}, dtype=object).astype(dict.fromkeys(MEASURES, float)).copy()
 
 
