@@ -107,7 +107,8 @@ WIDTH ?= 256
 OUT_OF_STEP := $(BIN)/fcl-bench -m $(STEPS) beta=0.5 split=asynchronous split.order=same,shifted,independent out=outputs/asynchronous
 asynchronous: $(VENV)/.run
 	$(OUT_OF_STEP) method=afl,fedncm
-	$(OUT_OF_STEP) method=stsa,centred_sketch,gaussian_sketch,centralised_ridge,fedlda method.M=$(WIDTH)
+	$(OUT_OF_STEP) method=stsa,centred_sketch,centralised_ridge,fedlda method.M=$(WIDTH)
+	$(OUT_OF_STEP) method=gaussian_sketch method.M=$(WIDTH)
 	$(OUT_OF_STEP) method=fedran method.M=$(WIDTH) method.rank=64
 	$(OUT_OF_STEP) method=fedavg,fedprox,scaffold,feddyn method.trains=features method.training.rounds=5 method.training.epochs=2
 	$(BIN)/fcl-tables --out outputs/asynchronous --figures accuracy_over_tasks --name asynchronous
