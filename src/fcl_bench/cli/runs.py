@@ -7,9 +7,11 @@ import re
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
 
 from fcl_bench.cli.command import DONE, Parser
 from fcl_bench.errors import UserError, printable
@@ -27,8 +29,6 @@ _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "do
 #: How a run's folder ends, and what is said of a second folder with the same run.
 _NAMED, _DOUBLE = re.compile("-[0-9a-f]{12}$"), "the same run as "
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
-
-
 _EXPORT = "Pack all files of a run into one: `fcl-bench runs verify` takes the folder that is in it."
 _CLEAN = (
     "List the folders in OUT/runs and OUT/quick/runs that hold no complete run, a damaged one, or the same run as "
@@ -120,20 +120,17 @@ def _clean(_: list[Path], options: argparse.Namespace) -> None:
     what = f"{len(found)} folders, {sum(sizes):.2f} MiB"
     if found and not options.yes and not sys.stdin.isatty():
         raise UserError(f"{what}: nobody can be asked here, so nothing is deleted", "--yes deletes them")
-    if found and not options.yes and input(f"delete {what}? [y/N] ").strip().lower() not in ("y", "yes"):
-        print("deleted: nothing")
+    if not found or not (options.yes or input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")):
+        print(f"deleted: nothing{'' if found else ', no folder is of no use'}")
         return
     for size, (folder, why) in zip(sizes, found, strict=True):
-        with _alone(folder) as alone:
+        with suppress(Timeout), _lock(folder):
             # Its run may have gone on meanwhile, and be complete now.
-            if alone and (why.startswith(_DOUBLE) or RunFolder(folder).checked()[0] is None):
+            if why.startswith(_DOUBLE) or RunFolder(folder).checked()[0] is None:
                 remove(folder)
                 deleted.append(size)
-    if found:
-        kept = f"; in use by now, and kept: {len(found) - len(deleted)}" if len(deleted) < len(found) else ""
-        print(f"deleted: {len(deleted)} folders, {sum(deleted):.2f} MiB{kept}")
-    else:
-        print("deleted: nothing, no folder is of no use")
+    kept = f"; in use by now, and kept: {len(found) - len(deleted)}" if len(deleted) < len(found) else ""
+    print(f"deleted: {len(deleted)} folders, {sum(deleted):.2f} MiB{kept}")
 
 
 def _useless(out: Path) -> Iterator[tuple[Path, str]]:
@@ -145,9 +142,8 @@ def _useless(out: Path) -> Iterator[tuple[Path, str]]:
     # Of two copies, the one that stays has the run's own name, by which its command finds it.
     for folder in sorted(folders, key=lambda path: (not _NAMED.search(path.name), path)):
         if why := _of_no_use(folder, known):
-            with _alone(folder) as alone:
-                if alone:
-                    yield folder, why
+            with suppress(Timeout), _lock(folder):
+                yield folder, why
 
 
 def _of_no_use(folder: Path, known: dict[str, Path]) -> str:
@@ -169,23 +165,11 @@ def _of_no_use(folder: Path, known: dict[str, Path]) -> str:
     return f"no complete run, it {'would go on where it stopped' if begun else 'failed or was stopped'}"
 
 
-@contextmanager
-def _alone(folder: Path) -> Iterator[bool]:
-    """Whether no process works on the folder's run; if so, none begins in the block."""
-    from filelock import FileLock, Timeout
-
+def _lock(folder: Path) -> FileLock:
+    """The lock of the folder's run; taking it raises `Timeout` at once if a process works on that."""
     locks = folder.parent / ".locks"
     locks.mkdir(exist_ok=True)
-    lock = FileLock(locks / f"{folder.name}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    return FileLock(locks / f"{folder.name}.lock", timeout=0)
 
 
 def _sign(folders: list[Path], options: argparse.Namespace) -> None:

@@ -240,15 +240,14 @@ def _form(
         if found > (1 + 4 * error) * most:
             return f"holds {found:.4g}", f"at most {most:.4g} of {announced.task} samples"
     if wanted.longest is not None and announced is not None:
-        square, so_many = wanted.one_sample == SQUARE, announced.task
-        if trouble_found := longer_trouble(tensor, square, so_many, wanted.longest, wanted.noise, error, wanted.shift):
-            return trouble_found, f"sums over {so_many} samples that are no longer than {wanted.longest:g}"
+        square, n, longest = wanted.one_sample == SQUARE, announced.task, wanted.longest
+        most = n * longest**2 + len(tensor) * wanted.shift if square else n * longest
+        if trouble_found := longer_trouble(tensor, square, most, wanted.noise, error):
+            return trouble_found, f"sums over {n} samples that are no longer than {longest:g}"
     if wanted.form == "noisy gram":
         if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):
-            return (
-                f"{trouble_found} beyond what its noise explains",
-                "a symmetric, positive semidefinite matrix with noise on it",
-            )
+            what = f"{trouble_found} beyond what its noise explains"
+            return what, "a symmetric, positive semidefinite matrix with noise on it"
     elif wanted.form:
         trouble, words = _forms()[wanted.form]
         if trouble_found := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):

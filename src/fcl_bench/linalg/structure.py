@@ -192,34 +192,23 @@ def noisy_gram_trouble(G: torch.Tensor, rounding: float, deviation: float) -> st
     return gram_trouble(shifted, rounding)
 
 
-def longer_trouble(
-    sums: torch.Tensor,
-    square: bool,
-    samples: int,
-    longest: float,
-    deviation: float,
-    rounding: float,
-    shift: float = 0.0,
-) -> str:
-    """Why these are no sums over so many samples whose features are no longer than `longest`; "": nothing was found.
-
-    Over n samples the trace of a Gram matrix is at most n longest^2, and the columns of class sums are together no
-    longer than n longest. To that comes what the noise explains.
+def longer_trouble(sums: torch.Tensor, square: bool, most: float, deviation: float, rounding: float) -> str:
+    """Why these are no sums over so many samples whose features are no longer than some length; "": nothing was found.
 
     Args:
         sums: a Gram matrix (M, M) if `square`, else sums with a column for each class (M, c).
+        most: the largest trace of the matrix, or the most that the columns are long together, before noise.
         deviation: the standard deviation of the noise in the numbers, on the diagonal of a Gram matrix; 0: none.
         rounding: relative error of the numbers.
-        shift: what else is on the diagonal of a Gram matrix.
     """
     rows = math.sqrt(len(sums))
     if square:
         what, size = "the trace", float(sums.diagonal().sum(dtype=torch.float64))
-        most = samples * longest**2 + len(sums) * shift + NOISE_BOUND * deviation * rows
+        most += NOISE_BOUND * deviation * rows
     else:
         lengths = torch.linalg.vector_norm(sums, dim=0, dtype=torch.float64)
         what, size = "columns of together the length", float(lengths.sum())
-        most = samples * longest + len(lengths) * deviation * (rows + NOISE_BOUND)
+        most += len(lengths) * deviation * (rows + NOISE_BOUND)
     return f"has {what} {size:.4g}, more than {most:.4g}" if size > (1 + _SLACK * rounding) * most else ""
 
 

@@ -66,8 +66,7 @@ class Field:
         widest: the most columns of a matrix whose columns the sender chooses; None: no bound.
         among: the only values that may occur; None: no such list.
         noise: standard deviation of the noise that clients add to each number (see `options.noise.mechanism`); 0: none.
-        added: whether the server does nothing with it but add it up, so that it may be absorbed in the narrower
-            floating-point type in which it travelled.
+        added: whether the server only adds it up, so that it may be absorbed in the narrower type of the wire.
         combine: what the server needs of a round's uploads: SUM, MEAN, EACH, OPEN.
         otherwise: the knobs with which EACH would not be needed, for the message that refuses secure sums.
         one_sample: what one sample adds to it, if that is all that a sample changes: SQUARE, COLUMN, COUNT; "": its
@@ -121,8 +120,8 @@ class Field:
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
-        bounded = self.per_sample is not None or self.longest is not None
-        return self.kind == "whole" or bounded or bool(self.form or self.of or self.zero_without)
+        bounds = self.per_sample or self.longest
+        return self.kind == "whole" or bool(self.form or self.of or self.zero_without or bounds)
 
 
 #: The fields of an upload by name. A name that ends with "*" stands for all names that begin like it, such as those of
