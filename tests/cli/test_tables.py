@@ -265,7 +265,7 @@ def test_the_module_is_the_command(tmp_path):
 def test_the_folder_of_runs_in_miniature_and_the_runs_of_a_sweep(tables, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments, told in (
-        (["--profile", "quick"], "no complete run in outputs/quick/runs"),
+        (["--out", "outputs/quick"], "no complete run in outputs/quick/runs"),
         ([], "no complete run in outputs/runs"),
         (["--latest", "--sweep", "a"], "argument --sweep: not allowed with argument --latest"),
     ):
