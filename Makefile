@@ -219,7 +219,7 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	touch $@
 
 # Runs every method of a track, or what is left of it, and writes its table and page into outputs/leaderboard: hours, which it
-# says beforehand. LEADERBOARD="--hours 2" leaves the rest for the next time.
+# says beforehand; after an interruption the same command does the rest.
 TRACK ?= features
 LEADERBOARD ?=
 DATA_OF = $(if $(filter features%,$(TRACK)),data.path=$(FEATURES),data.path=$(CIFAR100))
