@@ -63,8 +63,6 @@ def _arguments() -> argparse.Namespace:
         " one for which there are runs"
     )
     parser.add_argument("--figures", nargs="?", const="", metavar="LIST", type=_figures, help=figures)
-    difference = "draw curves over tasks as the difference to this method, or label of the tables"
-    parser.add_argument("--difference-to", default="", metavar="METHOD", help=difference)
     together = (
         "keys of the setting that tell rows of one panel and block apart, not settings: features, for methods that"
         " train inside a network beside closed forms on its features"
@@ -84,8 +82,6 @@ def _arguments() -> argparse.Namespace:
     others = (arguments.by, arguments.metrics, arguments.together, arguments.figures, arguments.reference is not None)
     if arguments.paper and any(others):
         raise UserError("--by, --metrics, --together, --figures and --reference are not for --paper", "without them")
-    if arguments.difference_to and arguments.figures is None and not arguments.html:
-        raise UserError("--difference-to draws nothing without --figures", "such as --figures accuracy_over_tasks")
     return arguments
 
 
@@ -189,7 +185,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         from fcl_bench.results.figures.selection import KINDS
 
         once = frame[frame["run_id"].isin(runs["run_id"])]
-        figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted, arguments.difference_to)
+        figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted)
         _require_figures(wanted, figures, arguments.reference is not None)
     svgs: dict[str, bytes] = {}
     for name, figure in figures.items():
