@@ -270,10 +270,8 @@ def _partitions(runs: pd.DataFrame) -> list[str]:
     """Return the paragraph on how skewed the partitions of runs are; none where no record says it."""
     told: dict[str, dict[str, str]] = {}
     for _, run in runs.iterrows():
-        found = read_json(Path(run["path"]) / "run.json").get(
-            "partition_skew", {}
-        )  # records of earlier versions have none
-        if found.get("total_variation") is None:
+        found = read_json(Path(run["path"]) / "run.json")["partition_skew"]
+        if found["total_variation"] is None:
             continue
         beta = f" beta {text(run['beta'])}" if text(run["beta"]) else ""
         setting = f"{run['data']}, {run['partition']}{beta}, {run['clients']} clients, {run['tasks']} tasks"
