@@ -12,8 +12,6 @@ run: $(VENV)/.run
 tables: $(VENV)/.run
 	$(BIN)/fcl-tables --paper all --html
 	if ls outputs/runs/*/run.json >/dev/null 2>&1; then $(BIN)/fcl-tables --figures --html; fi
-	if ls outputs/quick/runs/*/run.json >/dev/null 2>&1; then \
-		$(BIN)/fcl-tables --profile quick --paper all --html; fi
 
 # Does the runs behind docs/results/index.md and writes their tables: about four hours on two cores. After an interruption the
 # same command does the rest.
@@ -209,11 +207,11 @@ vit-study: $(VIT) $(VENV)/.run
 	for method in $(VIT_TRAINING); do $(VIT_RUNS) method=$$method $(VIT_TRAINED) || exit 1; done
 	$(BIN)/fcl-tables --out $(VIT_OUT) --figures --name vit-study
 
-# Does every experiment in miniature and writes the papers' tables of these runs: 1,089 cells, an estimated hour and
+# Does every experiment in miniature and writes a table of these runs: 1,089 cells, an estimated hour and
 # more of one core (docs/reference/experiments.md). After an interruption the same command does the rest.
 QUICK := $(patsubst conf/experiment/%.yaml,outputs/quick/done/%,$(wildcard conf/experiment/*.yaml))
 quick: $(QUICK)
-	$(BIN)/fcl-tables --profile quick --paper all --html
+	$(BIN)/fcl-tables --out outputs/quick --html
 
 outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	$(BIN)/fcl-bench -m experiment=$* profile=quick
@@ -221,7 +219,7 @@ outputs/quick/done/%: conf/experiment/%.yaml $(VENV)/.run
 	touch $@
 
 # Runs every method of a track, or what is left of it, and writes its table and page into outputs/leaderboard: hours, which it
-# says beforehand. LEADERBOARD="--hours 2" leaves the rest for the next time.
+# says beforehand; after an interruption the same command does the rest.
 TRACK ?= features
 LEADERBOARD ?=
 DATA_OF = $(if $(filter features%,$(TRACK)),data.path=$(FEATURES),data.path=$(CIFAR100))

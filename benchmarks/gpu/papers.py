@@ -73,6 +73,6 @@ def main(typed: list[str] | None = None) -> int:
     file.write_text(f"{done} of {len(planned)} runs are complete.\n\n{table(outcomes)}")
     print(f"\n{file.read_text()}written: {file}")
     for paper, table_ in TABLES if done else ():
-        told = ["--out", str(options.out), "--paper", paper, "--table", table_, "--profile", profile]
+        told = ["--out", str(options.out), "--paper", paper, "--table", table_]
         subprocess.run([sys.executable, "-m", "fcl_bench.cli.tables", *told], check=True)
     return int(any(own.state == FAILED for own in outcomes))

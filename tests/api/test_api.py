@@ -235,7 +235,7 @@ def test_a_figure_is_returned_and_not_written(made):
 def test_a_damaged_run_is_refused(made, out, tmp_path):
     import shutil
 
-    for name, what in (("tasks.csv", "no complete, undamaged run"), ("model.safetensors", "does not match")):
+    for name, what in (("tasks.csv", "is damaged: tasks.csv does not"), ("model.safetensors", "does not match")):
         copied = shutil.copytree(made.path, tmp_path / name)
         content = bytearray((copied / name).read_bytes())
         content[-5] ^= 1

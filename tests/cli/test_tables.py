@@ -170,7 +170,6 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
 
 @pytest.mark.slow_cases(
     "arguments13---figures accuracy_against_rank: too few runs for it",
-    "arguments15---difference-to afl is no method here (choices: fedran)",
     "arguments6-cannot be written: File name too long",
 )
 @pytest.mark.parametrize(
@@ -190,8 +189,6 @@ def test_damaged_runs_are_told_and_left_out(tables, finished, tmp_path):
         (["--by", "device"], "numbers of two devices never share a column"),
         (["--figures", "acuracy_matrix"], "--figures=acuracy_matrix is not known (did you mean accuracy_matrix"),
         (["--figures", "accuracy_against_rank"], "--figures accuracy_against_rank: too few runs for it"),
-        (["--difference-to", "afl"], "--difference-to draws nothing without --figures"),
-        (["--figures", "--difference-to", "afl"], "--difference-to afl is no method here (choices: fedran)"),
         (["--together", "betta"], "--together betta is no key of the setting (did you mean beta"),
         (["--table", "Table 4"], "--table Table 4 is a table of no paper"),
         (["--paper", "fedrann"], "--paper fedrann is not known (did you mean fedran"),
@@ -265,7 +262,7 @@ def test_the_module_is_the_command(tmp_path):
 def test_the_folder_of_runs_in_miniature_and_the_runs_of_a_sweep(tables, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for arguments, told in (
-        (["--profile", "quick"], "no complete run in outputs/quick/runs"),
+        (["--out", "outputs/quick"], "no complete run in outputs/quick/runs"),
         ([], "no complete run in outputs/runs"),
         (["--latest", "--sweep", "a"], "argument --sweep: not allowed with argument --latest"),
     ):

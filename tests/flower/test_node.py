@@ -19,7 +19,7 @@ def wait_for(what) -> None:
 
 
 def test_a_process_that_ends_is_started_again(monkeypatch, caplog):
-    monkeypatch.setattr(node, "_PATIENCE", (0.0, 0.0))
+    monkeypatch.setattr(node, "_PAUSE", 0.0)
     started = []
 
     def start():
@@ -27,9 +27,8 @@ def test_a_process_that_ends_is_started_again(monkeypatch, caplog):
         return started[-1]
 
     process = node._Restarted("worker", start)
-    for _ in range(4):
-        if process.process is not None:
-            process.process.wait()
+    for _ in range(2):
+        process.process.wait()
         process.look()
     process.end()
     assert len(started) == 3

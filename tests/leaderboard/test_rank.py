@@ -99,5 +99,5 @@ def test_an_edited_run_has_no_place(made, tmp_path):
     copied = shutil.copytree(folders["afl", 0], tmp_path / folders["afl", 0].name)
     record = (copied / "run.json").read_text()
     (copied / "run.json").write_text(record.replace('"A_T": ', '"A_T": 1'))
-    with pytest.raises(UserError, match="holds no complete, undamaged run"):
+    with pytest.raises(UserError, match="is damaged: it has a damaged run.json"):
         fcl_bench.rank(copied, track="features", out=out / "board")

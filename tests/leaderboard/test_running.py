@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -89,13 +88,13 @@ def done(monkeypatch):
     return found
 
 
-def carried_out(folder, *methods, trials=0, hours=math.inf, typed=(), retried=()):
+def carried_out(folder, *methods, trials=0, typed=(), retried=()):
     """What ran, and the rows' store as it was saved."""
     one = track()
     one.typed.extend(typed)
     store = Store(folder, one.name)
     store.describe(one, methods)
-    work = Running(one, store, folder / "mine", trials, 1, hours)
+    work = Running(one, store, folder / "mine", trials, 1)
     work.carry_out(methods, retried)
     return work, Store(folder, one.name)
 
@@ -166,19 +165,9 @@ def test_a_key_that_changes_the_track_is_refused_once_rows_are_there(done, tmp_p
         carried_out(tmp_path, "stsa", typed=["rate=0.5"])
 
 
-def test_what_takes_too_long_is_left_for_the_next_time(done, tmp_path):
-    _, store = carried_out(tmp_path, "afl", hours=0)
-    assert len(done) == 1  # the run that tells how long the others take
-    assert store.about["not_run"]["afl"].startswith("not yet: its rows (defaults) take about")
-    _, store = carried_out(tmp_path, "afl")
-    assert (len(done), store.about["not_run"]) == (6, {})
-
-
 def test_rows_of_an_older_default_are_never_averaged_with_new_ones(done, tmp_path, monkeypatch):
     carried_out(tmp_path, "afl")
     monkeypatch.setattr(running, "settings_of", settings_with(ridge="7"))
-    _, store = carried_out(tmp_path, "afl", hours=0)
-    assert len(store.rows) == 1  # all others are of the older one
     _, store = carried_out(tmp_path, "afl")
     assert len(store.rows) == 6
     assert len({one["request"] for one in store.rows}) == 1

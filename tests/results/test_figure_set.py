@@ -342,28 +342,6 @@ def test_coinciding_lines_are_named_and_the_lower_one_is_wider(tmp_path):
     assert "Within 0.05 points of each other, the thinner line above: afcl and afl." in caption(figure)
 
 
-def test_the_difference_to_a_method_is_the_curves_less_its_mean(tmp_path):
-    runs = [{"method": "afl", "seed": s, "A_avg": 80.0 + s} for s in (0, 2)] + [{"method": "stsa", "A_avg": 90.0}]
-    frame = made_up(*runs)
-    figures_of(tmp_path, *runs, only=())
-    figure = figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="afl")["accuracy_over_tasks"]
-    afl, stsa = (line.get_ydata() for line in figure.axes[0].lines)
-    np.testing.assert_allclose(afl, 0)
-    np.testing.assert_allclose(stsa, 9)
-    assert figure.axes[0].get_ylabel() == "$A_t$ less that of afl (points)"
-    with pytest.raises(UserError, match="is no method here"):
-        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran")
-
-
-def test_the_reference_has_to_be_one_configuration(tmp_path):
-    runs = [{"method_rank": 8}, {"method_rank": 16}]
-    frame = made_up(*runs)
-    figures_of(tmp_path, *runs, only=())
-    with pytest.raises(UserError, match="fedran is several here .*fedran rank=8"):
-        figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran")
-    assert figure_set(frame.assign(folder=frame["run_id"]), tmp_path, CURVES, reference="fedran rank=8")
-
-
 def test_what_the_user_says_shares_a_panel(tmp_path):
     runs = [
         {"method": "stsa", "features": "one"},

@@ -163,7 +163,6 @@ def test_the_other_side_of_the_data_is_another_setting(honest, tmp_path, typed):
     default = "train" if "train_" in key else "test"
     matcher = Matcher(run, tmp_path)
     assert list(matcher.differences(wanted).values()) == [[f"{key}={default}, here {value}"]]
-    assert matcher.exactly(matching.settings_of(matching.overrides(wanted))) == []
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.results.collect import frame_of, run_row
 from fcl_bench.results.measures import MEASURES
-from fcl_bench.tracking import Tracking, load_tracking
+from fcl_bench.tracking import Tracker, load_tracking
 
 Overrides = Iterable[str] | Mapping[str, Any]
 
@@ -74,7 +74,7 @@ def value_text(key: str, value: Any) -> str:
     raise UserError(f"{key}={value!r} is a {type(value).__name__}", "a number, a text, a truth value, None or a list")
 
 
-def settings_of(texts: list[str]) -> tuple[Settings, Tracking]:
+def settings_of(texts: list[str]) -> tuple[Settings, Tracker]:
     """The settings that `fcl-bench TEXTS` would have. Raises a `UserError` with the command's message."""
     with _COMPOSING, _hydra_left_alone():
         config = composed_as_typed(texts)

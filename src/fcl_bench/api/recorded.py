@@ -60,10 +60,7 @@ class Run:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         folder = RunFolder(self.path)
-        record = folder.complete_record(otherwise="not loading it", read=_NotLater())
-        if record is None:
-            raise UserError(f"{self.path} holds no complete, undamaged run", "the same command again makes it")
-        self.record: Any = dict(record)
+        self.record: Any = dict(folder.verified(read=_NotLater()))
         self.config = folder.config()
         self.id: str = self.record["run_id"]
 
@@ -179,7 +176,7 @@ class Run:
 
 
 class _NotLater:
-    """All names but those in `_LATER`, for `RunFolder.complete_record`."""
+    """All names but those in `_LATER`, for `RunFolder.verified`."""
 
     def __contains__(self, name: object) -> bool:
         return name not in _LATER

@@ -33,8 +33,8 @@ def main() -> int:
 
 def _arguments() -> argparse.Namespace:
     parser = Parser(prog="fcl-tables", description="Tables and figures of the runs that fcl-bench left.")
-    out = "holds runs/, gets tables/ (outputs; with --profile quick outputs/quick)"
-    parser.add_argument("--out", metavar="FOLDER", help=out)
+    out = "holds runs/, gets tables/ (outputs; outputs/quick has the runs of profile=quick)"
+    parser.add_argument("--out", default="outputs", metavar="FOLDER", help=out)
     which = (
         "only runs like these: method=fedran,stsa, beta=0.1, seed=0,1; method.rank=512 of the methods with a rank;"
         " profile=full, experiment=NAME, or any key of run.json; may be given repeatedly"
@@ -58,17 +58,11 @@ def _arguments() -> argparse.Namespace:
     paper = "instead, a paper's printed tables with ours beside them: fedran, stsa, afl, afcl, fedprotip or all"
     parser.add_argument("--paper", metavar="NAME", help=paper)
     parser.add_argument("--table", metavar="NAME", help='only this table of --paper, such as "Table 4"')
-    profile = (
-        "full: runs of real settings (full); quick: runs of profile=quick, of --paper the experiments in miniature"
-    )
-    parser.add_argument("--profile", default="full", metavar="NAME", help=profile)
     figures = (
         "figures (pdf, svg, png, captions beside them), any of docs/how-to/figures.md; without a LIST every"
         " one for which there are runs"
     )
     parser.add_argument("--figures", nargs="?", const="", metavar="LIST", type=_figures, help=figures)
-    difference = "draw curves over tasks as the difference to this method, or label of the tables"
-    parser.add_argument("--difference-to", default="", metavar="METHOD", help=difference)
     together = (
         "keys of the setting that tell rows of one panel and block apart, not settings: features, for methods that"
         " train inside a network beside closed forms on its features"
@@ -83,19 +77,11 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
     arguments = parser.parse_args()
-    if arguments.profile != "full":
-        from fcl_bench.papers.experiments import PROFILES  # only now, since others do not need it
-
-        require_choice("--profile", arguments.profile, PROFILES)
-    if arguments.out is None:
-        arguments.out = "outputs" if arguments.profile == "full" else f"outputs/{arguments.profile}"
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
     others = (arguments.by, arguments.metrics, arguments.together, arguments.figures, arguments.reference is not None)
     if arguments.paper and any(others):
         raise UserError("--by, --metrics, --together, --figures and --reference are not for --paper", "without them")
-    if arguments.difference_to and arguments.figures is None and not arguments.html:
-        raise UserError("--difference-to draws nothing without --figures", "such as --figures accuracy_over_tasks")
     return arguments
 
 
@@ -199,7 +185,7 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
         from fcl_bench.results.figures.selection import KINDS
 
         once = frame[frame["run_id"].isin(runs["run_id"])]
-        figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted, arguments.difference_to)
+        figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted)
         _require_figures(wanted, figures, arguments.reference is not None)
     svgs: dict[str, bytes] = {}
     for name, figure in figures.items():
@@ -260,7 +246,7 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
 
     cells = printed_cells(arguments.paper, arguments.table)
     runs = frame if frame.empty else used_runs(frame)
-    tables = list(paper_tables(cells, runs, out / "runs", arguments.profile))
+    tables = list(paper_tables(cells, runs, out / "runs"))
     contents: dict[str, str | bytes] = {
         f"{table.name}.{suffix}": content
         for table in tables
@@ -268,8 +254,7 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
     }
     if arguments.html:
         contents["papers.html"] = html_page("papers", {table.name: table.sheet for table in tables}, {})
-    folder = "papers" if arguments.profile == "full" else f"papers-{arguments.profile}"
-    files = _write(out / "tables" / folder, contents)
+    files = _write(out / "tables" / "papers", contents)
     for table in tables:
         done = (table.values["state"] == HAS_RUNS).sum()
         print(f"{table.sheet.title}: {len(table.values)} printed numbers, {done} with runs of ours")

@@ -24,7 +24,7 @@ from fcl_bench.files import json_hash, locked, replacing, slug, user_path, writa
 from fcl_bench.results.measures import MEASURES
 from fcl_bench.sweeps.jobs import JobReport, output_path, reported
 from fcl_bench.sweeps.search import RULES, Pruning, Range, ended, next_trial, open_study, parse_range, require_optuna
-from fcl_bench.tracking import Tracking, load_tracking
+from fcl_bench.tracking import Tracker, load_tracking
 from fcl_bench.tracking.console import duration, log_to_terminal, printed_to, say
 
 #: Metrics by which trials can be pruned, since a run reports them after each task; others allow no pruning.
@@ -136,7 +136,7 @@ def _search(typed: list[str], metric: str, prune: bool, on_test: bool) -> _Searc
     return _Search(fixed, space, declared, seeds, metric, prune and metric in _PRUNED_BY, on_test)
 
 
-def _composed(overrides: list[str]) -> tuple[Settings, Tracking]:
+def _composed(overrides: list[str]) -> tuple[Settings, Tracker]:
     config = composed_as_typed(overrides)
     settings = load_settings(config)
     if settings.transport.launched:

@@ -7,8 +7,6 @@ import functools
 import logging
 import math
 import os
-import pickle
-import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -107,13 +105,13 @@ class RunFolder:
             log.warning("run folder %s%s; %s", self.path, trouble, otherwise)
         return record
 
-    def verified(self, names: Collection[str]) -> RunRecord:
-        """The record of a complete run, for whoever reads these files of it and no others.
+    def verified(self, names: Collection[str] | None = None, read: Container[str] | None = None) -> RunRecord:
+        """The record of a complete run; see `checked`.
 
         Raises:
             UserError: the record is damaged, or one of the files is damaged or not there.
         """
-        record, trouble = self.checked(names, names)
+        record, trouble = self.checked(names, read)
         if record is None:
             raise UserError(f"run folder {self.path}{trouble}", "the run's command again redoes it")
         return record
@@ -153,12 +151,7 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
-        # Each top-level key on its own: many runs share most of them, and parsing takes longer than all other reading.
-        content = (self.path / "config.yaml").read_text()
-        # What one key names by an anchor another one may mean.
-        whole = re.search(r"[:-] [&*]\w", content)
-        parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
-        return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
+        return dict(yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER))
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
@@ -214,11 +207,6 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast("RunRecord", written)
-
-
-@functools.lru_cache(maxsize=4096)
-def _parsed(part: str) -> bytes:
-    return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
 
 
 def ignores_partition(config: Mapping[str, Any]) -> bool:

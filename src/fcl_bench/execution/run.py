@@ -25,7 +25,7 @@ from fcl_bench.execution.inputs import Inputs, prepare_inputs
 from fcl_bench.execution.options import clients_of, exchange_steps, wrapped
 from fcl_bench.execution.plan import Plan, make_plan
 from fcl_bench.files import locked, read_json, special, user_path, writable
-from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, Tracking, flat, numbers, require_packages
+from fcl_bench.tracking import NoTracking, TrackedRun, Tracker, flat, numbers, require_packages
 
 if TYPE_CHECKING:
     from fcl_bench.execution.run_json import Result, RunRecord
@@ -45,7 +45,7 @@ class Outcome:
     was_complete: bool
 
 
-def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
+def run(settings: Settings, tracking: Tracker | None = None) -> Outcome:
     """Do the run that `settings` describe, or report it if it is already complete.
 
     An interrupted run goes on after its last complete task, with the result of an uninterrupted one.
@@ -63,7 +63,7 @@ def run(settings: Settings, tracking: Tracking | None = None) -> Outcome:
         return _run(settings, tracking, link)
 
 
-def _run(settings: Settings, tracking: Tracking, link: Connection) -> Outcome:
+def _run(settings: Settings, tracking: Tracker, link: Connection) -> Outcome:
     begin = time.perf_counter()
     plan = _planned(settings, link)
     environment.reset_peak_memory(plan.context.device)
@@ -102,7 +102,7 @@ def _queued_again(folder: RunFolder) -> bool:
         return False  # absent or damaged
 
 
-def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection) -> RunRecord:
+def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracker, link: Connection) -> RunRecord:
     link.begin(plan.id, plan.context, plan.prepares)
     if plan.context.cudnn == "autotuned" and plan.context.device.type != "cuda":
         log.warning("cudnn=autotuned changes nothing here: this process computes on the CPU")
@@ -113,7 +113,7 @@ def _carry_out(plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, 
 
 
 def _learn(
-    plan: Plan, folder: RunFolder, begin: float, tracking: Tracking, link: Connection, inputs: Inputs
+    plan: Plan, folder: RunFolder, begin: float, tracking: Tracker, link: Connection, inputs: Inputs
 ) -> RunRecord:
     settings, dealt = plan.settings, plan.dealt
     method, context = settings.method, plan.context

@@ -39,10 +39,8 @@ fcl-bench-node audit [out=...] check the ledger of all that left this node, and 
   policy=FILE      what may leave this site; left out: what init writes; none: everything, for data that are public
   data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
 """
-#: Pauses in seconds before a process that has ended is started again; they grow with each failure in a row.
-_PATIENCE = (1.0, 2.0, 5.0, 10.0, 30.0)
-#: A process that has run for this many seconds does not count as failing in a row.
-_STEADY = 60.0
+#: Seconds before a process that has ended is started again.
+_PAUSE = 2.0
 _WORKER = "--worker"
 
 
@@ -128,37 +126,24 @@ class _Restarted:
 
     def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
         self._name, self._start = name, start
-        self._failures = 0
-        self._again = 0.0
-        self.process: subprocess.Popen[bytes] | None = None
-        self._begin()
-
-    def _begin(self) -> None:
-        self.process, self._since = self._start(), time.monotonic()
+        self.process = start()
 
     def look(self) -> None:
-        """Start it again if it has ended: at once, and after growing pauses if it keeps ending."""
-        now = time.monotonic()
-        if self.process is None:
-            if now >= self._again:
-                self._begin()
-        elif (code := self.process.poll()) is not None:
-            self._failures = 0 if now - self._since > _STEADY else self._failures + 1
+        """Start it again, after a pause, if it has ended."""
+        if (code := self.process.poll()) is not None:
             _end_group(self.process)
-            self.process = None
-            pause = _PATIENCE[min(self._failures, len(_PATIENCE) - 1)]
-            log.warning("the %s ended (%d); it starts again in %g s", self._name, code, pause)
-            self._again = now + pause
+            log.warning("the %s ended (%d); it starts again in %g s", self._name, code, _PAUSE)
+            time.sleep(_PAUSE)
+            self.process = self._start()
 
     def end(self) -> None:
         """Stop it for good, and whatever it has started."""
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(10)
-            _end_group(self.process)
-            self.process.wait()
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10)
+        _end_group(self.process)
+        self.process.wait()
 
 
 def _end_group(leader: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -223,7 +222,6 @@ def _plain(value: Any) -> Any:
 
 #: Names of keys in headers.
 _SHORT = {"clients": "K"}
-_WIDEST = 200
 #: Below this width of a terminal the costs and the gates are in the page alone.
 _NARROW = 100
 
@@ -231,8 +229,6 @@ _NARROW = 100
 def print_board(board: Mapping[str, Any]) -> None:
     """Print the board of `board.board_of`: the best in the first setting first, and what was not run below."""
     console = ScreenConsole(highlight=False)
-    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
-        console.width = _WIDEST  # a pipe has no width unless the user sets one
     settings = board["settings"]
     console.print(f"{board['version']}: {board['about']}", markup=False)
     table = Table()

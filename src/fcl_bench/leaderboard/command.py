@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 from fcl_bench.cli.command import BUG, DONE, USER_ERROR, Parser
@@ -39,7 +38,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         usage="fcl-bench leaderboard run TRACK [options] key=value ...",
         help="do the runs that are left, then show",
         description=_RUN,
-        epilog="example: fcl-bench leaderboard run features data.path=FEATURES.npz --hours 2",
+        epilog="example: fcl-bench leaderboard run features data.path=FEATURES.npz",
     )
     run.set_defaults(work=_run)
     show = commands.add_parser("show", help="print the table and write the page of the rows that are there")
@@ -52,8 +51,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     trials = "of each method's search (20); 0: no searches, so no tuned rows"
     run.add_argument("--trials", type=int, default=20, metavar="N", help=trials)
     run.add_argument("--workers", type=int, default=available_cores(), metavar="N", help="processes (the cores)")
-    hours = "leave for the next time what takes longer; cheap methods first"
-    run.add_argument("--hours", type=float, default=math.inf, metavar="H", help=hours)
     # Between a command's own options, argparse would take no keys.
     keys = [argument for argument in arguments if "=" in argument and not argument.startswith("-")]
     options = parser.parse_args([argument for argument in arguments if argument not in keys])
@@ -81,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     with locked(out / f".{track.name}.lock", f"working on the track {track.name}"):
         store = Store(out, track.name)
         store.describe(track, known)
-        running = Running(track, store, out / track.name, options.trials, options.workers, options.hours)
+        running = Running(track, store, out / track.name, options.trials, options.workers)
         running.carry_out(options.methods or known, retried=options.methods or ())
         _write(options.track, out)
     for method, why in running.failed.items():

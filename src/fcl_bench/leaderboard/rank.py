@@ -80,12 +80,7 @@ def rank(*runs: str | Path, track: str = "", out: str | Path = "outputs/leaderbo
     from fcl_bench.execution.folder import RunFolder
     from fcl_bench.leaderboard.store import stored
 
-    records = []
-    for path in map(Path, runs):
-        record = RunFolder(path).complete_record(otherwise="not ranking it")
-        if record is None:
-            raise UserError(f"{path} holds no complete, undamaged run", "the same command again makes it")
-        records.append((path, record))
+    records = [(path, RunFolder(path).verified()) for path in map(Path, runs)]
     name = track or _track_of(records[0][1], Path(out))
     store = stored(name, Path(out))
     return _ranking(records, store)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -90,8 +89,6 @@ def search(job: Job, out: Path, trials: int) -> dict[str, str]:
 
 #: How many of the methods that take longest are named.
 _LISTED = 5
-#: How a reason begins that is only one of time, so that the method is tried again.
-_FOR_TIME = "not yet: "
 
 
 class Running:
@@ -103,16 +100,14 @@ class Running:
         out: where runs, studies and logs are kept.
         trials: of every method's search; 0: no search, and no tuned rows.
         workers: the number of processes.
-        hours: how long it may take in all; what takes longest is left for the next time. Infinite: no limit.
 
     Attributes:
         refused, failed: method -> why its work ended, in words that the track's user can act on, or by a bug.
     """
 
-    def __init__(self, track: Track, store: Store, out: Path, trials: int, workers: int, hours: float) -> None:
+    def __init__(self, track: Track, store: Store, out: Path, trials: int, workers: int) -> None:
         self._track, self._store, self._out = track, store, out
         self._trials, self._workers = trials, workers
-        self._end = time.monotonic() + 3600 * hours
         self._requests: dict[str, str] = {}
         self._has_data = False
         self.refused: dict[str, str] = {}
@@ -140,11 +135,10 @@ class Running:
                 method, why = next(iter(self.refused.items()))
                 raise UserError(f"the track {self._track.name} refuses every method, {method} since {why}", "--methods")
             self._announce(methods)
-            self._carry_out(pool, [self._runs(method, DEFAULTS) for method in self._in_time(methods, DEFAULTS)])
+            self._carry_out(pool, [self._runs(method, DEFAULTS) for method in methods])
             if self._trials:
-                tuned = self._in_time(methods, TUNED)
-                self._search(pool, tuned)
-                done = [method for method in tuned if self._is_tuned(method)]
+                self._search(pool, methods)
+                done = [method for method in methods if self._is_tuned(method)]
                 self._carry_out(pool, [self._runs(method, TUNED) for method in done if self._store.tuned(method)])
         except TerminatedWorkerError as error:
             remedy = "the same command with fewer --workers: memory may be short"
@@ -168,10 +162,7 @@ class Running:
             return False
         self._requests[method] = request
         self._store.keep(method, DEFAULTS, request)
-        known = about["not_run"].get(method, _FOR_TIME)
-        if known.startswith(_FOR_TIME):
-            about["not_run"].pop(method, None)
-        return known.startswith(_FOR_TIME)
+        return method not in about["not_run"]
 
     def _require_same_problem(self, method: str) -> None:
         """Note what all rows share in each setting; raise a `UserError` if the rows that are there share other things.
@@ -241,19 +232,6 @@ class Running:
             each = ", ".join(f"{method} {duration(left[method])}" for method in longest)
             total = duration(sum(left.values()) / self._workers)
             say(f"what is left takes about {total} (--workers {self._workers}); the longest alone: {each}")
-
-    def _in_time(self, methods: Sequence[str], kind: str) -> list[str]:
-        """The methods, cheapest first, that the time allows; notes the others."""
-        allowed = self._workers * (self._end - time.monotonic())
-        chosen = []
-        for method in sorted(methods, key=lambda method: self._left(method, kind)):
-            allowed -= self._left(method, kind)
-            if allowed >= 0:
-                chosen.append(method)
-            else:
-                need = duration(self._left(method, kind))
-                self._store.about["not_run"][method] = f"{_FOR_TIME}its rows ({kind}) take about {need} of a processor"
-        return chosen
 
     def _carry_out(self, pool: Any, groups: Iterable[list[Job]]) -> None:
         """Do the runs of every group, and put them among the rows."""

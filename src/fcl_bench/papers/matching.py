@@ -6,7 +6,7 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +133,11 @@ def settings_of(overrides: tuple[str, ...]) -> Settings:
     return load_settings(composed(overrides))
 
 
-def comparable(settings: Settings, metric: str = "") -> dict[str, Any]:
+def comparable(settings: Settings, metric: str) -> dict[str, Any]:
     """Return the flat identity, without keys that do not affect the numbers, or not those of `metric`."""
     indifferent = _INDIFFERENT - _DIFFERENT_FOR.get(metric, set())
     sides = {f"data.{side}": getattr(settings.data, side) for side in _SIDES if hasattr(settings.data, side)}
     return {key: value for key, value in (_flat(settings.identity()) | sides).items() if key not in indifferent}
-
-
-def setting_key(settings: Settings, left_open: Container[str] = (), metric: str = "") -> str:
-    """Return a text that is the same for the same setting, whatever the values of the keys in `left_open`."""
-    compared = {key: value for key, value in comparable(settings, metric).items() if key not in left_open}
-    return json.dumps(compared, sort_keys=True, default=str)
 
 
 class Matcher:
@@ -159,35 +153,7 @@ class Matcher:
         self._folder = folder
         self._config = functools.cache(lambda run: RunFolder(folder / run).config())
         self._record = functools.cache(lambda run: read_json(folder / run / "run.json"))
-        self._same = functools.cache(self._by_settings)
         self.doubts = functools.cache(self._doubts)  # many numbers are of one run
-
-    def exactly(self, settings: Settings, metric: str = "") -> list[Hashable]:
-        """Return the index of each run with exactly these settings (any seed), by this version of the code.
-
-        Args:
-            settings: as they are printed.
-            metric: what the runs are compared in; some keys affect no other.
-        """
-        metric = metric if metric in _DIFFERENT_FOR else ""
-        return self._same(metric).get(setting_key(settings, metric=metric), [])
-
-    @functools.cached_property
-    def _of_today(self) -> list[tuple[Hashable, Settings]]:
-        """Return the runs that this version of the code would repeat, with their settings."""
-        loaded = [(index, run, self._settings(run)) for index, run in self._runs.iterrows()]
-        return [
-            (index, settings)
-            for index, run, settings in loaded
-            if settings is not None and run["method.revision"] == str(settings.method.revision)
-        ]
-
-    def _by_settings(self, metric: str) -> dict[str, list[Hashable]]:
-        """Return the runs by their settings."""
-        found: dict[str, list[Hashable]] = {}
-        for index, settings in self._of_today:
-            found.setdefault(setting_key(settings, metric=metric), []).append(index)
-        return found
 
     def differences(self, cell: pd.Series) -> dict[Hashable, list[str]]:
         """Return what else differs in runs that have the method, tasks, clients, beta and data of a printed number.

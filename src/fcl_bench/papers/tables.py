@@ -15,7 +15,6 @@ import pandas as pd
 from fcl_bench.config import text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.files import read_json
-from fcl_bench.papers.experiments import MINIATURE, stand_ins
 from fcl_bench.papers.matching import (
     LOST_METHOD,
     NO_METHOD,
@@ -24,7 +23,6 @@ from fcl_bench.papers.matching import (
     groups_of,
     left_to_us,
     overrides,
-    settings_of,
     words_without_key,
 )
 from fcl_bench.papers.nominal import SIZES, as_sent, nominal
@@ -37,7 +35,6 @@ from fcl_bench.results.tables.cells import NOT_DEFINED, NOT_RUN, NOTHING, Cell, 
 #: The state of a line that has runs, and some states of lines that cannot have any.
 HAS_RUNS = "run"
 NO_METRIC = "not a metric of ours"
-NO_EXPERIMENT = "in no experiment"
 #: The column of runs with which a printed number is compared; other columns of runs stand beside it.
 OURS = "ours"
 _NOT_COUNTED = "not counted here"
@@ -101,10 +98,7 @@ def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
     values["state"] = lines["state"].where(lines["doubts"] == "", lines["state"] + ": " + lines["doubts"])
     runs = lines["state"].isin([HAS_RUNS, NOT_RUN])
     typed = [f"fcl-bench -m {shlex.join(overrides(cell))} seed=0,1,2" for _, cell in cells.iterrows()]
-    commands = pd.Series(typed, values.index, dtype=object)
-    # In miniature, a line has its own command.
-    commands = lines["command"].fillna(commands) if "command" in lines else commands
-    values["command"] = commands.where(runs, NOTHING)
+    values["command"] = pd.Series(typed, values.index, dtype=object).where(runs, NOTHING)
     return values
 
 
@@ -218,38 +212,28 @@ def printed_cells(paper: str, table: str | None = None) -> pd.DataFrame:
     return cells.sort_values(by_name, key=lambda names: names.map(_natural), kind="stable", ignore_index=True)
 
 
-def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path, profile: str = "full") -> Iterator[Table]:
+def paper_tables(cells: pd.DataFrame, runs: pd.DataFrame, folder: Path) -> Iterator[Table]:
     """Yield the tables of `cells`, one after the other.
 
     Args:
         cells: the result of `printed_cells`.
         runs: the result of `used_runs`; may be empty.
         folder: the folder that holds the run folders.
-        profile: "full" for runs of the printed settings, "quick" for runs of the experiments' miniatures of them.
     """
     matcher = Matcher(runs, folder)
     for (paper, table), group in cells.groupby(["paper", "table"], sort=False):
-        yield _table(paper, table, group.reset_index(drop=True), runs, matcher, profile == "quick")
+        yield _table(paper, table, group.reset_index(drop=True), runs, matcher)
 
 
-def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matcher: Matcher, quick: bool) -> Table:
+def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matcher: Matcher) -> Table:
     lines: list[dict[str, Any]] = []
     behind: list[dict[str, Any]] = []
     compared: set[Any] = set()
     for position, cell in cells.iterrows():
         state = _state(cell)
-        differences: dict[Any, list[str]] = {}
-        command: dict[str, str] = {}
-        if not state and quick:
-            stands = stand_ins(cell, settings_of(overrides(cell)))
-            state = "" if stands else NO_EXPERIMENT
-            differences = {index: [] for _, settings in stands for index in matcher.exactly(settings, cell["metric"])}
-            command = {"command": f"fcl-bench {shlex.join(stands[0][0])}" if stands else NOTHING}
-        elif not state:
-            differences = matcher.differences(cell)
+        differences = {} if state else matcher.differences(cell)
         left_open = [key for key in STATED if not cell[key]]
-        # A miniature has no printed setting that it could be taken for.
-        same = [] if quick else [index for index, differing in differences.items() if not differing]
+        same = [index for index, differing in differences.items() if not differing]
         doubted = {index: matcher.doubts(runs.loc[index, "folder"]) for index in same}
         found = groups_of(differences, runs, left_open, doubted) or {"": []}
         used: set[Any] = set()
@@ -261,7 +245,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             line |= {"state": state or (HAS_RUNS if indices else NOT_RUN)}
             line |= {"doubts": doubted.get(indices[0], "") if indices else ""}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
-            lines.append(line | command | counted | _ours(cell, runs.loc[indices]))
+            lines.append(line | counted | _ours(cell, runs.loc[indices]))
         compared |= used
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
@@ -273,8 +257,6 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     title, footnotes = f"{paper}, {table}", notes(paper, table, frame["nominal"].notna().any())
     footnotes += _partitions(runs.loc[[position for position in runs.index if position in compared]])
-    if quick:
-        title, footnotes = f"{title}, in miniature", [MINIATURE, *footnotes]
     whole = cells.loc[frame["cell"]].reset_index(drop=True)
     return Table(
         "-".join(re.findall(r"\w+", f"{paper} {table}".lower())),
@@ -288,10 +270,8 @@ def _partitions(runs: pd.DataFrame) -> list[str]:
     """Return the paragraph on how skewed the partitions of runs are; none where no record says it."""
     told: dict[str, dict[str, str]] = {}
     for _, run in runs.iterrows():
-        found = read_json(Path(run["path"]) / "run.json").get(
-            "partition_skew", {}
-        )  # records of earlier versions have none
-        if found.get("total_variation") is None:
+        found = read_json(Path(run["path"]) / "run.json")["partition_skew"]
+        if found["total_variation"] is None:
             continue
         beta = f" beta {text(run['beta'])}" if text(run["beta"]) else ""
         setting = f"{run['data']}, {run['partition']}{beta}, {run['clients']} clients, {run['tasks']} tasks"

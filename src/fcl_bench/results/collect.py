@@ -117,7 +117,7 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
         single: names of measures of a single task.
     """
     run = {"seed": record["seed"], "run_id": record["run_id"], "folder": folder.name, "path": str(folder)}
-    run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record.get("track")}
+    run |= {"profile": record["profile"], "experiment": record["experiment"], "track": record["track"]}
     run |= {"evaluate_rounds": (record["rounds"] or {}).get("every", 0)}
     run |= {"git_commit": record["environment"]["git_commit"]}
     with (folder / "tasks.csv").open(newline="") as file:
@@ -311,7 +311,7 @@ def measured(record: Mapping[str, Any], single: Collection[str] = ()) -> dict[st
         found["raw_mib"] = raw["busiest_bytes"] / 2**20
         found["times_raw"] = communication["up_total_bytes"] / raw["total_bytes"] if raw["total_bytes"] else None
     privacy: Mapping[str, Any] = record["privacy"]
-    found |= {**privacy, **record.get("compute", {})}  # runs of earlier versions have none
+    found |= {**privacy, **record["compute"]}
     found["epsilon"] = (privacy["guarantee"] or {}).get("epsilon")
     found["revealed_percent"] = 100 * privacy["revealed_samples"] / record["labels"]["samples"]
     tasks = record["tasks"]

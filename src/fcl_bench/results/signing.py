@@ -27,9 +27,7 @@ def sign(folder: Path, key: str) -> str:
     Raises:
         UserError: the run is incomplete or damaged, or the file is no such key.
     """
-    _, trouble = RunFolder(folder).checked()
-    if trouble:
-        raise UserError(f"run folder {folder}{trouble}", "a complete run, as fcl-bench wrote it")
+    RunFolder(folder).verified()
     private = read_key("--key", key, "private")
     public = _text(private.public_key())
     signature = base64.b64encode(private.sign(_PURPOSE + (folder / "run.json").read_bytes())).decode()

@@ -14,7 +14,7 @@ from typing import Any
 from fcl_bench.config import number_text
 from fcl_bench.errors import UserError, installing
 from fcl_bench.files import json_hash
-from fcl_bench.tracking import TrackedRun, Tracker, Tracking
+from fcl_bench.tracking import TrackedRun, Tracker
 
 _FORMS = "log(1e-4,1), uniform(0,1), int(1,8), int_log(8,512), choice(a,b) or a,b"
 #: The number of complete trials before any trial is pruned.
@@ -152,7 +152,7 @@ class Pruning(Tracker):
         tasks: how many the run has.
     """
 
-    def __init__(self, trial: Any, first: int, tasks: int, also: Tracking) -> None:
+    def __init__(self, trial: Any, first: int, tasks: int, also: Tracker) -> None:
         self._trial, self._first, self._tracking = trial, first, also
         self._unpruned = tasks // 2
         self._also = Tracker()

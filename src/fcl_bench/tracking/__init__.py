@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fcl_bench.config import target_class
 from fcl_bench.errors import UserError, installing
@@ -35,7 +35,11 @@ class TrackedRun:
 
 
 class Tracker:
-    """A tracker's side of one run; this one does nothing."""
+    """A choice of the group `logger`: it is told of one run after the other. This one does nothing."""
+
+    def start(self, run: TrackedRun) -> Tracker:
+        """Open the tracker. Raises a `UserError` if its packages are not installed (see `require_packages`)."""
+        return self
 
     def task(self, metrics: dict[str, float], step: int) -> None:
         """A task is complete. This comes before the checkpoint is saved, so a run killed in between repeats the call.
@@ -52,22 +56,12 @@ class Tracker:
         """The process leaves the run, complete or not; called once, after everything else."""
 
 
-class Tracking(Protocol):
-    """A choice of the group `logger`."""
-
-    def start(self, run: TrackedRun) -> Tracker:
-        """Open the tracker. Raises a `UserError` if its packages are not installed (see `require_packages`)."""
-
-
 @dataclass
-class NoTracking:
+class NoTracking(Tracker):
     """`logger=none`: no tracking."""
 
-    def start(self, run: TrackedRun) -> Tracker:
-        return Tracker()
 
-
-def load_tracking(config: Any) -> Tracking:
+def load_tracking(config: Any) -> Tracker:
     """The choice of the group `logger` in what Hydra composed; no tracking if there is none.
 
     Raises:
@@ -81,7 +75,7 @@ def load_tracking(config: Any) -> Tracking:
     if not OmegaConf.is_dict(node):
         raise UserError(f"logger={node} is not a configuration", "logger=none, tensorboard, mlflow or wandb")
     knobs: Any = OmegaConf.to_container(node, resolve=True)
-    choice: Tracking = typed_instance(target_class("logger", knobs.pop("_target_", None)), knobs, "logger")
+    choice: Tracker = typed_instance(target_class("logger", knobs.pop("_target_", None)), knobs, "logger")
     return choice
 
 

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fcl_bench.config import knob
@@ -26,7 +25,7 @@ _BATCH = 100
 
 
 @dataclass
-class MLflow:
+class MLflow(Tracker):
     """An MLflow run, which is found by its tag `fcl_bench.run_id` when the run continues.
 
     Args:
@@ -51,47 +50,52 @@ class MLflow:
 
         # MLflow logs the creation of its tables to stderr, which is for what the user should know.
         logging.getLogger("mlflow").setLevel(logging.WARNING)
-        if not self.uri.startswith(_SQLITE):
-            return _MLflowRun(tracking.MlflowClient(self.uri), entities, run, None)
-        file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
-        writable(f"logger.uri={self.uri}", file.parent)
-        with _lock(file):  # the first process makes the tables
-            client = tracking.MlflowClient(f"{_SQLITE}{file}")
-            return _MLflowRun(client, entities, run, file)
+        self._entities, self._ended = entities, False
+        self._file, store, artifacts = None, self.uri, None
+        if self.uri.startswith(_SQLITE):
+            self._file = user_path("logger.uri", self.uri.removeprefix(_SQLITE))
+            writable(f"logger.uri={self.uri}", self._file.parent)
+            # MLflow's files of a run lie beside its own file, not in the working folder.
+            store, artifacts = f"{_SQLITE}{self._file}", (self._file.absolute().parent / "mlflow_artifacts").as_uri()
+        with self._turn():  # the first process makes the tables
+            self._client = tracking.MlflowClient(store)
+            self._id = self._begun(run, artifacts)
+        return self
 
-
-class _MLflowRun(Tracker):
-    """One MLflow run. Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
-
-    def __init__(self, client: Any, entities: Any, run: TrackedRun, file: Path | None) -> None:
-        self._client, self._entities, self._file = client, entities, file
-        self._ended = False
+    def _begun(self, run: TrackedRun, artifacts: str | None) -> str:
+        """The id of the MLflow run: of the one that continues, or of a new one."""
+        client = self._client
         found = client.get_experiment_by_name(_EXPERIMENT)
-        # MLflow's files of a run lie beside its own file, not in the working folder.
-        folder = None if file is None else (file.absolute().parent / "mlflow_artifacts").as_uri()
-        at = client.create_experiment(_EXPERIMENT, folder) if found is None else found.experiment_id
+        at = client.create_experiment(_EXPERIMENT, artifacts) if found is None else found.experiment_id
         before = [] if run.fresh else client.search_runs([at], f"tags.`{_TAG}` = '{run.id}'", max_results=1)
         if before:
-            self._id = before[0].info.run_id
-            client.set_terminated(self._id, "RUNNING")
-            return
-        self._id = client.create_run(at, tags={_TAG: run.id}, run_name=run.label).info.run_id
-        params = [entities.Param(name, str(value)) for name, value in run.config.items()]
-        self._in_batches(params, lambda batch: client.log_batch(self._id, params=batch))
+            client.set_terminated(before[0].info.run_id, "RUNNING")
+            return str(before[0].info.run_id)
+        made = client.create_run(at, tags={_TAG: run.id}, run_name=run.label).info.run_id
+        params = [self._entities.Param(name, str(value)) for name, value in run.config.items()]
+        self._in_batches(params, lambda batch: client.log_batch(made, params=batch))
+        return str(made)
+
+    def _turn(self) -> Any:
+        """Processes that share a SQLite file take turns: the library itself gives up when it is busy."""
+        file = self._file
+        if file is None:
+            return nullcontext()
+        return locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
 
     def task(self, metrics: dict[str, float], step: int) -> None:
-        with _lock(self._file):
+        with self._turn():
             self._log({f"task/{name}": value for name, value in metrics.items()}, step)
 
     def finish(self, metrics: dict[str, float]) -> None:
-        with _lock(self._file):
+        with self._turn():
             self._log(metrics, 0)
             self._client.set_terminated(self._id, "FINISHED")
         self._ended = True
 
     def close(self) -> None:
         if not self._ended:
-            with _lock(self._file):
+            with self._turn():
                 self._client.set_terminated(self._id, "KILLED")
 
     def _log(self, metrics: dict[str, float], step: int) -> None:
@@ -105,12 +109,8 @@ class _MLflowRun(Tracker):
             send(items[begin : begin + _BATCH])
 
 
-def _lock(file: Path | None) -> Any:
-    return nullcontext() if file is None else locked(file.with_name(f".{file.name}.lock"), "writing to MLflow's file")
-
-
 @dataclass
-class TensorBoard:
+class TensorBoard(Tracker):
     """Event files in `<out>/tensorboard/<run>/`: one point per task, and the record's numbers at the end."""
 
     name = "tensorboard"
@@ -124,16 +124,10 @@ class TensorBoard:
         if run.fresh:
             shutil.rmtree(folder, ignore_errors=True)
         # Points that a killed process wrote before it saved its checkpoint are written again, so purge them: at 0, all.
-        return _Events(SummaryWriter(str(folder), purge_step=run.tasks_done), run)
-
-
-class _Events(Tracker):
-    """One run's event file."""
-
-    def __init__(self, writer: Any, run: TrackedRun) -> None:
-        self._writer = writer
+        self._writer = SummaryWriter(str(folder), purge_step=run.tasks_done)
         rows = [f"| {name} | {value} |" for name, value in run.config.items()]
-        writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *rows]))
+        self._writer.add_text("config", "\n".join(["| key | value |", "| --- | --- |", *rows]))
+        return self
 
     def task(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -149,7 +143,7 @@ class _Events(Tracker):
 
 
 @dataclass
-class WandB:
+class WandB(Tracker):
     """A W&B run with the run's own id, so that a continued run is one run there too."""
 
     name = "wandb"
@@ -162,7 +156,8 @@ class WandB:
         import wandb
 
         # Each process of an interrupted run leaves its own files; W&B joins them by the id.
-        opened = wandb.init(
+        self._complete = False
+        self._run = wandb.init(
             project=self.project,
             id=run.id,
             name=run.label,
@@ -174,16 +169,8 @@ class WandB:
             settings=wandb.Settings(console="off", silent=True),
         )
         # W&B's own step may only grow, so a task that is reported twice appears twice.
-        opened.define_metric("task/*", step_metric="task/step")
-        return _WandBRun(opened)
-
-
-class _WandBRun(Tracker):
-    """One W&B run, of this process."""
-
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        self._complete = False
+        self._run.define_metric("task/*", step_metric="task/step")
+        return self
 
     def task(self, metrics: dict[str, float], step: int) -> None:
         self._run.log({"task/step": step, **{f"task/{name}": value for name, value in metrics.items()}})

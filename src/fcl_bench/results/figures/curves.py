@@ -12,15 +12,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.pictures import matrix_panel
-from fcl_bench.results.figures.canvas import Drawing, canvas, caption, drawing, share, title
+from fcl_bench.results.figures.canvas import Drawing, canvas, caption, drawing, title
 from fcl_bench.results.figures.costs import log_costs
 from fcl_bench.results.figures.selection import Look, Panel, select
-from fcl_bench.results.summarise import CEILINGS, setting, signature
+from fcl_bench.results.summarise import CEILINGS
 
 #: Accuracies closer than this many points look alike at any size.
 ALIKE = 0.05
+_BAND = "Line: mean over seeds; band: one standard deviation either way."
 #: How much wider each coinciding line is than the next one above it, and how much larger its markers are, in points.
 _WIDER, _LARGER = 2.0, 3.5
 
@@ -51,76 +51,6 @@ def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:
     return [group for group in groups if len(group) > 1]
 
 
-class Curves:
-    """A_t over tasks of a summary's configurations, or how far each is above one of them.
-
-    Args:
-        summary: the result of `summarise`.
-        folders: run id -> its folder.
-        reference: what is subtracted: a label of the tables, or a method with one configuration in each setting; ""
-            for nothing.
-
-    Attributes:
-        rows: those of the settings that have the reference.
-        about: the caption's sentences.
-
-    Raises:
-        UserError: no setting has the reference, or one has it several times.
-    """
-
-    def __init__(self, summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> None:
-        self._folders, self._reference = folders, reference
-        self._subtracted: dict[str, np.ndarray] = {}
-        self._alike: list[str] = []
-        kinds = signature(summary, setting(summary))
-        for kind, rows in summary.groupby(kinds, sort=False) if reference else ():
-            exact = rows[rows["label"] == reference]
-            own = exact if len(exact) else rows[rows["method"] == reference]
-            if len(own) > 1:
-                raise UserError(f"--difference-to {reference} is several here", choices(list(own["label"]), most=8))
-            if len(own):
-                self._subtracted[kind] = accuracies(own["run_ids"].iloc[0], folders).mean(axis=0)
-        if reference and not self._subtracted:
-            labels = list(dict.fromkeys(summary["label"]))
-            raise UserError(f"--difference-to {reference} is no method here", choices(labels, reference, most=12))
-        self.rows = summary[kinds.isin(self._subtracted)] if reference else summary
-        less = f", less that of {reference}" if reference else ""
-        self.about = [
-            f"Accuracy on all classes seen so far, after each task{less}.",
-            "Line: mean over seeds; band: one standard deviation either way.",
-        ]
-
-    def draw(self, looks: Mapping[str, Look], axes: Axes, panel: Panel) -> None:
-        """Draw the mean over seeds of each configuration, and a band of one standard deviation.
-
-        Coinciding lines are drawn on each other from the widest to the thinnest, so that each can be seen.
-        """
-        rows = panel.rows
-        less = self._subtracted.get(signature(rows, setting(rows)).iloc[0], 0.0)
-        runs = {row["label"]: accuracies(row["run_ids"], self._folders) - less for _, row in rows.iterrows()}
-        groups = coinciding({label: curves.mean(axis=0) for label, curves in runs.items()})
-        self._alike += [" and ".join(group) for group in groups]
-        above = {label: len(group) - 1 - place for group in groups for place, label in enumerate(group)}
-        for label, curves in runs.items():
-            look, middle, tasks = looks[label], curves.mean(axis=0), np.arange(1, curves.shape[1] + 1)
-            axes.plot(tasks, middle, **_wider(look, above.get(label, 0)))
-            if len(curves) > 1:
-                spread = curves.std(axis=0, ddof=1)
-                axes.fill_between(tasks, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
-        axes.set_xlabel("task")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_ylabel(f"$A_t$ less that of {self._reference} (points)" if self._reference else "accuracy, $A_t$ (%)")
-
-    def finish(self, figure: Drawing, panels: Sequence[Axes]) -> None:
-        """Give panels of differences one axis beyond 0 to 100, and name coinciding lines in the caption."""
-        if self._reference:
-            share(panels)
-        if self._alike:
-            which = "; ".join(dict.fromkeys(self._alike))
-            said = f"Within {ALIKE:g} points of each other, the thinner line above: {which}."
-            figure.caption = caption(figure.caption, said)
-
-
 def _wider(look: Look, above: int) -> Look:
     """Return the look of a line with `above` others drawn on it."""
     width, size = look.get("linewidth", 1.5), look.get("markersize", 6.0)
@@ -132,22 +62,45 @@ _CURVE_COLUMNS, _MATRIX_COLUMNS = 2, 3
 _MOST_MATRICES = 8
 
 
-def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path], reference: str = "") -> Drawing:
+def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
     """Draw one panel per setting: mean over seeds of A_t, on all classes seen up to task t, with one deviation's band.
+
+    Coinciding lines are drawn on each other from the widest to the thinnest, so that each can be seen.
 
     Args:
         summary: the result of `summarise`.
         folders: run id -> its folder.
-        reference: the configuration that is subtracted from all others; "" for none.
-
-    Raises:
-        UserError: see `Curves`.
     """
-    curves = Curves(summary, folders, reference)
-    shown = select(curves.rows)
-    figure = drawing(shown, curves.about, [partial(curves.draw, shown.looks)], _CURVE_COLUMNS)
-    curves.finish(figure, figure.axes)
+    shown = select(summary)
+    alike: list[str] = []
+
+    def draw(axes: Axes, panel: Panel) -> None:
+        runs = {row["label"]: accuracies(row["run_ids"], folders) for _, row in panel.rows.iterrows()}
+        groups = coinciding({label: curves.mean(axis=0) for label, curves in runs.items()})
+        alike.extend(" and ".join(group) for group in groups)
+        above = {label: len(group) - 1 - place for group in groups for place, label in enumerate(group)}
+        for label, curves in runs.items():
+            look, middle, tasks = shown.looks[label], curves.mean(axis=0), np.arange(1, curves.shape[1] + 1)
+            axes.plot(tasks, middle, **_wider(look, above.get(label, 0)))
+            draw_band(axes, tasks, curves, look)
+        axes.set_xlabel("task")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylabel("accuracy, $A_t$ (%)")
+
+    about = ["Accuracy on all classes seen so far, after each task.", _BAND]
+    figure = drawing(shown, about, [draw], _CURVE_COLUMNS)
+    if alike:
+        which = "; ".join(dict.fromkeys(alike))
+        said = f"Within {ALIKE:g} points of each other, the thinner line above: {which}."
+        figure.caption = caption(figure.caption, said)
     return figure
+
+
+def draw_band(axes: Axes, at: np.ndarray, curves: np.ndarray, look: Look) -> None:
+    """Draw the mean of several runs' curves (runs, n) plus and minus one standard deviation; of one run, nothing."""
+    if len(curves) > 1:
+        middle, spread = curves.mean(axis=0), curves.std(axis=0, ddof=1)
+        axes.fill_between(at, middle - spread, middle + spread, color=look["color"], alpha=0.18, linewidth=0)
 
 
 def accuracy_matrices(summary: pd.DataFrame, folders: Mapping[str, Path]) -> Drawing:
@@ -211,9 +164,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
             at = np.mean([run[quantity].to_numpy(float) for run in runs], axis=0)
             # A dozen markers on a long curve, not one per round.
             axes.plot(at, middle, **shown.looks[label], markevery=max(1, len(at) // 12))
-            if len(runs) > 1 and len(at) > 1:
-                spread, colour = accuracy.std(axis=0, ddof=1), shown.looks[label]["color"]
-                axes.fill_between(at, middle - spread, middle + spread, color=colour, alpha=0.15, linewidth=0)
+            draw_band(axes, at, accuracy, shown.looks[label])
         log_costs(axes, sizes[quantity])
         axes.set_xlabel(_AXES[quantity])
         axes.set_ylabel("accuracy (%)")
@@ -222,7 +173,7 @@ def accuracy_over_rounds(summary: pd.DataFrame, folders: Mapping[str, Path]) -> 
         "Accuracy on all classes seen so far, while it is learnt; test data chose none of these rounds.",
         "The server's seconds of a task are spread evenly over its rounds.",
         "Without the first stages." if "adapt" in rows and set(rows["adapt"]) - {"none"} else "",
-        "Line: mean over seeds; band: one standard deviation either way.",
+        _BAND,
     ]
     return drawing(shown, about, [partial(draw, quantity) for quantity in _AXES], height=3.4)
 

@@ -98,9 +98,7 @@ FIGURES = (
 )
 
 
-def figure_set(
-    runs: pd.DataFrame, folder: Path, wanted: Collection[str] = FIGURES, reference: str = ""
-) -> dict[str, Drawing]:
+def figure_set(runs: pd.DataFrame, folder: Path, wanted: Collection[str] = FIGURES) -> dict[str, Drawing]:
     """Return name -> figure, in the order of `FIGURES`; only figures for which there are runs.
 
     `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a
@@ -116,10 +114,6 @@ def figure_set(
         runs: the result of `collect` or `beside`, after selection; of repeated runs only the newest counts.
         folder: the folder runs/, which holds the runs' folders.
         wanted: names of `FIGURES`; no other figure is drawn.
-        reference: the configuration that is subtracted from curves over tasks; "" for none.
-
-    Raises:
-        UserError: the reference matches no configuration of these runs, or several in one panel.
     """
     if runs.empty:
         return {}
@@ -130,7 +124,7 @@ def figure_set(
     streams = with_curves[with_curves["tasks"].astype(int) > 1]
     ways: dict[str, Callable[[], Drawing]] = {}
     if len(streams):
-        ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders, reference)
+        ways["accuracy_over_tasks"] = partial(accuracy_over_tasks, streams, folders)
         ways["accuracy_matrix"] = partial(accuracy_matrices, streams, folders)
     tested = set(runs.loc[runs["A_T_best"].notna(), "run_id"])
     if any(tested.issuperset(ids) for ids in with_curves["run_ids"]):
