@@ -7,6 +7,8 @@ import functools
 import logging
 import math
 import os
+import pickle
+import re
 import shutil
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -151,7 +153,12 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The resolved configuration; the file holds no interpolation, so OmegaConf is not needed."""
-        return dict(yaml.load((self.path / "config.yaml").read_text(), Loader=YAML_LOADER))
+        # Each top-level key on its own: many runs share most of them, and parsing takes longer than all other reading.
+        content = (self.path / "config.yaml").read_text()
+        # What one key names by an anchor another one may mean.
+        whole = re.search(r"[:-] [&*]\w", content)
+        parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
+        return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
@@ -207,6 +214,11 @@ class RunFolder:
         written = write_json(self.path / "run.json", {**record, "files": checksums})
         self.checkpoint.remove()
         return cast("RunRecord", written)
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(part: str) -> bytes:
+    return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
 
 
 def ignores_partition(config: Mapping[str, Any]) -> bool:
