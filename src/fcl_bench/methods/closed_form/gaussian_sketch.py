@@ -259,7 +259,7 @@ class GaussianSketch(RidgeMethod):
     rank: int = knob(64, least=0)
     class_rank: int = knob(16, least=0)
     mix: float = knob(0.1, least=0, most=1, words="a share, 0 to 1")
-    softmax_steps: int = knob(0, least=0)
+    softmax_steps: int = knob(0, least=0, neutral=0)
     ridge: float | str = ridge_knob("auto", above=0)
     scale_scores: bool | str = knob(True, choices=("length",))
 
