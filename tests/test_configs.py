@@ -140,6 +140,15 @@ def test_beta_is_the_partitions_wherever_it_is_set():
             compose_settings(f"{key}=-1")
 
 
+def test_a_knob_at_its_neutral_value_is_not_part_of_the_identity():
+    plain, more = (
+        compose_settings("method=gaussian_sketch", f"method.softmax_steps={steps}").identity()["method"]
+        for steps in (0, 3)
+    )
+    assert more == {**plain, "softmax_steps": 3}
+    assert "softmax_steps" not in plain
+
+
 @pytest.mark.parametrize(
     ("data", "backbone"),
     [

@@ -84,6 +84,7 @@ def knob(
     choices: Collection[str] = (),
     filled: bool = False,
     identity: bool = True,
+    neutral: Any = MISSING,
 ) -> Any:
     """A dataclass field whose value `typed_instance` checks.
 
@@ -97,10 +98,12 @@ def knob(
         filled: whether a text has to hold more than blanks; `words` is then an example.
         identity: whether the value determines the result. A path or a number of workers does not, so it is not part of
             the run id.
+        neutral: a value that changes nothing, so that runs from before there was the knob keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
     metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
+    metadata["neutral"] = neutral
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -244,7 +247,7 @@ def counting(choice: Any) -> dict[str, Any]:
     found = {}
     for field in dataclasses.fields(choice):
         value = getattr(choice, field.name)
-        if field.metadata.get("identity", True):
+        if field.metadata.get("identity", True) and value != field.metadata.get("neutral", MISSING):
             found[field.name] = counting(value) if dataclasses.is_dataclass(value) else copy.deepcopy(value)
     return found
 

@@ -233,7 +233,7 @@ def test_no_factor_is_kept_once_a_task_is_over():
     tasks = draw_tasks(np.random.default_rng(6), 8, [2], [[20, 9, 30]])
     server, _ = learn(SKETCH, context_of(8), tasks)
     matrices = {name: tuple(tensor.shape) for name, tensor in server.state_dict().items() if tensor.ndim == 2}
-    assert matrices == {"B": (25, 2), "estimate.G": (25, 25), "scatter": (8, 8)}
+    assert matrices == {"B": (25, 2), "estimate.G": (25, 25), "scatter": (8, 8), "drawn.means": (0, 8)}
     assert server._waiting == []
 
 

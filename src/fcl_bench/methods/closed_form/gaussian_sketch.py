@@ -8,7 +8,7 @@ there the server has what was measured, elsewhere what the model says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, NamedTuple
@@ -23,11 +23,13 @@ from fcl_bench.methods.closed_form.algebra.class_scatter import ClassScatter, cl
 from fcl_bench.methods.closed_form.algebra.coding import coded, decoded
 from fcl_bench.methods.closed_form.algebra.random_features import relu_covariance, relu_sums
 from fcl_bench.methods.closed_form.algebra.remainder import Sketch, add_sketches, deviations, leading
+from fcl_bench.methods.closed_form.algebra.softmax_steps import Drawn, DrawnClasses, softmax_steps
 from fcl_bench.methods.closed_form.base import ClosedFormClient, counted, positions
 from fcl_bench.methods.closed_form.ridge import RidgeMethod, RidgeServer, ridge_knob
 from fcl_bench.protocol.context import ClientData, Context, State, Task
 from fcl_bench.protocol.fields import CLASSES, SUMS, Field, Schema, counts, real
 from fcl_bench.protocol.message import Message
+from fcl_bench.randomness import derived_seed
 
 #: The steps of the sketch and of the classes' directions, see `coded`: about 4 and 3 bits for an entry. The sketch's is
 #: finer, since its rounding adds up over all uploads to what the solve inverts, the classes' only shapes the model.
@@ -96,17 +98,19 @@ class GaussianSketchServer(RidgeServer):
     Attributes:
         scatter: N Sigma (d, d), the sum over all uploads so far of U lengths^2 U' with D_z for its diagonal.
         classes: what the uploads of the task at hand say of each class's own covariance.
+        drawn: the classes of all tasks so far, where the method takes softmax steps.
         delta: what is added evenly to the eigenvalues of G.
     """
 
     method: GaussianSketch
-    state: ClassVar[Sequence[str]] = ("scatter", "delta")
+    state: ClassVar[Sequence[str]] = ("scatter", "delta", "drawn")
     sums_what_came = False
 
     def __init__(self, method: GaussianSketch, context: Context) -> None:
         super().__init__(method, context)
         self.scatter = self.zeros(context.inputs, context.inputs)
         self.delta = 0.0
+        self.drawn = DrawnClasses(self.scatter, method.class_rank)
         self._waiting: list[_Upload] = []
 
     def start_task(self, task: Task) -> None:
@@ -219,7 +223,28 @@ class GaussianSketchServer(RidgeServer):
             sketches = [upload.sketch for upload in self._waiting]
             self.delta += add_sketches(self.estimate.matrix, sketches, Q, self.method.mix)
             self._waiting = []
+            if self.method.softmax_steps:
+                self.drawn.add(self.columns, sizes, means, own)
         super().finish_task()
+
+    def solve(self) -> None:
+        super().solve()
+        if not self.method.softmax_steps or not len(self.drawn.columns):
+            return
+        A = self.estimate.matrix.to(torch.float64, copy=True)
+        A.diagonal().add_(self.delta + self.ridge)
+        L = torch.linalg.cholesky(A)
+
+        def descent(gradient: torch.Tensor) -> torch.Tensor:
+            return torch.cholesky_solve(gradient.to(L), L).to(gradient)
+
+        def draw(step: int) -> Iterator[Drawn]:
+            seed = derived_seed(self.context.seed, "softmax steps", self.B.shape[1], step)
+            for Z, column, weight in self.drawn.draw(self.scatter / self.samples, seed):
+                yield from ((H, column, weight) for H in self.random_features.blocks(Z))
+
+        W, _ = self.classifier()
+        self.W, self.scales = softmax_steps(W, descent, draw, self.method.softmax_steps), None
 
 
 @dataclass
@@ -234,6 +259,7 @@ class GaussianSketch(RidgeMethod):
     rank: int = knob(64, least=0)
     class_rank: int = knob(16, least=0)
     mix: float = knob(0.1, least=0, most=1, words="a share, 0 to 1")
+    softmax_steps: int = knob(0, least=0, neutral=0)
     ridge: float | str = ridge_knob("auto", above=0)
     scale_scores: bool | str = knob(True, choices=("length",))
 
