@@ -1,4 +1,4 @@
-"""Combine choices of all groups and knobs at random: each run is refused in one line, or runs and reads what was set."""
+"""Combine choices of all groups and knobs at random: each is refused in one line, or runs and reads what was set."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from tests.small_methods import ALIASES, NAMES, short_run
 _UNREAD, _TYPED = "unread:", "typed:"
 _SPLITS = ("class_incremental", "class_overlap", "domain_incremental", "asynchronous", "si_blurry", "given")
 _PARTITIONS = ("dirichlet", "dirichlet_all_classes", "dirichlet_equal_sizes", "iid", "shards", "published", "given")
-_TINY, _RESNET = (
-    ("backbone=tiny", "backbone.width=4", "backbone.size=8"),
-    ("backbone=timm", "backbone.pretrained=false"),
-)
+_TINY = ("backbone=tiny", "backbone.width=4", "backbone.size=8")
+_TIMM = ("backbone=timm", "backbone.pretrained=false", "backbone.transform.size=32")
 _BACKBONES = (
     (*_TINY,),
     (*_TINY, "backbone.architecture=vit"),
-    (*_RESNET, "backbone.name=test_vit"),
-    (*_RESNET, "backbone.name=test_byobnet"),
+    (*_TIMM, "backbone.name=test_vit", "+backbone.model_args.img_size=32"),
+    (*_TIMM, "backbone.name=test_byobnet"),
     ("backbone=pixels",),
     ("backbone=identity",),
     ("backbone=sentence",),

@@ -1,7 +1,7 @@
 """Fuzz every decoder: `python -m benchmarks.fuzz [TARGET ...] [--inputs N] [--seed N] [--only NUMBER]`.
 
-Each decoder gets its share of the inputs, in processes with limits of time and memory. Whatever is neither read nor refused
-in one printable line is printed with the command that repeats it; the exit code is 1 if there is any.
+Each decoder gets its share of the inputs, in processes with limits of time and memory. Whatever is neither read nor
+refused in one printable line is printed with the command that repeats it; the exit code is 1 if there is any.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def main() -> int:
         parser.error(f"there is no {min(unknown)}; the decoders are {', '.join(TARGETS)}")
     found = 0
     for name in arguments.targets or TARGETS:
-        inputs = max(1, arguments.inputs * TARGETS[name].share // 1000)
+        inputs = max(1, arguments.inputs * TARGETS[name].share // 1_000_000)
         with tempfile.TemporaryDirectory(prefix="fcl-fuzz-", dir=scratch_root()) as scratch:
             numbers = range(inputs) if arguments.only is None else range(arguments.only, arguments.only + 1)
             found += fuzzed(TARGETS[name](Path(scratch)), numbers, arguments.seed)

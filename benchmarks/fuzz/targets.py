@@ -35,7 +35,7 @@ class Target(ABC):
     """A decoder.
 
     Attributes:
-        share: of all inputs, in thousandths.
+        share: of a million inputs.
         refusals: what it may raise; the message has to be one printable line.
     """
 
@@ -61,7 +61,7 @@ class Target(ABC):
 class Replies(Target):
     """Blobs of other processes: JSON heads and tensors."""
 
-    name, share, refusals = "replies", 250, (UserError, RemoteError)
+    name, share, refusals = "replies", 200_000, (UserError, RemoteError)
 
     def drawn(self, rng: random.Random) -> bytes:
         kind = rng.randrange(5)
@@ -91,7 +91,7 @@ class _Line:
 class Frames(Target):
     """Frames between Flower's process and ours."""
 
-    name, share, refusals = "frames", 150, (ConnectionError,)
+    name, share, refusals = "frames", 250_000, (ConnectionError,)
     good = frame_of({"do": "push", "node": "7"}, [3])
 
     def drawn(self, rng: random.Random) -> bytes:
@@ -110,7 +110,7 @@ class Frames(Target):
 class Records(Target):
     """Byte strings in a Flower message; without Flower nothing is tried."""
 
-    name, share, refusals = "records", 20, (ValueError,)
+    name, share, refusals = "records", 20_000, (ValueError,)
 
     def drawn(self, rng: random.Random) -> bytes:
         return bytes_of(rng, b"".join(struct.pack("<q", length) for length in (2, 3, 4)) + b"abcdefg")
@@ -128,7 +128,7 @@ class Records(Target):
 class Nodes(Target):
     """What a node says of itself."""
 
-    name, share = "nodes", 130
+    name, share = "nodes", 100_000
 
     def drawn(self, rng: random.Random) -> Any:
         return json_of(rng, INFO)
@@ -144,7 +144,7 @@ class Nodes(Target):
 class Codes(Target):
     """Coded factors of the Gaussian sketch."""
 
-    name, share, refusals = "codes", 150, ()
+    name, share, refusals = "codes", 300_000, ()
 
     def __init__(self, scratch: Path) -> None:
         from fcl_bench.methods.closed_form.algebra.coding import coded
@@ -174,7 +174,7 @@ class _Captured(Exception):
 class Uploads(Target):
     """Uploads of methods on different wires, as `validate_upload` decodes and checks them."""
 
-    name, share = "uploads", 130
+    name, share = "uploads", 90_000
     METHODS: ClassVar[tuple[str, ...]] = (
         *("stsa", "afl", "fedran", "centred_sketch", "gaussian_sketch", "stsa_e", "fedncm", "fedlda", "air"),
         *("fedfecam", "afcl", "centralised_ridge", "fedavg", "fot"),
@@ -255,7 +255,7 @@ class _OfFile(Target):
 class Features(_OfFile):
     """Feature files."""
 
-    name, share, suffix = "features", 60, ".npz"
+    name, share, suffix = "features", 15_000, ".npz"
 
     def __init__(self, scratch: Path) -> None:
         super().__init__(scratch)
@@ -281,7 +281,7 @@ class Features(_OfFile):
 class Sites(Features):
     """A site's samples."""
 
-    name, share, suffix = "sites", 30, ".npz"
+    name, share, suffix = "sites", 8_000, ".npz"
 
     def __init__(self, scratch: Path) -> None:
         super().__init__(scratch)
@@ -300,7 +300,7 @@ class Sites(Features):
 class Checkpoints(Target):
     """A run's state: JSON, tensors and rows, sealed again after the change; what is damaged is told and not used."""
 
-    name, share, refusals = "checkpoints", 25, ()
+    name, share, refusals = "checkpoints", 6_000, ()
 
     def __init__(self, scratch: Path) -> None:
         super().__init__(scratch)
@@ -351,7 +351,7 @@ def _replaced(state: dict[str, Any], old: str, new: str) -> dict[str, Any]:
 class Runs(Target):
     """run.json, config.yaml and tasks.csv of a run, sealed again after the change, as tables read them."""
 
-    name, share, refusals = "runs", 12, ()
+    name, share, refusals = "runs", 1_000, ()
 
     def __init__(self, scratch: Path) -> None:
         from tests.small_runs import run_in
@@ -390,7 +390,7 @@ class Runs(Target):
 class Models(_OfFile):
     """Saved models."""
 
-    name, share, suffix = "models", 20, ".safetensors"
+    name, share, suffix = "models", 7_000, ".safetensors"
 
     def __init__(self, scratch: Path) -> None:
         from fcl_bench.execution.model_file import write_model
@@ -416,7 +416,7 @@ class Models(_OfFile):
 class SplitFiles(_OfFile):
     """split.file: which client gets which sample when."""
 
-    name, share, suffix = "split files", 12, ".csv"
+    name, share, suffix = "split files", 1_200, ".csv"
     good = "\n".join(["sample,client,step", *(f"{number},{number % 3},{number % 2}" for number in range(20))])
 
     def drawn(self, rng: random.Random) -> bytes:
@@ -431,10 +431,8 @@ class SplitFiles(_OfFile):
 class Policies(_OfFile):
     """Policies of sites."""
 
-    name, share, suffix = "policies", 5, ".yaml"
-    good = (
-        "methods: [afl, stsa]\nown_data: true\nsmallest_group: 5\nkeep_samples: false\nepsilon: null\npackages: [a]\n"
-    )
+    name, share, suffix = "policies", 1_200, ".yaml"
+    good = "methods: [afl, stsa]\nown_data: true\nsmallest_group: 5\nkeep_samples: false\nepsilon: null\npackages: [a]"
 
     def drawn(self, rng: random.Random) -> bytes:
         return text_of(rng, self.good)
@@ -448,7 +446,7 @@ class Policies(_OfFile):
 class Tables(_OfFile):
     """Labelled rows in CSV files."""
 
-    name, share, suffix = "tables", 3, ".csv"
+    name, share, suffix = "tables", 300, ".csv"
     room = 8 << 30  # the address space of the threads that read it
 
     def __init__(self, scratch: Path) -> None:
@@ -473,7 +471,7 @@ class Tables(_OfFile):
 class Parquet(Tables):
     """Labelled rows in parquet files."""
 
-    name, share, suffix = "parquet", 3, ".parquet"
+    name, share, suffix = "parquet", 300, ".parquet"
 
     def __init__(self, scratch: Path) -> None:
         import pandas as pd

@@ -103,8 +103,7 @@ def knob(
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
-    metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled}
-    metadata |= {"of": of, "identity": identity}
+    metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "of": of, "identity": identity}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

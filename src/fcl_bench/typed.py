@@ -80,10 +80,8 @@ def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
         return OmegaConf.to_object(node)
     except ConfigKeyError as error:
         key = str(error.full_key or error.key)
-        raise UserError(
-            f"unknown key {prefix}{key}",
-            choices(known, key) if "." not in key else "a key listed in the YAML",
-        ) from error
+        remedy = choices(known, key) if "." not in key else "a key listed in the YAML"
+        raise UserError(f"unknown key {prefix}{key}", remedy) from error
     except MissingMandatoryValue as error:
         raise UserError(f"{prefix}{error.full_key} has no value", f"{prefix}{error.full_key}=...") from error
     except OmegaConfBaseException as error:
@@ -112,12 +110,7 @@ def _number_or_text(given: Any) -> Any:
 
 
 def _check_knobs(node: Any, prefix: str, usual: Any, of: str = "") -> None:
-    """Raise a `UserError` for a value outside of the limits that its `knob` declares, or of a knob that nothing reads.
-
-    Args:
-        usual: has the defaults as attributes; None: they are those of the fields.
-        of: what the whole part is read with; see `knob`.
-    """
+    """Raise a `UserError` for what a `knob` rules out: `usual` has the defaults, `of` is what all is read with."""
     schema: Any = OmegaConf.get_type(node)
     for field in dataclasses.fields(schema):
         value, key = node[field.name], f"{prefix}{field.name}"
@@ -173,14 +166,8 @@ def nested(declared: Any) -> Any:
 
 def _wanted(schema: type, key: str) -> str:
     """The type of a key in words ("an integer", "a number or null")."""
-    words = {
-        "int": "an integer",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "a text",
-        "list[str]": "a list of texts",
-        "None": "null",
-    }
+    words = {"int": "an integer", "float": "a number", "bool": "true or false", "None": "null"}
+    words |= {"str": "a text", "list[str]": "a list of texts"}
     for part in key.split("."):
         name, _, _ = part.partition("[")
         declared = next((_as_written(field.type) for field in dataclasses.fields(schema) if field.name == name), "")

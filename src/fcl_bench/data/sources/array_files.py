@@ -32,10 +32,7 @@ class ArrayFile(Source):
             with loaded as file:
                 if missing := set(needed) - set(file.files):
                     raise UserError(f"{self._key} lacks {', '.join(sorted(missing))}", wanted)
-                found = {name: file[name] for name in (*needed, *optional) if name in file.files}
-            if other := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-                raise UserError(f"{self._key}: {other[0]} is no array", wanted)
-            return found
+                return {name: np.asarray(file[name]) for name in (*needed, *optional) if name in file.files}
         except UserError:
             raise
         except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
