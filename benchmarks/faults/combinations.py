@@ -56,7 +56,14 @@ _TRANSPORTS = (
 _OTHERS = (
     *("beta=1", "label_rate=0.5", "wire.dtype=float16", "wire.gram=packed", "wire.columns=held", "dtype=float32"),
     *("wire.factors=int8", "wire.projection=matrix", "on_bad_upload=drop", "evaluate_rounds=1", "data.validation=0.2"),
-    *("drift=2", "predictions=true", "parallel_clients=2", "data.test=false", "adapt=fedavg", "threads=1"),
+    *(
+        "drift=2",
+        "predictions=true",
+        "parallel_clients=2",
+        "data.test=false",
+        "threads=1",
+        "adapt=fedavg adapt.training.rounds=1 adapt.training.epochs=1",
+    ),
 )
 #: Knobs that name files or what is compiled or downloaded, or would make a run long.
 _LEFT_ALONE = re.compile(
@@ -124,8 +131,8 @@ class Combinations(Part):
             (0.12, [["secure=sums"], ["secure=sums", "secure.neighbours=2"], ["secure=sums", "secure.bits=32"]]),
             (0.12, [["noise=gaussian", *own] for own in _NOISES]),
             (0.2, _FAULTS),
-            (0.4, [[one] for one in _OTHERS]),
-            (0.15, [[one] for one in _OTHERS]),
+            (0.4, [one.split() for one in _OTHERS]),
+            (0.15, [one.split() for one in _OTHERS]),
         ):
             typed += drawn.choice(options) if drawn.random() < share else []
         return typed
