@@ -11,8 +11,10 @@ from tests.read_keys import keys_of, parts_of, recorded
 from tests.small_methods import NAMES, short_run, trains_by_gradient
 from tests.small_runs import settings_for
 
-#: Knobs that a class has from its base and refuses in any other value, or that only its second task reads.
-_REFUSED = {"method.loss_classes", "method.training.weighting", "method.training.aggregate"}
+#: Knobs that a class has from its base and refuses in any other value, and one that a documented sweep sets for all.
+_REFUSED = {
+    f"method.{key}" for key in ("loss_classes", *(f"training.{own}" for own in ("weighting", "aggregate", "trimmed")))
+}
 
 
 def declared(settings) -> set[str]:
