@@ -318,6 +318,12 @@ FAULTS ?=
 faults: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.faults $(FAULTS)
 
+# Pushes a million malformed inputs through every decoder (docs/explanation/campaign.md): about half an hour of one core.
+# FUZZ="replies frames --inputs 10000" is a part.
+FUZZ ?=
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.fuzz $(FUZZ)
+
 # Lets a share of the clients lie as well as they can, method by method (docs/explanation/hostile_uploads.md): about 15 minutes on
 # one core. ATTACKS="--methods afl,stsa" is a part; the file keeps what is done.
 ATTACKS ?=

@@ -78,6 +78,43 @@ def test_an_impossible_value_is_told_with_its_key_and_what_would_work(knobs, tol
     assert str(error.value) == told
 
 
+@dataclass
+class Part:
+    size: int = knob(3, of="kind=other")
+    trimmed: float = 0.5
+
+
+@dataclass
+class Whole:
+    kind: str = knob("plain", choices=("plain", "other", "third"))
+    late: list[str] = knob(list)
+    late_by: int = knob(1, of="late")
+    batch: int = knob(64, of="kind=other,third|late")
+    part: Part = knob(lambda: Part(size=5), of="kind=other")
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"late_by": 2}, "g.late_by=2 has no effect (g.late beside it, or its default: 1)"),
+        ({"batch": 2}, "g.batch=2 has no effect (g.kind=other or third or g.late beside it, or its default: 64)"),
+        ({"part": {"size": 3}}, "g.part.size=3 has no effect (g.kind=other beside it, or its default: 5)"),
+        ({"part": {"trimmed": 0.1}}, "g.part.trimmed=0.1 has no effect (g.kind=other beside it, or its default: 0.5)"),
+        ({"late_by": 2, "late": ["1@0"]}, None),
+        ({"batch": 2, "kind": "third"}, None),
+        ({"part": {"size": 4, "trimmed": 0.1}, "kind": "other"}, None),
+        ({"late_by": 1, "batch": 64, "part": {"size": 5, "trimmed": 0.5}}, None),
+    ],
+)
+def test_a_knob_that_nothing_reads_beside_the_others_may_only_have_its_default(knobs, told):
+    if told is None:
+        typed_instance(Whole, knobs, "g")
+        return
+    with pytest.raises(UserError) as error:
+        typed_instance(Whole, knobs, "g")
+    assert str(error.value) == told
+
+
 @pytest.mark.parametrize(
     ("knobs", "key"),
     [

@@ -17,6 +17,7 @@ from pathlib import Path
 os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+from benchmarks.faults.combinations import Combinations
 from benchmarks.faults.concurrency import Concurrency
 from benchmarks.faults.configurations import Configurations
 from benchmarks.faults.damage import Damage
@@ -27,7 +28,7 @@ from benchmarks.faults.uploads import Uploads
 from benchmarks.faults.writes import Writes
 
 PARTS: dict[str, type[Part]] = {
-    part.name: part for part in (Writes, Kills, Concurrency, Configurations, Damage, Uploads)
+    part.name: part for part in (Writes, Kills, Concurrency, Configurations, Combinations, Damage, Uploads)
 }
 
 

@@ -83,6 +83,7 @@ def knob(
     words: str = "",
     choices: Collection[str] = (),
     filled: bool = False,
+    of: str = "",
     identity: bool = True,
     neutral: Any = MISSING,
 ) -> Any:
@@ -96,14 +97,16 @@ def knob(
         words: the limits in words ("a share, 0 to 1"); "": the limits themselves are printed.
         choices: the allowed texts; together with limits for a field that takes both texts and numbers.
         filled: whether a text has to hold more than blanks; `words` is then an example.
+        of: `key=value,...` of this dataclass or of one around it: with other values nothing reads the knob, and setting
+            it is an error. `key` alone stands for any value but null, false, none and 0.
         identity: whether the value determines the result. A path or a number of workers does not, so it is not part of
             the run id.
         neutral: a value that changes nothing, so that runs from before there was the knob keep their ids.
     """
     bounds = {"least": least, "above": above, "most": most, "below": below}
     given = {name: limit for name, limit in bounds.items() if limit is not None}
-    metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled, "identity": identity}
-    metadata["neutral"] = neutral
+    metadata = {"bounds": given, "words": words, "choices": choices, "filled": filled}
+    metadata |= {"of": of, "identity": identity, "neutral": neutral}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -27,11 +27,11 @@ class UserError(Exception):
         return printable(f"{_shortened(' '.join(self.what.split()))} ({remedy})")
 
 
-def printable(text: str) -> str:
-    """`text` with escape sequences and other characters that a terminal would obey written out; lines stay lines."""
+def printable(text: str, kept: str = "\n\t") -> str:
+    """`text` with escape sequences and other characters that a terminal would obey written out; `kept` stay."""
     if text.isprintable():
         return text
-    escaped = (one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text)
+    escaped = (one if one.isprintable() or one in kept else one.encode("unicode_escape").decode() for one in text)
     return "".join(escaped)
 
 

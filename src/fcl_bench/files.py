@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
-from fcl_bench.errors import UserError
+from fcl_bench.errors import UserError, printable
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ def slug(name: str) -> str:
 
 def csv_cell(value: Any) -> Any:
     """`value` as a cell of a CSV file: text that a spreadsheet would take for a formula begins with an apostrophe."""
+    value = printable(value, "\t\r") if isinstance(value, str) else value
     if not isinstance(value, str) or value[:1] not in ("=", "+", "-", "@", "\t", "\r") or _is_number(value):
         return value
     return f"'{value}"

@@ -21,6 +21,8 @@ from fcl_bench.errors import UserError, choices, require_choice
 #: Numbers beyond these bounds are of no use, and libraries raise their own errors for them.
 _LARGEST_INTEGER, _LARGEST_NUMBER = 2**63 - 1, 1e38
 
+#: Values with which a knob that is read only "with" another is not read.
+_NOTHING = ("none", "false", "0", "0.0", "[]")
 #: The limits of a number by keyword of `knob`: the condition, and its wording.
 _BOUNDS = {
     "least": (operator.ge, "{:g} or more"),
@@ -74,14 +76,12 @@ def _instance(schema: type, knobs: dict[str, Any], prefix: str) -> Any:
             raise UserError(f"{prefix}{name}={given} has the wrong type", _wanted(schema, name))
     try:
         node = OmegaConf.merge(_structured(schema), knobs)
-        _check_knobs(node, prefix)
+        _check_knobs(node, prefix, None)
         return OmegaConf.to_object(node)
     except ConfigKeyError as error:
         key = str(error.full_key or error.key)
-        raise UserError(
-            f"unknown key {prefix}{key}",
-            choices(known, key) if "." not in key else "a key listed in the YAML",
-        ) from error
+        remedy = choices(known, key) if "." not in key else "a key listed in the YAML"
+        raise UserError(f"unknown key {prefix}{key}", remedy) from error
     except MissingMandatoryValue as error:
         raise UserError(f"{prefix}{error.full_key} has no value", f"{prefix}{error.full_key}=...") from error
     except OmegaConfBaseException as error:
@@ -109,18 +109,36 @@ def _number_or_text(given: Any) -> Any:
         return given
 
 
-def _check_knobs(node: Any, prefix: str) -> None:
-    """Raise a `UserError` for a value outside of the limits that its `knob` declares."""
+def _check_knobs(node: Any, prefix: str, usual: Any, of: str = "") -> None:
+    """Raise a `UserError` for what a `knob` rules out: `usual` has the defaults, `of` is what all is read with."""
     schema: Any = OmegaConf.get_type(node)
     for field in dataclasses.fields(schema):
         value, key = node[field.name], f"{prefix}{field.name}"
+        made = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        default, own = getattr(usual, field.name, made), field.metadata.get("of") or of
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
-            _check_knobs(value, f"{key}.")
+            _check_knobs(value, f"{key}.", default, own)
             continue
+        if own and default not in (value, dataclasses.MISSING) and (lacking := _lacking(node, prefix, own)):
+            raise UserError(f"{key}={value} has no effect", f"{lacking} beside it, or its default: {default}")
         for name, entry in _leaves(value, key):
             _require_usual(name, entry)
             if "bounds" in field.metadata and entry is not None:
                 _check_value(name, entry, field.metadata)
+
+
+def _lacking(node: Any, prefix: str, of: str) -> str:
+    """What a knob that is read only with `of` lacks, as it would be typed; "": nothing. See `knob`."""
+    lacking = []
+    for one in of.split("|"):
+        (name, _, values), holder, at = one.partition("="), node, prefix
+        while holder is not None and name not in holder:
+            holder, at = holder._get_parent(), f"{at.rstrip('.').rpartition('.')[0]}."
+        found = "none" if holder is None else str(holder[name]).lower()
+        if holder is None or (found in values.split(",") if values else found not in _NOTHING):
+            return ""
+        lacking.append(f"{at}{name}" + f"={values.replace(',', ' or ')}" * bool(values))
+    return " or ".join(lacking)
 
 
 def _require_usual(key: str, value: Any) -> None:
@@ -148,14 +166,8 @@ def nested(declared: Any) -> Any:
 
 def _wanted(schema: type, key: str) -> str:
     """The type of a key in words ("an integer", "a number or null")."""
-    words = {
-        "int": "an integer",
-        "float": "a number",
-        "bool": "true or false",
-        "str": "a text",
-        "list[str]": "a list of texts",
-        "None": "null",
-    }
+    words = {"int": "an integer", "float": "a number", "bool": "true or false", "None": "null"}
+    words |= {"str": "a text", "list[str]": "a list of texts"}
     for part in key.split("."):
         name, _, _ = part.partition("[")
         declared = next((_as_written(field.type) for field in dataclasses.fields(schema) if field.name == name), "")

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import REPOSITORY
 
 #: Cases of each part; `make faults` tries thousands.
-QUICK = {"writes": 12, "kills": 4, "concurrency": 2, "configurations": 16, "files": 12, "uploads": 8}
+QUICK = {"writes": 12, "kills": 4, "concurrency": 2, "configurations": 16, "combinations": 4, "files": 12, "uploads": 8}
 
 
 def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,7 +23,7 @@ def in_a_process(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow_cases("concurrency", "configurations", "files", "kills", "uploads", "writes")
+@pytest.mark.slow_cases("combinations", "concurrency", "configurations", "files", "kills", "uploads", "writes")
 @pytest.mark.parametrize("part", QUICK)
 def test_nothing_fails(part):
     done = in_a_process("benchmarks.faults", part, "--most", str(QUICK[part]))
@@ -54,4 +54,4 @@ def test_what_is_planted_is_found(planted):
 def test_a_wrong_part_is_a_line_of_the_parser():
     done = in_a_process("benchmarks.faults", "nothing")
     assert done.returncode == 2
-    assert "the parts are writes, kills, concurrency, configurations, files, uploads" in done.stderr
+    assert "the parts are writes, kills, concurrency, configurations, combinations, files, uploads" in done.stderr

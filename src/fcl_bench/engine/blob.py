@@ -109,4 +109,4 @@ def fits(value: Any, form: Any) -> bool:
         return named and all(fits(value[name], own) for name, own in form.items())
     if form in (int, float):
         return type(value) in (int, form) and 0 <= value < (2**53 if form is int else math.inf)
-    return isinstance(value, form)
+    return isinstance(value, form) and (form is not str or value.isprintable())

@@ -99,10 +99,12 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         from fcl_bench.backbones.network_extractor import require_compiler
 
         require_compiler(device)
-    if settings.method.trains_network and settings.adapt.trains_network:
+    precision = getattr(settings.backbone, "precision", "auto")
+    if settings.method.trains_network and (settings.adapt.trains_network or precision != "auto"):
+        key = f"adapt={settings.adapt.name}" if settings.adapt.trains_network else f"backbone.precision={precision}"
         raise UserError(
-            f"adapt={settings.adapt.name}: method={settings.method.name} trains the network itself in every task",
-            "adapt=none, or a method on frozen features such as method=stsa",
+            f"{key}: method={settings.method.name} trains the network itself in every task",
+            "adapt=none backbone.precision=auto, or a method on frozen features such as method=stsa",
         )
     dealt = deal(settings)
     dataset = dealt.dataset
@@ -135,16 +137,14 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     settings.faults.check(scalars.clients, scalars.tasks)
     settings.secure.check(settings.method, context, scalars.clients, scalars.drops)
     _check_sums(settings)
-    partial = settings.transport.minimum is not None
-    audited = bool(settings.method.audits(context))
-    if (settings.faults.fails or scalars.drops or partial) and audited:
+    transport, audited = settings.transport, bool(settings.method.audits(context))
+    if (settings.faults.fails or scalars.drops or transport.minimum is not None) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
-        key = key if settings.faults.fails or scalars.drops else f"transport.minimum={settings.transport.minimum:g}"
+        key = key if settings.faults.fails or scalars.drops else f"transport.minimum={transport.minimum:g}"
         raise UserError(
             f"{key}: the bounds compare with all samples, of which some never come",
             "faults=none on_bad_upload=fail, or method.bounds=false and method.theory=0",
         )
-    transport = settings.transport
     if not transport.sees_everything and (scalars.drift or audited):
         raise UserError(
             f"transport={transport.name}: audits need all clients' data in one process",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from fcl_bench.config import number_text, text
 from fcl_bench.errors import UserError, choices
@@ -42,6 +43,8 @@ _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 _VALUES, _SHOWN = 4, 46
 #: What a run without a known revision of the code has as its `git_commit`, in messages and in conditions.
 _UNKNOWN = "unknown"
+#: What reading files raises that are sealed, and no run's.
+_FOREIGN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, StopIteration, yaml.YAMLError)
 #: The files that are read here and by the code that draws the runs.
 _READ = {"config.yaml", "tasks.csv", "uploads.csv", "rounds.csv", "accuracy_matrix.csv", "task_aware_matrix.csv"}
 _READ |= {"predictions.parquet"}
@@ -71,8 +74,11 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
             rows[name] = known[name]
             continue
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
-        if record is not None:
-            rows[name] = [stamp, run_row(path.parent, record, single)]
+        try:
+            row = None if record is None else [stamp, run_row(path.parent, record, single)]
+            rows |= {name: row} if row and len(frame_of(row[1:], single)) else {}
+        except _FOREIGN as error:
+            log.warning("run folder %s is in another form: %r; leaving it out", path.parent, error)
     if not single and rows != known:
         try:
             with replacing(runs / _INDEX) as temporary:

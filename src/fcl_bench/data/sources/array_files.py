@@ -32,7 +32,7 @@ class ArrayFile(Source):
             with loaded as file:
                 if missing := set(needed) - set(file.files):
                     raise UserError(f"{self._key} lacks {', '.join(sorted(missing))}", wanted)
-                return {name: file[name] for name in (*needed, *optional) if name in file.files}
+                return {name: np.asarray(file[name]) for name in (*needed, *optional) if name in file.files}
         except UserError:
             raise
         except Exception as error:  # NumPy, zipfile, zlib and tokenize raise many types on foreign bytes
@@ -84,14 +84,9 @@ class FeatureFile(ArrayFile):
                 "numbers of at most 64 bits in an array of shape (n, d), d >= 1",
             )
         if y.ndim != 1 or y.dtype.kind not in "iu":
-            raise UserError(
-                f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers or texts of shape (n,)"
-            )
+            raise UserError(f"{where} y_{side} has shape {y.shape} and type {y.dtype}", "integers or texts (n,)")
         if len(x) != len(y):
-            raise UserError(
-                f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels",
-                "one label for each row",
-            )
+            raise UserError(f"{where} x_{side} has {len(x)} rows and y_{side} has {len(y)} labels", "as many of both")
         if wrong := [int(end) for end in (y.min(), y.max()) if not 0 <= int(end) < 2**63] if len(y) else []:
             raise UserError(f"{where} y_{side} holds the label {wrong[0]}", "integers from 0 to 2^63 - 1")
         x = native_floats(x)

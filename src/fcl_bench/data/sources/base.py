@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.shared import described, shared
-from fcl_bench.errors import UserError, kind_of
+from fcl_bench.errors import UserError, kind_of, printable
 from fcl_bench.files import content_hash, special, user_path
 
 if TYPE_CHECKING:
@@ -202,7 +202,10 @@ def _sound(source: Source) -> Dataset:
     if len(shapes) == 2 and shapes[0] != shapes[1]:
         found = f"{shapes[0][0]} features in train and {shapes[1][0]} in test"
         raise UserError(f"{where} gave {found}", "the same number in both")
-    return dataset
+    # The one place where names from files enter: without what a terminal would obey, and not longer than a line.
+    kinds = ("class_names", "domain_names")
+    clean = {own: tuple(printable(str(name), "")[:500] for name in getattr(dataset, own)) for own in kinds}
+    return replace(dataset, **clean)
 
 
 def _require_numbers(where: str, values: Any) -> None:

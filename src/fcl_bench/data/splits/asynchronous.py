@@ -26,12 +26,12 @@ class Asynchronous(SampleSplit):
     """
 
     name: ClassVar[str] = "asynchronous"
-    groups: int | None = knob(None, least=1)
+    groups: int | None = knob(None, least=1, of="file=none")
     order: str = knob("independent", choices=("same", "shifted", "independent"))
     speed: str = knob("constant", choices=("constant", "lognormal", "stragglers"))
-    spread: float = knob(0.5, least=0, most=10)
-    stragglers: float = knob(0.2, least=0, most=1, words="a share, 0 to 1")
-    slowdown: float = knob(3.0, least=1, most=1e6)
+    spread: float = knob(0.5, least=0, most=10, of="speed=lognormal")
+    stragglers: float = knob(0.2, least=0, most=1, words="a share, 0 to 1", of="speed=stragglers")
+    slowdown: float = knob(3.0, least=1, most=1e6, of="speed=stragglers")
     missing: float = knob(0.0, least=0, most=1, words="a share, 0 to 1")
     file: str | None = knob(None, identity=False)
 

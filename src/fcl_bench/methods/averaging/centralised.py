@@ -117,6 +117,8 @@ class Centralised(GradientMethod):
             ccvr="none",
             fraction=1,
             server_optimizer="average",
+            aggregate="mean",
+            weighting="samples",
         )
 
     def uploads(self, context: Context) -> dict[str, Schema]:

@@ -141,7 +141,7 @@ class AIR(STSA):
 
     correction: str = knob("weights", choices=("weights", "logits"))
     normalise: bool = True
-    tau: float = knob(0.1, least=0)
+    tau: float = knob(0.1, least=0, of="correction=logits")
 
     def uploads(self, context: Context) -> Mapping[str, Schema]:
         statistics = super().uploads(context)["statistics"]

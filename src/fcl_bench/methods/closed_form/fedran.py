@@ -233,7 +233,7 @@ class FedRAN(RidgeMethod):
     budget_bytes: int | None = None
     complement: str = knob("drop", choices=("drop", "floor"))
     ssl: bool = False
-    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1")
+    tau: float = knob(0.5, least=-1, most=1, words="a cosine, -1 to 1", of="ssl")
     bounds: bool = False
 
     def matrices(self) -> int:

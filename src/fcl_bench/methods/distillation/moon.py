@@ -107,7 +107,7 @@ class MOON(GradientMethod):
     mu: float = knob(1.0, least=0)
     tau: float = knob(0.5, above=0)
     representation: str = knob("feature", choices=("feature", "projection"))
-    width: int = knob(256, least=1)
+    width: int = knob(256, least=1, of="representation=projection")
 
     def start(self, context: Context) -> Trainable:
         """The backbone; with representation=projection, r = U2 relu(U1 z) follows it as the end of the body."""

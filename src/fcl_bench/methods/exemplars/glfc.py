@@ -227,9 +227,9 @@ class GLFC(ExemplarMethod):
 
     training: Training = field(default_factory=lambda: Training(lr=0.5))
     signal: str = knob("boundary", choices=("boundary", "entropy"))
-    rise: float = knob(1.2, above=0)
+    rise: float = knob(1.2, above=0, of="signal=entropy")
     proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
-    inversion: Inversion = field(default_factory=Inversion)
+    inversion: Inversion = knob(Inversion, of="proxy=reconstruct")
 
     def __post_init__(self) -> None:
         super().__post_init__()

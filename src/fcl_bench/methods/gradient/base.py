@@ -63,7 +63,7 @@ class GradientMethod(Method):
     loss_classes: str = knob("task", choices=("seen", "task"))
     trains: str = knob("images", choices=("images", "features"))
     ccvr: str = knob("none", choices=("none", "gaussian"))
-    gaussian: Gaussian = field(default_factory=Gaussian)
+    gaussian: Gaussian = knob(Gaussian, of="ccvr=gaussian")
 
     def __post_init__(self) -> None:
         self.training.check(self.training_key)

@@ -39,8 +39,8 @@ class Faults(ABC):
     #: How often silent clients are asked again before the run gives up.
     attempts: ClassVar[int] = 20
 
-    late_by: int = knob(1, least=1)
-    late_unit: str = knob("round", choices=("round", "task"))
+    late_by: int = knob(1, least=1, of="late")
+    late_unit: str = knob("round", choices=("round", "task"), of="late")
     min_clients: int = knob(1, least=0)
 
     def check(self, clients: int, tasks: int) -> None:
