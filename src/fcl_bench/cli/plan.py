@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -32,8 +33,6 @@ _WHAT = (
     "What a run, or with -m each run of a sweep, would take, before anything starts: the upload by the method's"
     " declared fields; seconds, memory and disk from a try of its first tasks, of which nothing stays."
 )
-#: Keys that hardly change how much a run has to do, so that runs which differ in them alone share a try.
-_NO_WORK = ("seed", "beta", "partition")
 #: The types of a field's kinds as they travel; real numbers are still to be converted.
 _TYPES = {"real": torch.float64, "whole": torch.int32, "bytes": torch.uint8}
 
@@ -68,6 +67,7 @@ def work(arguments: list[str]) -> int:
 
 def planned(typed: list[str], multirun: bool) -> list[Planned]:
     """What is known of a run, or of each run of a sweep, in which wrong input is a row's `why`."""
+    logging.getLogger("fcl_bench").addHandler(logging.NullHandler())  # a run itself gives its warnings
     rows, tries = list[Planned](), dict[tuple[str, ...], Estimate]()
     with sharing():
         for job in _jobs(typed) if multirun else [typed]:
@@ -102,7 +102,8 @@ def _row(job: Sequence[str], tries: dict[tuple[str, ...], Estimate]) -> Planned:
         disk = sum(file.stat().st_size for file in own.path.iterdir() if file.is_file())
         row.rest = Estimate(record["runtime"]["total_seconds"], record["runtime"]["peak_memory_bytes"], disk)
     elif is_tried(plan):
-        key = tuple(text for text in job if text.partition("=")[0] not in _NO_WORK)
+        # These hardly change how much a run has to do.
+        key = tuple(text for text in job if text.partition("=")[0] not in ("seed", "beta", "partition"))
         found = tries.get(key) or tries.setdefault(key, estimated(plan))
         row.rest = replace(found, seconds=found.seconds + planned)
     return row

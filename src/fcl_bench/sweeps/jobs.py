@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,13 +76,11 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
         write_report(sweep, report)
 
 
-def read_reports(sweep: Path, without: Container[int] = ()) -> dict[int, JobReport]:
+def read_reports(sweep: Path, without: Collection[int] = ()) -> dict[int, JobReport]:
     """Job number -> report, for every report so far that can be read; those of the jobs `without` are not opened."""
-    folder = sweep / "jobs"
-    names = os.listdir(folder) if folder.is_dir() else []
     found = {}
-    for number in sorted(int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit()):
-        if number not in without:
-            with suppress(ValueError, TypeError):  # a damaged file is as if the job had not started
-                found[number] = JobReport(**json.loads((folder / f"{number}.json").read_text()))
+    files = {int(file.stem): file for file in (sweep / "jobs").glob("*.json") if file.stem.isdigit()}
+    for number in sorted(files.keys() - set(without)):
+        with suppress(ValueError, TypeError):  # a damaged file is as if the job had not started
+            found[number] = JobReport(**json.loads(files[number].read_text()))
     return found
