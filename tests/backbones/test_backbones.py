@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from fcl_bench.backbones.backbone import Extractor, Identity, Pixels
+from fcl_bench.backbones.backbone import Extractor, Identity, Pixels, weights_hash
 from fcl_bench.backbones.extract import FeatureCache, extract_features
-from fcl_bench.backbones.timm_backbone import Timm, Transform, weights_hash
+from fcl_bench.backbones.timm_backbone import Timm, Transform
 from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits

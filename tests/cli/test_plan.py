@@ -1,14 +1,21 @@
-"""`fcl-bench plan`: bytes as the runs then count them, seconds by earlier runs, and nothing written."""
+"""`fcl-bench plan`: bytes as the runs then count them, the rest by a short try, and nothing written."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from typing import ClassVar
 
+import numpy as np
 import pytest
+import torch
 
+from fcl_bench.backbones.backbone import Extractor
+from fcl_bench.cli.estimate import Estimate, _FewBatches, estimated
 from fcl_bench.cli.overrides import composed_as_typed
 from fcl_bench.cli.plan import upload_bytes
 from fcl_bench.config import load_settings
+from fcl_bench.data.sources.base import Split
 from fcl_bench.execution.plan import make_plan
 from fcl_bench.execution.screen import bytes_text
 from tests.small_methods import TRAINING
@@ -21,35 +28,85 @@ def cells(out: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if line.startswith("│")]
 
 
-def test_of_a_method_without_an_earlier_run_seconds_are_not_known_and_nothing_is_written(tmp_path, command):
-    code, out, err = command("plan", "method=stsa", "method.M=64", *SMALL, f"out={tmp_path / 'out'}")
+@pytest.fixture
+def tried(monkeypatch):
+    """The plans of the runs that were tried, none of them in truth."""
+    found = []
+    monkeypatch.setattr("fcl_bench.cli.plan.estimated", lambda plan: found.append(plan) or Estimate(1.0, 2**20, 2**10))
+    return found
+
+
+def test_a_try_says_what_a_run_takes_and_nothing_stays_of_it(tmp_path, command, monkeypatch):
+    keys = ("method=stsa", "method.M=128", "tasks=3", "clients=2", f"out={tmp_path / 'out'}")
+    tried = []
+    monkeypatch.setattr("fcl_bench.cli.plan.estimated", lambda plan: tried.append(estimated(plan)) or tried[0])
+    code, out, err = command("plan", *keys)
     assert (code, err) == (0, "")
-    [[_, seconds, upload, memory, disk, state]] = cells(out)
-    assert (seconds, memory, disk, state) == ("not known", "not known", "not known", "to do")
-    assert upload == f"{4 * 64 * (64 + 5) / 1024:.1f} KiB"
-    assert "1 of 1 runs to do; seconds of 1 are not known: no complete run here" in out
+    [[_, _, upload, memory, _, state]] = cells(out)
+    assert (upload, memory, state) == ("66.0 KiB", bytes_text(tried[0].memory), "to do")
+    assert "1 of 1 runs to do, one by one in about " in out
     assert not (tmp_path / "out").exists()
+    assert command(*keys)[0] == 0
+    [folder] = tmp_path.glob("out/runs/stsa-*")
+    runtime = json.loads((folder / "run.json").read_text())["runtime"]
+    assert 0.1 < tried[0].seconds / runtime["total_seconds"] < 10  # the machine may be busy
+    assert tried[0].memory == pytest.approx(runtime["peak_memory_bytes"], rel=0.5)
+    held = sum(file.stat().st_size for file in folder.iterdir())
+    assert tried[0].disk == pytest.approx(held + 107_000, rel=0.1)  # tests draw no picture
 
 
-def test_a_sweep_says_what_is_done_what_changes_nothing_and_what_cannot_run(tmp_path, command):
+def test_times_of_a_try_are_multiplied_by_rounds_and_tasks(monkeypatch):
+    """By a clock that counts: each look at it is a second, so that all that is timed takes the same."""
+    seconds = []
+    for rounds, tasks in ((1, 2), (10, 4)):
+        keys = ["method=fedavg", "method.trains=features", f"method.training.rounds={rounds}", f"tasks={tasks}"]
+        plan = make_plan(load_settings(composed_as_typed([*keys, "clients=2", "partition=iid"])))
+        ticks = itertools.count()
+        monkeypatch.setattr("time.perf_counter", lambda ticks=ticks: float(next(ticks)))
+        seconds.append(estimated(plan).seconds)
+        monkeypatch.undo()
+    assert 5 < seconds[1] / seconds[0] < 20  # rounds ten times, tasks twice; tests are not for each round
+
+
+def test_features_that_the_cache_lacks_are_estimated_from_a_few_batches():
+    class Slow(Extractor):
+        identity: ClassVar = {"backbone": "slow"}
+        asked = 0
+
+        def dimension(self, split: Split) -> int:
+            return 4
+
+        def batches(self, split: Split, start: int = 0):
+            for begin in range(start, len(split), 10):
+                self.asked += 1
+                yield torch.full((10, 4), float(begin))
+
+    split = Split(np.zeros(600, dtype=np.int64), np.zeros((600, 2)), "")
+    few = _FewBatches(Slow())
+    [rows] = few.batches(split)
+    assert rows.shape == (600, 4)
+    assert few._whole.asked == 3
+    assert few.left > 0
+
+
+def test_a_sweep_says_what_is_done_what_changes_nothing_and_what_cannot_run(tmp_path, command, tried):
     keys = ("method.M=64", *SMALL, f"out={tmp_path}")
     assert command("method=stsa", "beta=1", *keys)[0] == 0
     code, out, err = command("plan", "-m", "method=stsa,fedavg", "beta=0.1,1", "seed=0", *keys)
     assert (code, err) == (0, "")
     states = {row[0]: (row[1], row[-1]) for row in cells(out)}
     assert states["method=stsa beta=1"][1] == "complete"
-    seconds, state = states["method=stsa beta=0.1"]
-    assert state == "to do"
     [file] = tmp_path.glob("runs/*/run.json")
     done = json.loads(file.read_text())["runtime"]["total_seconds"]
-    assert float(seconds.removesuffix(" s")) == pytest.approx(done, abs=0.06)  # the same work
+    assert float(states["method=stsa beta=1"][0].removesuffix(" s")) == pytest.approx(done, abs=0.06)
+    assert states["method=stsa beta=0.1"][1] == "to do"
     assert states["method=fedavg beta=1"] == ("", "cannot run")
     assert "unknown key method.M: it belongs to" in out
     assert "1 of 4 runs to do, one by one in about " in out
     assert "method=stsa: accuracy does not depend on beta, but for rounding." in out
 
 
-def test_keys_that_determine_nothing_make_one_run(tmp_path, command):
+def test_keys_that_determine_nothing_make_one_run(tmp_path, command, tried):
     code, out, _ = command(
         "plan", "-m", "partition=iid", "beta=0.1,1", "method=fedncm", *SMALL, f"out={tmp_path / 'out'}"
     )
@@ -107,13 +164,16 @@ def test_the_upload_is_the_one_that_the_run_counts(method, keys, tmp_path, comma
     assert counted <= planned <= counted * (1.01 if method == "fedewc" else 1)
 
 
-def test_what_a_run_takes_is_told_by_one_that_had_as_much_to_do(tmp_path, command):
-    keys = ("method=stsa", "method.M=64", *SMALL, f"out={tmp_path}")
-    assert command(*keys)[0] == 0
-    [folder] = tmp_path.glob("runs/stsa-*")
-    peak = json.loads((folder / "run.json").read_text())["runtime"]["peak_memory_bytes"]
-    held = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    for typed, known in ((("method.gamma=7", "seed=1"), True), (("method.M=32",), False), (("clients=3",), False)):
-        [[_, seconds, _, memory, disk, _]] = cells(command("plan", *keys, *typed)[1])
-        assert (memory, disk) == ((bytes_text(peak), bytes_text(held)) if known else ("not known", "not known"))
-        assert (seconds == "not known") != known
+def test_runs_with_as_much_to_do_share_a_try(tmp_path, command, tried):
+    keys = ("-m", "method=stsa", *SMALL, f"out={tmp_path}", "seed=0,1")
+    rows = cells(command("plan", *keys, "method.M=32,64", "beta=0.1,1")[1])
+    assert (len(rows), len(tried)) == (8, 2)
+    assert {tuple(row[3:5]) for row in rows} == {("1.00 MiB", "1.0 KiB")}
+
+
+def test_a_first_stage_is_not_tried(tmp_path, command):
+    typed = ("plan", "adapt=fedavg", "backbone=tiny", "method=fedncm", *SMALL, f"out={tmp_path}")
+    code, out, _ = command(*typed)
+    assert code == 0
+    assert cells(out)[0][1] == "not known"
+    assert "seconds of 1 are not known: a first stage, and clients in other processes, are not tried" in out

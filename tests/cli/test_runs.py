@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -201,6 +202,8 @@ def test_clean_lists_what_is_of_no_use_and_deletes_it_only_if_told(useless, run,
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: "n")
     assert command("runs", "clean", f"out={useless}")[1].endswith("deleted: nothing\n")
+    monkeypatch.setattr("builtins.input", Mock(side_effect=EOFError))  # Ctrl-D
+    assert command("runs", "clean", f"out={useless}")[::2] == (0, "")
     assert len(list(run.parent.glob("[!.]*"))) == 7
     with FileLock(run.parent / ".locks" / f"begun-{'b' * 12}.lock"):
         code, printed, told = command("runs", "clean", "--yes", f"out={useless}")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from fcl_bench.cli.data import main
-from fcl_bench.data.sources.hub import fetch
+from fcl_bench.data.sources.hub import download
 from tests.data.fake_hub import FakeHub
 from tests.data.hub_copies import COPIES
 from tests.small_runs import settings_for
@@ -44,8 +44,8 @@ def test_the_list_tells_size_licence_revision_and_presence(call, hub, tmp_path):
     assert lines["vtab"].startswith("vtab 50 4.8 GB no timm/resisc45, tanganke/dtd,")
     assert hub.requests == []
     pinned(hub, tmp_path, "vtab")
-    fetch(settings_for(tmp_path, "data=cifar10").data.repositories()[0])
-    fetch(settings_for(tmp_path, "data=vtab").data.repositories()[0])
+    download(settings_for(tmp_path, "data=cifar10").data.repositories()[0])
+    download(settings_for(tmp_path, "data=vtab").data.repositories()[0])
     again = " ".join(call("list")[1].split())
     assert " yes uoft-cs/cifar10 " in again
     assert " 1 of 5 timm/resisc45, " in again

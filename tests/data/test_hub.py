@@ -16,7 +16,6 @@ from fcl_bench.data.sources.hub import (
     Repository,
     damaged,
     download,
-    fetch,
     incomplete,
     locate,
     remove_file,
@@ -148,9 +147,9 @@ def test_a_file_that_arrives_damaged_is_not_kept(hub):
     COPIES["cifar10"](hub.root)
     hub.damage = True
     with pytest.raises(UserError, match="arrived damaged, its checksum is wrong"):
-        fetch(WANTED)
+        download(WANTED)
     assert locate(WANTED) is None
-    assert damaged(fetch(WANTED).folder) == []
+    assert damaged(download(WANTED).folder) == []
 
 
 def test_damage_on_disk_is_named(hub):
@@ -165,7 +164,7 @@ def test_damage_on_disk_is_named(hub):
     assert damaged(snapshot.folder) == [file]
     assert locate(WANTED) is None
     remove_file(file)
-    assert damaged(fetch(WANTED).folder) == []
+    assert damaged(download(WANTED).folder) == []
     file.unlink()
     file.write_bytes(b"no link to a blob")
     assert damaged(snapshot.folder) is None
@@ -241,10 +240,10 @@ def test_without_a_network_one_line_says_what_to_put_where(hub, tmp_path, monkey
 
 def test_a_hub_that_lacks_what_is_wanted_is_told(hub, tmp_path):
     with pytest.raises(UserError, match="uoft-cs/cifar10 could not be fetched"):
-        fetch(WANTED)
+        download(WANTED)
     COPIES["cifar10"](hub.root)
     with pytest.raises(UserError, match="has no parquet files of the split valid"):
-        fetch(Repository("cifar10", WANTED.repo, None, ("train", "valid")))
+        download(Repository("cifar10", WANTED.repo, None, ("train", "valid")))
 
 
 def test_a_local_folder_that_lacks_a_file_is_told(hub, tmp_path):

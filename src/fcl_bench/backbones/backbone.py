@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,6 +46,29 @@ class Trainable:
     stages: tuple[str, ...]
     identity: dict[str, str]
     compiled: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        body: torch.nn.Module,
+        made_of: dict[str, str],
+        *,
+        name: str,
+        dimension: int,
+        size: int,
+        mean: tuple[float, float, float],
+        std: tuple[float, float, float],
+        stages: tuple[str, ...] = (),
+        compiled: bool = False,
+    ) -> Trainable:
+        """Copies of `body`, which the caller must not use any more.
+
+        Args:
+            made_of: what determines the body besides its weights, size, mean, std and compiler.
+        """
+        identity = {**made_of, "weights": weights_hash(body), "size": str(size)}
+        identity |= {"mean": json.dumps(mean), "std": json.dumps(std), **({"compiled": "true"} if compiled else {})}
+        return cls(name, copies(body), dimension, size, mean, std, stages, identity, compiled)
 
 
 def copies(body: torch.nn.Module) -> Callable[[], torch.nn.Module]:

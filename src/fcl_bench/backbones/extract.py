@@ -56,13 +56,9 @@ def tensor_checksum(tensor: torch.Tensor) -> str:
 
 def _save(path: Path, features: torch.Tensor, seconds: float, key: dict[str, str]) -> None:
     checksum = tensor_checksum(features)
-    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": _written(key)}
+    metadata = {"checksum": checksum, "seconds": repr(seconds), "key": json.dumps(key, sort_keys=True)}
     with replacing(path) as temporary:
         save_file({"features": features.contiguous()}, temporary, metadata=metadata)
-
-
-def _written(key: dict[str, str]) -> str:
-    return json.dumps(key, sort_keys=True)
 
 
 def _load(path: Path, key: dict[str, str]) -> tuple[torch.Tensor, float] | None:
@@ -73,7 +69,7 @@ def _load(path: Path, key: dict[str, str]) -> tuple[torch.Tensor, float] | None:
         with safe_open(regular(path), framework="pt") as file:
             features, metadata = file.get_tensor("features"), file.metadata() or {}
         checksum, seconds = metadata["checksum"], float(metadata["seconds"])
-        if metadata["key"] != _written(key):
+        if metadata["key"] != json.dumps(key, sort_keys=True):
             log.warning("cached features %s are of other data or another backbone; extracting again", path)
             return None
     except (SafetensorError, OSError, LookupError, ValueError) as error:

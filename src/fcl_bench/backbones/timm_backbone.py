@@ -12,15 +12,7 @@ import torch
 from torch import nn
 from torch.nn.functional import dropout
 
-from fcl_bench.backbones.backbone import (
-    PRECISIONS,
-    Backbone,
-    Extractor,
-    Trainable,
-    copies,
-    require_kind,
-    weights_hash,
-)
+from fcl_bench.backbones.backbone import PRECISIONS, Backbone, Extractor, Trainable, require_kind
 from fcl_bench.backbones.network_extractor import TimmExtractor
 from fcl_bench.backbones.timm_weights import load_weights, read_checkpoint, timm_network
 from fcl_bench.config import counting, knob
@@ -113,23 +105,15 @@ class Timm(Backbone):
         require_kind("images", self.name, dataset)
         model = self._network(seed)
         config = self._data_config(model)
-        size = config["input_size"][-1]
-        return Trainable(
+        return Trainable.of(
+            model,
+            self._made_of(),
             name=self.name,
-            build=copies(model),
             dimension=self._dimension(model, config),
-            size=size,
+            size=config["input_size"][-1],
             mean=config["mean"],
             std=config["std"],
             stages=_stages(model),
-            identity={
-                **self._made_of(),
-                "weights": weights_hash(model),
-                "size": str(size),
-                "mean": json.dumps(config["mean"]),
-                "std": json.dumps(config["std"]),
-                **({"compiled": "true"} if self.compile else {}),
-            },
             compiled=self.compile,
         )
 

@@ -7,19 +7,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import nn
 
-from fcl_bench.backbones.backbone import (
-    PRECISIONS,
-    Backbone,
-    Extractor,
-    Trainable,
-    copies,
-    require_kind,
-    weights_hash,
-)
+from fcl_bench.backbones.backbone import PRECISIONS, Backbone, Extractor, Trainable, require_kind
 from fcl_bench.config import knob
 from fcl_bench.data.sources.base import Dataset
 from fcl_bench.errors import UserError
@@ -63,34 +54,21 @@ class Tiny(Backbone):
 
     def trainable(self, dataset: Dataset, seed: int) -> Trainable:
         require_kind("images", self.name, dataset)
-        size = self.size or _shorter_side(dataset)
+        size = self.size or min(dataset.train.inputs[0].size)  # of images, both sides
         with seeded(derived_seed(seed, "network")):
             body = (_transformer if self.architecture == "vit" else _body)(self.width, size)
-        return Trainable(
+        kind = self.name if self.architecture == "conv" else f"{self.name} {self.architecture}"
+        return Trainable.of(
+            body,
+            {"backbone": kind, "width": str(self.width)},
             name=self.name,
-            build=copies(body),
             dimension=8 * self.width,
             size=size,
             mean=_HALF,
             std=_HALF,
             stages=tuple(name for name, _ in body.named_children() if name.startswith("stage")),
-            identity={
-                "backbone": self.name if self.architecture == "conv" else f"{self.name} {self.architecture}",
-                "width": str(self.width),
-                "weights": weights_hash(body),
-                "size": str(size),
-                "mean": str(list(_HALF)),
-                "std": str(list(_HALF)),
-                **({"compiled": "true"} if self.compile else {}),
-            },
             compiled=self.compile,
         )
-
-
-def _shorter_side(dataset: Dataset) -> int:
-    inputs = dataset.train.inputs
-    assert not isinstance(inputs, np.ndarray)
-    return min(inputs[0].size)
 
 
 def _transformer(width: int, size: int) -> nn.Module:

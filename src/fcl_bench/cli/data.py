@@ -84,7 +84,7 @@ def _prepare(arguments: argparse.Namespace) -> None:
             remove_file(file)
         if found is None or bad:
             found = download(wanted)
-        log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.commit, found.folder)
+        log.info("data %s: %s at %s is in %s", wanted.data, wanted.repo, found.folder.name, found.folder)
     dataset = source.load()
     print(f"data={source.name} is ready: {len(dataset.train):,} training and {len(dataset.test):,} test samples")
 

@@ -120,7 +120,7 @@ def _clean(_: list[Path], options: argparse.Namespace) -> None:
     what = f"{len(found)} folders, {sum(sizes):.2f} MiB"
     if found and not options.yes and not sys.stdin.isatty():
         raise UserError(f"{what}: nobody can be asked here, so nothing is deleted", "--yes deletes them")
-    if not found or not (options.yes or input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")):
+    if not found or not (options.yes or _agreed(f"delete {what}? [y/N] ")):
         print(f"deleted: nothing{'' if found else ', no folder is of no use'}")
         return
     for size, (folder, why) in zip(sizes, found, strict=True):
@@ -131,6 +131,14 @@ def _clean(_: list[Path], options: argparse.Namespace) -> None:
                 deleted.append(size)
     kept = f"; in use by now, and kept: {len(found) - len(deleted)}" if len(deleted) < len(found) else ""
     print(f"deleted: {len(deleted)} folders, {sum(deleted):.2f} MiB{kept}")
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 def _useless(out: Path) -> Iterator[tuple[Path, str]]:

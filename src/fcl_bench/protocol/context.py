@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -157,13 +157,9 @@ class ClientData:
     def with_pseudo_labels(self, labels: torch.Tensor) -> ClientData:
         """The shard with these labels (m,) on its unlabelled samples; those whose entry is -1 get none."""
         accepted = labels >= 0
-        return ClientData(
-            self.client,
-            self.task,
-            torch.cat([self.inputs, self.unlabelled[accepted]]),
-            torch.cat([self.labels, labels[accepted]]),
-            self.unlabelled[~accepted],
-        )
+        inputs = torch.cat([self.inputs, self.unlabelled[accepted]])
+        known = torch.cat([self.labels, labels[accepted]])
+        return replace(self, inputs=inputs, labels=known, unlabelled=self.unlabelled[~accepted])
 
 
 @dataclass

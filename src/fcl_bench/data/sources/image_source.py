@@ -179,10 +179,8 @@ def labelled_files(folder: Path, numbers: dict[str, int], path: Path) -> FileSid
 _FORMS = "uint8 images (n, h, w) or (n, h, w, 3), PIL images, paths of image files, or features (n, d)"
 
 
-class OpenImages:
+class OpenImages(Images):
     """Images that are already open."""
-
-    fingerprint = ""  # nothing derived from them is cached
 
     def __init__(self, images: Sequence[Image.Image]) -> None:
         self._images = images
@@ -192,9 +190,6 @@ class OpenImages:
 
     def __getitem__(self, index: int) -> Image.Image:
         return self._images[index]
-
-    def describe(self, index: int) -> str:
-        return f"image {index}"
 
 
 def samples_of(inputs: Any, texts: bool = False) -> Split:
@@ -228,10 +223,8 @@ def _inputs(inputs: Any) -> Images | np.ndarray:
     raise UserError(f"inputs of shape {array.shape} and type {array.dtype} are neither images nor features", _FORMS)
 
 
-class ChosenImages:
-    """The images `rows` (n,) of others, decoded on access."""
-
-    fingerprint = ""  # `rows_of` gives the split one
+class ChosenImages(Images):
+    """The images `rows` (n,) of others, decoded on access; `rows_of` gives their split a fingerprint."""
 
     def __init__(self, images: Images, rows: np.ndarray) -> None:
         self._images, self._rows = images, rows
