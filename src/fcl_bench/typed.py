@@ -21,7 +21,7 @@ from fcl_bench.errors import UserError, choices, require_choice
 #: Numbers beyond these bounds are of no use, and libraries raise their own errors for them.
 _LARGEST_INTEGER, _LARGEST_NUMBER = 2**63 - 1, 1e38
 
-#: Values with which a knob that is read only "with" another is not read.
+#: Values with which a knob that is read only "with" another is not read; and that profiles set beside anything.
 _NOTHING = ("none", "false", "0", "0.0", "[]")
 #: The limits of a number by keyword of `knob`: the condition, and its wording.
 _BOUNDS = {
@@ -119,7 +119,8 @@ def _check_knobs(node: Any, prefix: str, usual: Any, of: str = "") -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.", default, own)
             continue
-        if own and default not in (value, dataclasses.MISSING) and (lacking := _lacking(node, prefix, own)):
+        idle = default in (value, dataclasses.MISSING) or str(value).lower() in _NOTHING
+        if own and not idle and (lacking := _lacking(node, prefix, own)):
             raise UserError(f"{key}={value} has no effect", f"{lacking} beside it, or its default: {default}")
         for name, entry in _leaves(value, key):
             _require_usual(name, entry)

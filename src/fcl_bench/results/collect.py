@@ -74,9 +74,12 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
             rows[name] = known[name]
             continue
         record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
+        if record is None:
+            continue
         try:
-            row = None if record is None else [stamp, run_row(path.parent, record, single)]
-            rows |= {name: row} if row and len(frame_of(row[1:], single)) else {}
+            row = run_row(path.parent, record, single)
+            # A measure that is no number would end the frame of all runs.
+            rows[name] = [stamp, row | {measure: float(row[measure]) for measure in MEASURES if row.get(measure)}]
         except _FOREIGN as error:
             log.warning("run folder %s is in another form: %r; leaving it out", path.parent, error)
     if not single and rows != known:

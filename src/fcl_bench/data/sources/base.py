@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -203,9 +204,11 @@ def _sound(source: Source) -> Dataset:
         found = f"{shapes[0][0]} features in train and {shapes[1][0]} in test"
         raise UserError(f"{where} gave {found}", "the same number in both")
     # The one place where names from files enter: without what a terminal would obey, and not longer than a line.
-    kinds = ("class_names", "domain_names")
-    clean = {own: tuple(printable(str(name), "")[:500] for name in getattr(dataset, own)) for own in kinds}
-    return replace(dataset, **clean)
+    return replace(dataset, class_names=_clean(dataset.class_names), domain_names=_clean(dataset.domain_names))
+
+
+def _clean(names: Iterable[object]) -> tuple[str, ...]:
+    return tuple(printable(str(name), "")[:500] for name in names)
 
 
 def _require_numbers(where: str, values: Any) -> None:

@@ -229,7 +229,7 @@ class GLFC(ExemplarMethod):
     signal: str = knob("boundary", choices=("boundary", "entropy"))
     rise: float = knob(1.2, above=0, of="signal=entropy")
     proxy: str = knob("reconstruct", choices=("reconstruct", "none"))
-    inversion: Inversion = knob(Inversion, of="proxy=reconstruct")
+    inversion: Inversion = field(default_factory=Inversion)  # without `of`: profile=quick sets it beside any proxy
 
     def __post_init__(self) -> None:
         super().__post_init__()

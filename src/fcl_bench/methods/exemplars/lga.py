@@ -275,7 +275,7 @@ class LGA(GLFC):
 
     groups: str = knob("separate", choices=GROUPS)
     lam: float = knob(1.0, above=0)
-    proxy_init: int = knob(6, least=0, of="proxy=reconstruct")
+    proxy_init: int = knob(6, least=0)  # without `of`, as `inversion`
     radius: float = knob(0.15, least=0)
 
     def uploads(self, context: Context) -> dict[str, Schema]:

@@ -14,7 +14,7 @@ class Tip:
     """`method.tip`: how a test sample's task is predicted; see conf/method/fedprotip.yaml."""
 
     route: str = knob("sample", choices=("sample", "batch"))
-    batch: int = knob(64, least=1, of="route=batch|rule=batches")
+    batch: int = knob(64, least=1)
     references: str = knob("learnt", choices=("learnt", "updated"))
     clients: int | None = knob(None, least=1)
     rule: str = knob("means", choices=("means", "batches"))
