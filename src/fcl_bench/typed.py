@@ -119,13 +119,13 @@ def _check_knobs(node: Any, prefix: str, usual: Any, of: str = "") -> None:
         if dataclasses.is_dataclass(OmegaConf.get_type(value)):
             _check_knobs(value, f"{key}.", default, own)
             continue
-        idle = default in (value, dataclasses.MISSING) or str(value).lower() in _NOTHING
-        if own and not idle and (lacking := _lacking(node, prefix, own)):
-            raise UserError(f"{key}={value} has no effect", f"{lacking} beside it, or its default: {default}")
         for name, entry in _leaves(value, key):
             _require_usual(name, entry)
             if "bounds" in field.metadata and entry is not None:
                 _check_value(name, entry, field.metadata)
+        idle = default in (value, dataclasses.MISSING) or str(value).lower() in _NOTHING
+        if own and not idle and (lacking := _lacking(node, prefix, own)):
+            raise UserError(f"{key}={value} has no effect", f"{lacking} beside it, or its default: {default}")
 
 
 def _lacking(node: Any, prefix: str, of: str) -> str:
