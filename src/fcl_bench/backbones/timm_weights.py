@@ -124,7 +124,11 @@ def _network_of_run(state: dict[str, torch.Tensor], key: str) -> dict[str, torch
 def _require_checksums(key: str, file: Path) -> None:
     """Check the checksums in the zip archive that torch saves; torch itself ignores them."""
     with zipfile.ZipFile(file) as archive:
+        # Of what one wrong bit marks as a folder (0x10) torch would return whatever is in memory.
+        folder = next((entry.filename for entry in archive.infolist() if entry.external_attr & 0x10), None)
         damaged = archive.testzip()
+    if folder is not None:
+        raise UserError(f"{key} is damaged: {folder} is marked as a folder", "an undamaged copy of the file")
     if damaged is not None:
         raise UserError(f"{key} is damaged: {damaged} does not match its checksum", "an undamaged copy of the file")
 
