@@ -20,7 +20,8 @@ os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", MKL_NUM_THREADS="1", 
 from benchmarks.faults.forks import forked
 from benchmarks.faults.part import draw
 from benchmarks.faults.scenarios import scratch_root
-from benchmarks.fuzz.targets import TARGETS, Target, quietly, trouble_of
+from benchmarks.fuzz.target import Target, quietly, trouble_of
+from benchmarks.fuzz.targets import TARGETS
 
 #: Inputs of one process, and the seconds after which it counts as hanging.
 _CHUNK, _SECONDS = 20_000, 900

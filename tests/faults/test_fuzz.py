@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.faults.part import draw
-from benchmarks.fuzz.targets import TARGETS, Frames, quietly, trouble_of
+from benchmarks.fuzz.messages import Frames
+from benchmarks.fuzz.target import quietly, trouble_of
+from benchmarks.fuzz.targets import TARGETS
 
 #: Decoders whose inputs, or whose good input, take long to make or to read.
 _SLOW = {"uploads": 2000, "runs": 20, "tables": 8, "parquet": 8, "split files": 40, "policies": 40}

@@ -120,8 +120,8 @@ class Field:
     @cached_property
     def joint(self) -> bool:
         """Whether its numbers are looked at jointly, or in relation to other fields, and not only one by one."""
-        bounds = self.per_sample or self.longest
-        return self.kind == "whole" or bool(self.form or self.of or self.zero_without or bounds)
+        bounded = self.per_sample is not None or self.longest is not None
+        return self.kind == "whole" or bounded or bool(self.form or self.of or self.zero_without)
 
 
 #: The fields of an upload by name. A name that ends with "*" stands for all names that begin like it, such as those of

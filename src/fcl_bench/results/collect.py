@@ -79,7 +79,8 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
         try:
             row = run_row(path.parent, record, single)
             # A measure that is no number would end the frame of all runs.
-            rows[name] = [stamp, row | {measure: float(row[measure]) for measure in MEASURES if row.get(measure)}]
+            numbers = {key: float(row[key]) for key in MEASURES if row.get(key) is not None}
+            rows[name] = [stamp, row | numbers]
         except _FOREIGN as error:
             log.warning("run folder %s is in another form: %r; leaving it out", path.parent, error)
     if not single and rows != known:
