@@ -223,6 +223,11 @@ class Settings:
         """Concentration of the partition's Dirichlet law; None for a partition without one."""
         return getattr(self.partition, "beta", None)
 
+    @property
+    def simulates_sums(self) -> bool:
+        """Whether the masks of secure sums follow from the seed, since the server's process has all the clients."""
+        return self.secure.sums and self.transport.sees_everything
+
     def identity(self) -> dict[str, Any]:
         """The part of the configuration that determines the result: no paths, no worker counts, no output folder."""
         chosen = {group: _identity(getattr(self, group)) for group in GROUPS if group != "transport"}
@@ -231,6 +236,9 @@ class Settings:
         # All transports give the same bits; a knob that lets a round go on without some clients may not.
         if partial := self.transport.identity():
             chosen["transport"] = partial
+        # No run has some rounds under keys of the clients' own, and others under keys that the server could work out.
+        if self.secure.sums and not self.simulates_sums:
+            chosen["secure"]["keys"] = "system"
         return {**counting(self.scalars), "beta": self.beta, **chosen}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from safetensors.numpy import load_file
 
 from tests.conftest import REPOSITORY, write_features
 from tests.execution.training_runs import TINY
@@ -159,3 +160,44 @@ def test_rank_1_tells_of_a_dead_rank_0_and_two_new_ranks_go_on(images, tmp_path,
     folder = Path(said.split(" ", 1)[1].strip())
     assert "going on after task 1" in (folder / "run.log").read_text()
     same_but_for_the_clock(folder, alone(tmp_path / "alone", *dying).folder)
+
+
+@pytest.mark.slow
+def test_the_servers_rank_has_no_secret_of_secure_sums_and_a_rank_that_died_is_replaced(features, tmp_path, alone):
+    """Rank 0 has the server and no client. What is drawn again after the death of rank 1 are other keys."""
+    run = (*features, "method=afl", "secure=sums", "wire.dtype=float64")
+    silent = (*run, "faults=listed", "faults.silent=[1@1]")
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    told, _ = finished(started(first, [{"overrides": run}, {"overrides": silent, "rank": 1, "dies": 2}]))
+    line = (
+        "1 error: client 0 was lost in task 2, round 0: its connection closed (the same command goes on from the last"
+    )
+    assert told.splitlines()[-1].startswith(line), told
+    told_again, _ = finished(started(second, [{"overrides": run}]))
+    once, twice = (Path(text.splitlines()[0].split(" ", 1)[1]) for text in (told, told_again))
+    assert json.loads((once / "run.json").read_text())["secure"] == "secure sums"
+    assert json.loads((once / "run.json").read_text())["transport"]["processes"] == 2
+    secrets = [set((folder / "secrets-1").read_text().split()) for folder in (first, second)]
+    assert all(len(own) >= 3 * (3 * 2 + 3 * 2) for own in secrets)  # tasks, keys of three clients, keys of three pairs
+    assert not secrets[0] & secrets[1], "fresh in every run"
+    for folder, own in zip((first, second), secrets, strict=True):
+        got = (folder / "received-0").read_bytes()
+        assert len(got) > 1000
+        assert not any(bytes.fromhex(secret) in got for secret in own)
+    # The first run has no client that drops out, so that the server never works out a key; rank 0 has no client.
+    assert not (second / "secrets-0").exists()
+    # Where client 1 drops out after its keys, the server works out that client's keys of that round, and no other.
+    worked_out = set((first / "secrets-0").read_text().split())
+    assert len(worked_out) == 1 + 2
+    simulated = alone(tmp_path / "alone", *run)
+    ours, again, theirs = (load_file(folder / "model.safetensors") for folder in (once, twice, simulated.folder))
+    assert all((ours[name] == theirs[name]).all() and (again[name] == theirs[name]).all() for name in theirs)
+    # The same command goes on from the checkpoint, with other processes and other keys.
+    (first / "secrets-1").unlink()
+    told, _ = finished(started(first, [{"overrides": silent}]))
+    resumed, whole = Path(told.splitlines()[0].split(" ", 1)[1]), alone(tmp_path / "alone", *silent)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (resumed, whole.folder))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    assert len(set((first / "secrets-1").read_text().split())) == 3 * 2 + 3 * 2, "the last task alone was left"

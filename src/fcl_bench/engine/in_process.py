@@ -125,12 +125,7 @@ class InProcess:
     @classmethod
     def over(cls, clients: Clients, inputs: torch.Tensor, store: ClientStore | None = None) -> InProcess:
         """The transport for `clients`, as many of them side by side as they are to be."""
-        node = clients.node(inputs)
-        if clients.parallel == "1":
-            return cls(node, store)
-        from fcl_bench.engine.in_process import BatchedClients, group_size
-
-        device = clients.context.device
+        node, device = clients.node(inputs), clients.context.device
         size = group_size(clients.parallel, device)
         return cls(node, store, BatchedClients(node, size, device) if size > 1 else None)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -150,6 +150,12 @@ class Transport(Protocol):
         masked uploads comes the sum of these uploads.
         """
 
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        """The answers of clients' middlewares to requests of one kind and round, each client to its own, in this order.
+
+        This is not a turn: the method is not called, and the replies contain only the answer and its seconds.
+        """
+
     def refused(self, client: int) -> None:
         """The upload of the client's last turn was left out: its state is again the one before that turn."""
 
@@ -159,16 +165,6 @@ class Transport(Protocol):
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         """Take over what `state_dict` returned. Raises a `UserError`: clients elsewhere no longer have their states."""
-
-
-class Asking(Transport, Protocol):
-    """A transport over which the server's side may speak with clients' middlewares, too."""
-
-    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        """The answers of clients' middlewares to requests, each client to its own, in this order.
-
-        This is not a turn: the method is not called, and the replies contain only the answer and its seconds.
-        """
 
 
 class Wrapper:
@@ -202,8 +198,7 @@ class Wrapper:
         return self._inner.exchange(present, broadcast)
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        """See `Asking`; the inner transport then has to be one."""
-        return cast(Asking, self._inner).ask(requests)
+        return self._inner.ask(requests)
 
     def refused(self, client: int) -> None:
         self._inner.refused(client)

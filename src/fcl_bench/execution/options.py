@@ -6,11 +6,11 @@ An option is imported where it is chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from fcl_bench.config import Settings
 from fcl_bench.engine.codec import Middleware
-from fcl_bench.engine.transport import Asking, Clients, Transport
+from fcl_bench.engine.transport import Clients, Transport
 from fcl_bench.engine.validation import OptionStep
 from fcl_bench.options.none import NoOption
 from fcl_bench.protocol.context import Context
@@ -42,15 +42,20 @@ def clients_of(plan: Plan) -> Clients:
 
 def _client_middleware(plan: Plan) -> Sequence[Middleware]:
     """What uploads pass through at the clients before the wire codec: noise, and then masks over what is noisy."""
-    settings, method, context = plan.settings, plan.settings.method, plan.context
-    steps = [*settings.noise.middleware(method, context, settings.scalars.tasks)]
-    if not isinstance(settings.secure, NoOption):
-        from fcl_bench.options.secure.party import Parties, simulated
+    settings, context = plan.settings, plan.context
+    noise = settings.noise.middleware(settings.method, context, settings.scalars.tasks)
+    return [*noise, *masking(settings, context, plan.id)]
 
-        uploads = Uploads.of(method, context)
-        secrets = simulated(context.seed, plan.id)
-        steps.append(Parties(settings.secure, secrets, uploads, context.wire.gram == "packed"))
-    return steps
+
+def masking(settings: Settings, context: Context, run: str) -> Sequence[Middleware]:
+    """The clients' side of secure sums, if there is any."""
+    if isinstance(settings.secure, NoOption):
+        return ()
+    from fcl_bench.options.secure.party import Parties, from_the_system, simulated
+
+    secrets = simulated(context.seed, run) if settings.simulates_sums else from_the_system
+    uploads = Uploads.of(settings.method, context)
+    return [Parties(settings.secure, secrets, uploads, context.wire.gram == "packed")]
 
 
 def wrapped(transport: Transport, method: Method, context: Context, settings: Settings) -> Transport:
@@ -63,7 +68,7 @@ def wrapped(transport: Transport, method: Method, context: Context, settings: Se
         from fcl_bench.options.secure.transport import SummingTransport
 
         open_stages = Uploads.of(method, context).open_stages()
-        transport = SummingTransport(cast(Asking, transport), settings.secure, context.seed, open_stages)
+        transport = SummingTransport(transport, settings.secure, context.seed, open_stages)
     return transport
 
 

@@ -244,12 +244,11 @@ def threads_of(settings: Settings, context: Context, samples: int | None) -> int
 
 
 def _check_sums(settings: Settings) -> None:
-    """Raise a `UserError` where masks could not be agreed on: the exchanges for them stay in this process."""
-    transport = settings.transport
-    if settings.secure.sums and not (transport.sees_everything and transport.fan_in is None):
+    """Raise a `UserError` where masks could not be agreed on."""
+    if settings.secure.sums and settings.transport.fan_in is not None:
         raise UserError(
-            f"secure=sums: transport={transport.name} has no way for the exchanges that masks take",
-            "transport=in_process, or secure=none",
+            f"secure=sums: transport={settings.transport.name} has no way for the exchanges that masks take",
+            "transport=in_process, ranks or flower, or secure=none",
         )
 
 
@@ -272,6 +271,12 @@ def _check_share(settings: Settings, context: Context) -> None:
     if isinstance(noise, NoOption) or not noise.share_of or isinstance(secure, NoOption):
         return
     key = f"noise.share_of={noise.share_of}"
+    if settings.transport.reaches_sites:
+        raise UserError(
+            f"{key} with transport={settings.transport.name}: a site's noise is discrete, and what sums of such shares"
+            " promise is not known",
+            "noise.share_of=null",
+        )
     if settings.faults.fails:
         raise UserError(
             f"faults={settings.faults.name}: with {key} each upload has a part of the noise, which may be missing",

@@ -248,7 +248,7 @@ def configured(settings: Settings) -> dict[str, Any]:
         "method": settings.method.name,
         "method_revision": settings.method.revision,
         **{group: getattr(settings, group).name for group in groups},
-        "secure": "simulated sums" if settings.secure.sums else settings.secure.name,
+        "secure": f"{'simulated' if settings.simulates_sums else 'secure'} sums" if settings.secure.sums else "none",
         **{key: getattr(settings.scalars, key) for key in ("experiment", "track", "profile", "seed")},
         "beta": settings.beta,
         "clients": settings.scalars.clients,

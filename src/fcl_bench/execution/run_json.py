@@ -144,7 +144,7 @@ class Result(TypedDict):
     adapt: str
     faults: str  # whether clients were made to fail, and how
     noise: str  # whether clients added noise, and which
-    secure: str  # simulated sums: the server absorbed sums alone, its masks are no secret; none: every upload
+    secure: str  # simulated sums: the server absorbed sums, under masks that are no secret; secure sums: that are; none
     experiment: str | None  # which of the papers' experiments the run belongs to
     track: str | None  # the leaderboard's track and its version, such as features-1
     profile: str  # of an experiment: full, or quick for its miniature

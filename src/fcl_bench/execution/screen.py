@@ -148,8 +148,10 @@ def _remarks(record: RunRecord) -> Iterator[str]:
     if guarantee := record["privacy"]["guarantee"]:
         yield _guarantee(guarantee)
     if record["secure"] != "none":
-        text = "simulated sums: of each round's statistics or models the server absorbed the sum over the clients alone"
-        yield f"{text}, under masks that follow from the run's seed; bytes are of masked numbers, keys and shares"
+        simulated = record["secure"].startswith("simulated")
+        whose = "that follow from the run's seed" if simulated else "of keys that the clients' processes drew"
+        text = f"{record['secure']}: of each round's statistics or models the server absorbed the sum over the clients"
+        yield f"{text} alone, under masks {whose}; bytes are of masked numbers, keys and shares"
 
 
 def _guarantee(guarantee: Guarantee) -> str:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -232,7 +233,8 @@ def _work_for_good(path: Path, node: NodeArguments) -> int:
     out = user_path("out", node.out)
     changes = {"out": node.out, "cache.dir": str(out / "cache"), **node.changes}
     policy = Policy.read(node.policy)
-    worker = Worker(node.clients, out / "nodes", lambda run: site_of(run, changes, node.clients, policy), policy)
+    make = partial(site_of, changes=changes, own=node.clients, policy=policy)
+    worker = Worker(node.clients, out / "nodes", make, policy, node.key)
     with listener(path) as line:
         worker.serve(line)
     return DONE

@@ -44,6 +44,7 @@ class Policy:
     epsilon: float | None = knob(None, above=0)
     messages_per_day: int | None = knob(1000, least=0)
     server: str | None = None
+    peers: str | None = None
 
     @classmethod
     def read(cls, given: str | None) -> Policy:
@@ -89,6 +90,9 @@ class Policy:
             raise Refusal(RUN_FORBIDDEN, why, "data=sites, with data.path=FILE in this node's command")
         if self.own_data and (files := [name for name in method.contents() if f"method.{name}" not in own]):
             raise Refusal(RUN_FORBIDDEN, f"method.{files[0]} names a file of this site", "own_data=false in the policy")
+        if settings.simulates_sums or (self.peers is not None and not settings.secure.sums):
+            why = f"secure={settings.secure.name} with transport={settings.transport.name} is refused"
+            raise Refusal(RUN_FORBIDDEN, why, "secure=sums transport=flower, or no peers= in the policy")
         noise: Any = settings.noise
         secret = isinstance(settings.data, SiteFile) and getattr(noise, "epsilon", None) is not None
         if self.epsilon is not None and not (secret and not noise.share_of and noise.delta <= 1e-5):

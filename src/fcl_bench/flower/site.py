@@ -25,7 +25,7 @@ from fcl_bench.engine.codec import Middleware
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.execution.inputs import cache_folder, images_of, require_range
-from fcl_bench.execution.options import clients_of
+from fcl_bench.execution.options import clients_of, masking
 from fcl_bench.execution.plan import Plan, context_of, make_plan, threads_of
 from fcl_bench.files import locked, replacing, user_path, writable
 from fcl_bench.flower.policy import Policy
@@ -110,6 +110,7 @@ def _own_site(settings: Settings, data: SiteFile, run: Mapping[str, Any], own: S
         epsilon = cast(Any, settings.noise).epsilon
         key_hash = hashlib.blake2b(key, digest_size=8).hexdigest()
         noise = {"key": key_hash, "epsilon": epsilon, "of_task": rounds, "of_run": rounds * scalars.tasks}
+    middleware = [*middleware, *masking(settings, context, run["id"])]
     # Whoever knows all samples but one could try what the hash of the file is with each value of that one.
     fingerprint = hashlib.blake2b(held.fingerprint.encode(), digest_size=16, key=secret).hexdigest()
     about = {"run": run["id"], "stage": run["stage"], "classes": classes}

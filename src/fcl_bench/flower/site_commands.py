@@ -16,6 +16,7 @@ from fcl_bench.cli.command import DONE
 from fcl_bench.data.sources.array_files import SiteFile
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import user_path
+from fcl_bench.flower.identity import keys_in
 from fcl_bench.flower.ledger import LEDGER, read, summary
 from fcl_bench.flower.node_registry import software
 from fcl_bench.flower.policy import TEMPLATE, Policy
@@ -49,7 +50,8 @@ def audit(out: str) -> int:
 
 def require_files(node: NodeArguments) -> None:
     """Raise a `UserError` unless the policy and the key files of a node can be used."""
-    _ = Policy.read(node.policy).server_key
+    policy = Policy.read(node.policy)
+    _ = policy.server_key, policy.peers and keys_in(policy.peers)
     of_key = partial(load_ssh_private_key, password=None), "a file of ssh-keygen -t ecdsa -b 384 -N ''"
     of_ca = load_pem_x509_certificate, "the certificate of the SuperLink's authority, in PEM"
     for name, file, (loads, remedy) in (("ca", node.ca, of_ca), ("key", node.key, of_key)):

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,13 @@ from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage, fits
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
+from fcl_bench.engine.remote.replies import (
+    Received,
+    deserialise,
+    deserialise_reply,
+    serialise,
+    serialise_requests,
+)
 from fcl_bench.errors import UserError
 from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
@@ -45,17 +51,17 @@ _NODES, _SAVES = "nodes", "saves"
 
 @dataclass
 class _Round:
-    """The open part of a round.
+    """The open part of a round, or of what clients' middlewares are asked in it.
 
     Attributes:
-        broadcast: the round's broadcast.
+        request: what is sent for some of the clients, given the seconds after which nobody waits for their answers.
         waiting: clients whose reply may still come.
         until: when the waiting ends.
         replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
     """
 
-    broadcast: Message
+    request: Callable[[list[int], float], bytes]
     waiting: set[int]
     until: float
     replies: dict[int, Reply] = field(default_factory=dict)
@@ -139,9 +145,30 @@ class FlowerTransport:
         return self._registry.infos
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
-        current = _Round(broadcast, set(present), time.monotonic() + self._deadline)
-        self._requests = {name: request for name, request in self._requests.items() if not request.clients}
+        def turns(clients: list[int], seconds: float) -> bytes:
+            turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
+            return serialise("turn", broadcast, run=self._run, seconds=seconds, turns=turns)
+
         self._before = {}
+        for answer in self._answers(present, turns):
+            if isinstance(answer, Reply):
+                self._before[answer.client] = self._saves.pop(answer.client, None)
+                if answer.stored:
+                    self._saves[answer.client], self._have_saved = save_name(broadcast), True
+                answer = self._numbered(answer) if self._own_numbers else answer
+            yield answer
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        def asked(clients: list[int], seconds: float) -> bytes:
+            own = {client: requests[client] for client in clients}
+            return serialise_requests(own, run=self._run, seconds=seconds)
+
+        return self._answers([*requests], asked)
+
+    def _answers(self, present: Sequence[int], request: Callable[[list[int], float], bytes]) -> Iterator[Reply | Lost]:
+        """Of each client of `present` its reply, in this order, or that it is lost."""
+        current = _Round(request, set(present), time.monotonic() + self._deadline)
+        self._requests = {name: other for name, other in self._requests.items() if not other.clients}
         for client in present:
             while client in current.waiting and time.monotonic() < current.until:
                 self._unless_lost(lambda: self._progress(current), current.until)
@@ -154,11 +181,7 @@ class FlowerTransport:
             if client not in current.replies:
                 yield Lost(client, current.reasons.get(client, f"no answer within {self._deadline:g} seconds"))
             else:
-                reply = current.replies.pop(client)
-                self._before[client] = self._saves.pop(client, None)
-                if reply.stored:
-                    self._saves[client], self._have_saved = save_name(broadcast), True
-                yield self._numbered(reply) if self._own_numbers else reply
+                yield current.replies.pop(client)
             # The server has absorbed it, in which time nobody looked for answers.
             current.until += time.monotonic() - begin
 
@@ -190,9 +213,7 @@ class FlowerTransport:
         requested = frozenset[int]().union(*(request.clients for request in self._requests.values()))
         for node, clients in self._registry.by_node(sorted(current.waiting - requested)).items():
             left = max(1.0, current.until - time.monotonic())
-            turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
-            request = serialise("turn", current.broadcast, run=self._run, seconds=left, turns=turns)
-            self._push(node, left, request, frozenset(clients))
+            self._push(node, left, current.request(clients, left), frozenset(clients))
         self._look(current)
 
     def _push(self, node: str, seconds: float, request: bytes, clients: frozenset[int] = frozenset()) -> None:

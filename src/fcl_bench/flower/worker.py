@@ -19,11 +19,19 @@ import torch
 from fcl_bench.engine.blob import packed
 from fcl_bench.engine.checkpoint import ClientStore, tensor_text, text_tensor
 from fcl_bench.engine.exchange import Reply
-from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
+from fcl_bench.engine.remote.replies import (
+    Received,
+    clients_requests,
+    deserialise,
+    on_device,
+    serialise,
+    serialise_reply,
+)
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash
 from fcl_bench.flower import frames, signing
+from fcl_bench.flower.identity import Identity
 from fcl_bench.flower.ledger import LEDGER, SiteLedger
 from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.policy import Guarded, Policy
@@ -84,8 +92,11 @@ class Site(NamedTuple):
 class _Federation:
     """The clients of this node in one run."""
 
-    def __init__(self, run: dict[str, Any], site: Site, own: list[int], folder: Path, ledger: SiteLedger) -> None:
+    def __init__(
+        self, run: dict[str, Any], site: Site, own: list[int], folder: Path, ledger: SiteLedger, key: str | None
+    ) -> None:
         self.run, self.site, self._ledger = run, site, ledger
+        self._identity = Identity(run["id"], key, ledger.policy.peers)
         self.about = {"run": run["id"], "method": site.clients.method.name}
         self.node = site.clients.node(site.inputs, own)
         uploads = Uploads.of(site.clients.method, site.clients.context)
@@ -116,6 +127,27 @@ class _Federation:
             else:
                 self._ledger.write({**entry, "left": True, "bytes": len(blob)})
                 log.info("%s: client %d sends %s", save_name(broadcast), turn.client, ", ".join(self._guard.fields))
+                yield blob
+
+    def asked(self, request: Received) -> Iterator[bytes]:
+        """What the clients' middlewares answer, or the number of the reason why they do not."""
+        for client, own in clients_requests(request):
+            of_round = {name: getattr(own, name) for name in ("task", "round", "stage")}
+            entry = {"kind": "ask", **self.about, "client": client, **of_round}
+            try:
+                if client not in self._stores:
+                    raise ValueError(f"client {client} is of another node")
+                with refusing(TURN_FAILED):
+                    self._identity.require_signed(own)
+                    reply = self.node.answer(client, own)
+                    signed = self._identity.signed(client, reply.upload)
+                    blob = serialise_reply(dataclasses.replace(reply, upload=signed))
+            except Exception as error:
+                code = reported(error)
+                self._ledger.write({**entry, "left": False, "code": code})
+                yield serialise("failed", clients=[client], code=code)
+            else:
+                self._ledger.write({**entry, "left": True, "bytes": len(blob)})
                 yield blob
 
     def _begun(self, turn: Turn) -> str:
@@ -160,14 +192,20 @@ class Worker:
         folder: where their states are saved, one folder for each run, and the ledger.
         make: the site of a run, from what the server sends about it.
         policy: what may leave.
+        key: file of the node's private key.
     """
 
     def __init__(
-        self, own: Sequence[int], folder: Path, make: Callable[[dict[str, Any]], Site], policy: Policy
+        self,
+        own: Sequence[int],
+        folder: Path,
+        make: Callable[[dict[str, Any]], Site],
+        policy: Policy,
+        key: str | None = None,
     ) -> None:
         self._own = sorted(own)
         self._name = f"the node of client{'s' if len(own) > 1 else ''} {', '.join(map(str, self._own))}"
-        self._folder, self._make = folder, make
+        self._folder, self._make, self._key = folder, make, key
         self._ledger = SiteLedger(folder / LEDGER, policy)
         self._federation: _Federation | None = None
 
@@ -206,6 +244,9 @@ class Worker:
         elif request.kind == "turn":
             with _no_longer_than(float(about["seconds"])):
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])
+        elif request.kind == "ask":
+            with _no_longer_than(float(about["seconds"])):
+                yield from federation.asked(request)
         elif request.kind == "delete":
             federation.delete_states()
             yield serialise("deleted")
@@ -216,7 +257,7 @@ class Worker:
         if self._federation is None or self._federation.run != run:
             self._federation = None  # with the last run's data, before the next one's come
             folder = self._folder / _folder_of(run)
-            self._federation = _Federation(run, self._make(run), self._own, folder, self._ledger)
+            self._federation = _Federation(run, self._make(run), self._own, folder, self._ledger, self._key)
             log.info("run %s: clients %s are ready", run["id"], ", ".join(map(str, self._own)))
         return self._federation
 

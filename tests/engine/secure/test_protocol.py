@@ -199,7 +199,7 @@ def test_a_client_never_gives_both_shares_nor_answers_twice():
     with pytest.raises(ValueError, match="1 survivors, and client 0 unmasks for 2"):
         here.ask(0, UNMASKING, {"survivors": torch.tensor([0], dtype=torch.int32)})
     assert here.ask(0, UNMASKING, survivors)["shares"].shape == (4, 32)
-    with pytest.raises(ValueError, match="has no keys"):
+    with pytest.raises(UserError, match="has no keys"):
         here.ask(0, UNMASKING, {"survivors": torch.tensor([0, 3], dtype=torch.int32)})
 
 
@@ -213,7 +213,8 @@ def test_an_upload_is_sent_once_and_only_of_summed_fields():
     with pytest.raises(ValueError, match="already"):
         here.send(0, np.zeros(2))
     other_round = Message({"x": torch.ones(2)}, task=2, round=2)
-    assert here.nodes[1].send(other_round, 1) is other_round
+    with pytest.raises(UserError, match="client 1 has no keys of task 2, round 2"):
+        here.nodes[1].send(other_round, 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float64])

@@ -33,8 +33,14 @@ from fcl_bench.protocol.message import Message
 
 
 def assign(clients: Clients, processes: int) -> list[int]:
-    """The process, from 0, of each client. A client never moves, since its state is there."""
-    return balanced(np.stack([clients.samples(task)[0] for task in range(clients.tasks)]), processes)
+    """The process, from 0, of each client. A client never moves, since its state is there.
+
+    In secure sums the server's process has none, and so no client's secrets.
+    """
+    samples, others = np.stack([clients.samples(task)[0] for task in range(clients.tasks)]), int(clients.context.sums)
+    if processes == others:
+        raise UserError("secure=sums over one rank: the server's process would have all secrets", "two ranks or more")
+    return [others + process for process in balanced(samples, processes - others)]
 
 
 def balanced(samples: np.ndarray, processes: int) -> list[int]:

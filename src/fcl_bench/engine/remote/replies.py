@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +62,22 @@ def deserialise(blob: bytes | memoryview) -> Received:
     return Received(kind, beside, message)
 
 
+def serialise_requests(requests: Mapping[int, Message], **beside: Any) -> bytes:
+    """Requests to clients' middlewares as bytes; `clients_requests` gives them back."""
+    blobs = {
+        str(client): torch.frombuffer(bytearray(packed(own)), dtype=torch.uint8) for client, own in requests.items()
+    }
+    return serialise("ask", Message(blobs), **beside)
+
+
+def clients_requests(request: Received) -> Iterator[tuple[int, Message]]:
+    """Each client, and what it is asked."""
+    for client, blob in request.message.items():
+        yield int(client), unpacked(blob.numpy().tobytes())[0]
+
+
 def serialise_reply(reply: Reply) -> bytes:
-    """A reply as bytes; the guesses themselves stay where they are."""
+    """A reply as bytes; the guesses themselves stay where they are, and which sample is in which sum."""
     leakage = reply.revealed
     return serialise(
         "reply",

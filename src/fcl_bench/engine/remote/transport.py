@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,14 @@ from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.host import Host
-from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise, serialise_reply
+from fcl_bench.engine.remote.replies import (
+    Received,
+    deserialise,
+    deserialise_reply,
+    serialise,
+    serialise_reply,
+    serialise_requests,
+)
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -140,32 +147,50 @@ class Remote:
             number = self._assignment[client]
             if number not in self._peers:
                 yield own.next()
-            elif number in gone:
-                yield Lost(client, gone[number])
+                continue
+            while number not in gone and not self._peers[number].ready() and own.work_ahead():
+                pass
+            yield self._reply(number, client, gone)
+
+    def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
+        gone: dict[int, str] = {}
+        for number in self._processes(requests):
+            own = {client: request for client, request in requests.items() if self._assignment[client] == number}
+            self._send(number, serialise_requests(own), gone)
+        for client, request in requests.items():
+            number = self._assignment[client]
+            if number not in self._peers:
+                yield self._local.node.answer(client, request)
             else:
-                while not self._peers[number].ready() and own.work_ahead():
-                    pass
                 yield self._reply(number, client, gone)
+
+    def _processes(self, clients: Iterable[int]) -> list[int]:
+        """The other processes that have some of these clients, ascending."""
+        return sorted({self._assignment[client] for client in clients} & self._peers.keys())
 
     def _broadcast(self, present: Sequence[int], broadcast: Message) -> dict[int, str]:
         """Send the broadcast to each process that has some of these clients; those that are gone, and why."""
         gone: dict[int, str] = {}
-        numbers = sorted({self._assignment[client] for client in present} & self._peers.keys())
-        if not numbers:
+        if not (numbers := self._processes(present)):
             return gone
         # One request for all: each process finds its own clients in it.
         refused = [client for number in numbers for client in self._refused.pop(number, [])]
         request = serialise("exchange", broadcast, clients=list(present), refused=refused)
         for number in numbers:
-            self._peers[number].most = max(self.most, LONGEST_HEADER)
-            try:
-                self._peers[number].send(request)
-            except Gone as error:
-                gone[number] = str(error)
+            self._send(number, request, gone)
         return gone
+
+    def _send(self, number: int, request: bytes, gone: dict[int, str]) -> None:
+        self._peers[number].most = max(self.most, LONGEST_HEADER)
+        try:
+            self._peers[number].send(request)
+        except Gone as error:
+            gone[number] = str(error)
 
     def _reply(self, number: int, client: int, gone: dict[int, str]) -> Reply | Lost:
         peer = self._peers[number]
+        if number in gone:
+            return Lost(client, gone[number])
         try:
             reply = deserialise_reply(deserialise(peer.receive()))
         except Gone as error:

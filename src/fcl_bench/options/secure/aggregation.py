@@ -10,8 +10,8 @@ import torch
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.base import SecureSums
-from fcl_bench.options.secure.masks import Masks, agreed_key, as_bytes, by_side, joined
-from fcl_bench.options.secure.party import FixedPoint, flat, in_bytes, rows
+from fcl_bench.options.secure.masks import BYTES, TAG, Masks, agreed_key, as_bytes, by_side, joined
+from fcl_bench.options.secure.party import SIGNATURE, FixedPoint, flat, in_bytes, rows
 from fcl_bench.protocol.message import Message
 from fcl_bench.randomness import generator
 
@@ -26,6 +26,9 @@ class Aggregation:
     def __init__(self, secure: SecureSums, seed: int, broadcast: Message, keys: Mapping[int, Message]) -> None:
         self._secure, self._broadcast = secure, broadcast
         self._keys = dict(keys)
+        for client, own in keys.items():
+            has = {"signature": (SIGNATURE,)} if "signature" in own else {}
+            require(client, own, {"cipher": (BYTES,), "mask": (BYTES,), **has})
         self._peers = peers_of(sorted(keys), secure.neighbours, seed, broadcast.task, broadcast.round)
         self._shares: dict[int, dict[int, bytes]] = {}
         self._sums: dict[str, torch.Tensor] | None = None
@@ -33,17 +36,22 @@ class Aggregation:
         self.survivors: list[int] = []
 
     def shares_request(self, client: int) -> Mapping[str, torch.Tensor]:
-        """Return `clients` (1,), n; `peers` (k,) and their public keys, `cipher` and `mask` (k, 32): 4 + 68 k bytes."""
+        """Return `clients` (1,), n; `peers` (k,) and their public keys, `cipher` and `mask` (k, 32): 4 + 68 k bytes.
+
+        And each `signature` (k, 160), if all have one.
+        """
         peers = self._peers[client]
-        keys = {name: [bytes(self._keys[peer][name].numpy()) for peer in peers] for name in ("cipher", "mask")}
+        names = [name for name in ("cipher", "mask", "signature") if all(name in own for own in self._keys.values())]
+        texts = {name: [bytes(self._keys[peer][name].numpy()) for peer in peers] for name in names}
         return {
             "clients": torch.tensor([len(self._keys)], dtype=torch.int32),
             "peers": torch.tensor(peers, dtype=torch.int32),
-            **{name: rows(texts, 32) for name, texts in keys.items()},
+            **{name: rows(own, BYTES) for name, own in texts.items()},
         }
 
     def take_shares(self, client: int, answer: Message) -> None:
         """Return the encrypted shares of a client, for each of its peers."""
+        require(client, answer, {"shares": (len(self._peers[client]), 2 * BYTES + TAG)})
         self._shares[client] = dict(zip(self._peers[client], in_bytes(answer["shares"]), strict=True))
 
     def take_in_request(self, client: int) -> Mapping[str, torch.Tensor]:
@@ -95,6 +103,7 @@ class Aggregation:
         """
         held: dict[int, dict[int, int]] = {client: {} for client in self._shares}
         for holder, answer in answers.items():
+            require(holder, answer, {"shares": (len(self._holders(holder)), BYTES)})
             for client, share in zip(self._holders(holder), in_bytes(answer["shares"]), strict=True):
                 held[client][holder + 1] = int.from_bytes(share, "big")
         survivors = set(self.survivors)
@@ -129,6 +138,13 @@ class Aggregation:
         """Return those of the client and its peers that shared, ascending."""
         chosen = self._shares.keys() if among is None else self._shares.keys() & set(among)
         return sorted(holder for holder in {client, *self._peers[client]} & chosen if holder != but)
+
+
+def require(client: int, answer: Message, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a `BadUpload` unless an answer has tensors of bytes with these names and shapes."""
+    found = {name: tuple(tensor.shape) for name, tensor in answer.items() if tensor.dtype == torch.uint8}
+    if found != shapes or len(found) < len(answer):
+        raise BadUpload(client, answer, f"it holds bytes of the shapes {found}", f"{shapes}")
 
 
 def peers_of(clients: Sequence[int], neighbours: int | None, seed: int, task: int, round_: int) -> dict[int, list[int]]:

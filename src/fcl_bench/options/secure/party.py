@@ -6,6 +6,7 @@ Real numbers travel as whole multiples of a step, so that sums of them are exact
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -133,6 +134,8 @@ def flat(tensor: torch.Tensor) -> np.ndarray:
 #: The stages of what the server asks for besides the upload: public keys, encrypted shares, to take in the others'
 #: shares, and the shares that take masks out.
 KEYS, SHARES, TAKE_IN, UNMASKING = "secure keys", "secure shares", "secure shares for you", "secure unmasking"
+#: Bytes of the signature that may stand beside public keys; the first says how many of them are it.
+SIGNATURE = 160
 #: What may be added up, as `Field.combine` says it.
 SUMMED = (SUM, MEAN)
 #: Makes a client's secrets of a round from client, task and round.
@@ -142,6 +145,11 @@ Secrets = Callable[[int, int, int], Draw]
 def simulated(seed: int, run: str) -> Secrets:
     """Secrets of clients that one process plays: they follow from the run's seed and id, so nothing is secret."""
     return lambda client, task, round_: generator(seed, f"secure sums {run}", task, round_, client).bytes
+
+
+def from_the_system(client: int, task: int, round_: int) -> Draw:
+    """Secrets of clients in processes of their own, which are others in every round of every run."""
+    return os.urandom
 
 
 @dataclass
@@ -173,8 +181,8 @@ class _Session:
 class Parties(Middleware):
     """The clients of one node in secure sums; none of them sees another's secrets.
 
-    It is the last step before the wire codec, so that clipping and noise come before it. Uploads of stages in which
-    the server opens no session pass it unchanged.
+    It is the last step before the wire codec, so that clipping and noise come before it. Only uploads of stages in
+    which the server has to tell clients apart pass it unchanged.
 
     Args:
         packs: whether of symmetric matrices only the upper triangle travels.
@@ -243,9 +251,9 @@ class Parties(Middleware):
 
     def send(self, message: Message, client: int | None) -> Message:
         """Return the upload in fixed-point numbers under its masks; besides these only names and shapes travel."""
-        session = None if client is None else self._sessions.get(client)
-        if client is None or session is None or (session.task, session.round) != (message.task, message.round):
+        if client is None or message.stage in self._uploads.open_stages():
             return message
+        session = self._session(client, message)  # never an upload without masks, whatever the server leaves out
         if session.masked:
             raise ValueError(f"client {client} has sent its upload of this round already")
         sent = dict(self._uploads.sent(message, message.stage))
@@ -285,7 +293,10 @@ class Parties(Middleware):
     def _session(self, client: int, request: Message) -> _Session:
         session = self._sessions.get(client)
         if session is None or (session.task, session.round) != (request.task, request.round):
-            raise ValueError(f"client {client} has no keys of task {request.task}, round {request.round}")
+            raise UserError(
+                f"client {client} has no keys of task {request.task}, round {request.round}",
+                "a round that begins with keys, and a node that stays until its end",
+            )
         return session
 
     def _cipher_key(self, client: int, peer: int) -> bytes:

@@ -12,7 +12,7 @@ import torch
 
 from fcl_bench.engine.exchange import SUMMED, Accounting, Answer, Arrival, Late, Lost, Reply, Round, Step, Turn
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed
-from fcl_bench.engine.transport import Asking, Wrapper
+from fcl_bench.engine.transport import Transport, Wrapper
 from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
@@ -84,8 +84,11 @@ class SummedUploads(Step):
         #: For clients whose uploads are masked, which sums their samples are in.
         hidden: dict[int, Grouped] = {}
         for turn in turns:
-            if turn.fate == SUMMED and turn.reply is not None and turn.reply.grouped is not None:
-                hidden[turn.client] = turn.reply.grouped
+            if turn.fate == SUMMED and turn.reply is not None:
+                if turn.reply.grouped is not None:
+                    hidden[turn.client] = turn.reply.grouped
+                elif turn.reply.revealed is not None:  # of another process: the sum reveals as much or less
+                    self._accounting.reveal(round_, turn.client, turn.reply.revealed)
             if turn.client == EVERYONE and turn.arrival is not None:
                 turn.arrival = self._total(round_, turn.arrival)
                 for client, alone in revealed(hidden).items():
@@ -119,7 +122,7 @@ class SummingTransport(Wrapper):
         apart: stages whose uploads the server sees one by one.
     """
 
-    def __init__(self, inner: Asking, secure: SecureSums, seed: int, apart: Collection[str] = ()) -> None:
+    def __init__(self, inner: Transport, secure: SecureSums, seed: int, apart: Collection[str] = ()) -> None:
         super().__init__(inner)
         self._secure, self._seed, self._apart = secure, seed, frozenset(apart)
 
