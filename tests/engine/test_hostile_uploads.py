@@ -13,6 +13,7 @@ from fcl_bench.engine.in_process import InProcess
 from fcl_bench.engine.loop import Federation
 from fcl_bench.engine.validation import BadUpload
 from fcl_bench.errors import UserError
+from fcl_bench.linalg.structure import EXACT
 from fcl_bench.protocol.context import WIRE_DTYPES
 from fcl_bench.protocol.message import Message
 from tests.conformance.cases import FAST, federation_for, method_of
@@ -32,6 +33,30 @@ def test_an_honest_run_beside_which_they_were_refused_is_the_honest_run(name):
     tried(beside)
     alone.run(lambda _: None)
     assert_same_end(beside, alone)
+
+
+@pytest.mark.parametrize("strangers", [False, True])
+def test_of_strangers_a_gram_matrix_is_one_for_certain(strangers, monkeypatch):
+    """What a cheap look at a large matrix misses is refused where others than the server's user made it."""
+    monkeypatch.setattr(InProcess, "strangers", strangers)
+    small = method_of("stsa")
+    federation = federation_for(dataclasses.replace(small, M=EXACT + 60))
+
+    def harmed(upload: Message) -> Message:
+        """Two features are a little more alike than samples make them: no entry is negative, nor too large."""
+        G = upload["G"].double()
+        i, j = divmod(int((G - torch.diag(G.diagonal())).argmax()), len(G))
+        v = torch.zeros(len(G), 1, dtype=G.dtype)
+        v[i], v[j] = 0.5**0.5, -(0.5**0.5)
+        G -= (1e-2 * float(G.trace()) / len(G)) * (v @ v.T)
+        return upload.with_tensors({**upload, "G": G.to(upload["G"].dtype)})
+
+    sending(federation.transport, "statistics", 0, harmed)
+    if strangers:
+        with pytest.raises(BadUpload, match="client 1's upload in task 1, round 0 .*: G has an eigenvalue of -"):
+            federation.run(lambda _: None)
+    else:
+        federation.run(lambda _: None)
 
 
 def not_a_number(upload: Message) -> Message:

@@ -27,7 +27,7 @@ from tests.methods.training_harness import feature_tasks, federation_of, image_t
 class Delegating:
     """A transport that does what another one does."""
 
-    complete = False
+    complete = strangers = False
 
     def __init__(self, *parts) -> None:
         self.inner = InProcess.of(*parts)

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fcl_bench.linalg import structure
 from fcl_bench.linalg.structure import (
     EXACT,
     descending_trouble,
@@ -51,9 +52,10 @@ def test_honest_gram_matrices_pass_after_any_rounding(seed, n, M, dtype, relu, d
     scale = G.abs().amax(dim=0, keepdim=True).clamp_min(1e-300)
     rounded = (G / scale).to(dtype).double() * scale
     eps = torch.finfo(dtype).eps + 256 * 2**-52
-    assert gram_trouble(rounded, eps) == ""
-    assert packed_grams_trouble(packed((rounded + rounded.T) / 2).unsqueeze(1), eps) == ""
-    assert gram_trouble(G + torch.eye(M), eps) == ""
+    for proven in (False, True):
+        assert gram_trouble(rounded, eps, proven) == ""
+        assert packed_grams_trouble(packed((rounded + rounded.T) / 2).unsqueeze(1), eps, proven) == ""
+        assert gram_trouble(G + torch.eye(M), eps, proven) == ""
 
 
 def plus(G: torch.Tensor, row: int, column: int, value: float) -> torch.Tensor:
@@ -125,6 +127,42 @@ def test_of_a_small_matrix_every_negative_eigenvalue_is_found_and_of_a_large_one
     own = vectors[:, :1] @ vectors[:, :1].T
     assert gram_trouble(small - 0.999 * float(values[0]) * own, 2**-40) == ""
     assert "eigenvalue" in gram_trouble(small - (float(values[0]) + 1e-6 * float(small.trace())) * own, 2**-40)
+
+
+@pytest.mark.parametrize("n", [30, 1000])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_no_matrix_passes_the_proof_with_an_eigenvalue_below_the_bound(n, dtype):
+    """One negative eigenvalue of a large matrix, in a direction that Lanczos' first vector does not have."""
+    G, rounding = gram_of(2, n, LARGE), torch.finfo(dtype).eps + 256 * 2**-52
+    start = structure._direction(LARGE)
+    vectors = torch.linalg.eigh(G)[1]
+    v = vectors[:, LARGE // 2] - (start @ vectors[:, LARGE // 2]) * start
+    v = (v / torch.linalg.vector_norm(v))[:, None]
+    # The least multiple of vv' that leaves no negative eigenvalue, but for what is taken off beyond it.
+    off = float(v.T @ G @ v) if n < LARGE else 1 / float(v.T @ torch.linalg.solve(G, v))
+    trace = float(G.trace())
+    for share, refused in ((0.0, False), (1.0, False), (20.0, True), (1e4, True), (1e-3 / rounding, True)):
+        matrix = G - (max(off, 0.0) * (n >= LARGE) + share * rounding * trace) * (v @ v.T)
+        matrix = ((matrix + matrix.T) / 2).to(dtype)
+        told = gram_trouble(matrix, rounding, proven=True)
+        assert told.startswith("has an eigenvalue of -") == refused, (share, told)
+        least = float(torch.linalg.eigvalsh(matrix.double())[0])
+        bound = 4 * rounding * trace + 3 * LARGE * 2**-52 * trace
+        assert refused or least >= -bound
+        if share in (20.0, 1e4):
+            assert least < -bound
+            assert gram_trouble(matrix, rounding) == "", "what six steps find is not all that there is"
+
+
+def test_the_proof_finds_what_the_cheap_checks_find():
+    G, eps = gram_of(0, 600, LARGE), 2**-23
+    assert gram_trouble(G.triu() + 0.5 * G.tril(-1), eps, proven=True) == "is not symmetric"
+    apart = plus(G, LARGE - 1, 0, 1e-3 * float(G[0, 0]))
+    assert gram_trouble(apart, eps, proven=True) == "is not symmetric"
+    both = plus(plus(G, 0, 2, 1.5 * float(G.diagonal().max())), 2, 0, 1.5 * float(G.diagonal().max()))
+    assert "eigenvalue" in gram_trouble(both, eps, proven=True)
+    assert "diagonal" in gram_trouble(-G, eps, proven=True)
+    assert gram_trouble(torch.zeros(LARGE, LARGE), eps, proven=True) == ""
 
 
 def test_a_column_of_packed_grams_is_named():

@@ -110,7 +110,7 @@ class InProcess:
         batched: takes turns whose training is done side by side; None: each client does all of its own.
     """
 
-    complete = True
+    complete, strangers = True, False
 
     def __init__(self, node: Node, store: ClientStore | None = None, batched: BatchedClients | None = None) -> None:
         self._node, self._store, self._batched = node, store, batched

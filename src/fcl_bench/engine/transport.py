@@ -126,11 +126,13 @@ class Transport(Protocol):
         complete: whether every client that is asked answers in its round.
         everything: the clients' data, for audits; None where the server's process does not see them.
         raw: the cost of sending a sample as it is; None if it is unknown.
+        strangers: whether clients are in processes that others than the server's user may have started.
         most: bytes of the largest reply that the next exchange may bring; a longer one is refused before it is read.
     """
 
     clients: int
     complete: bool
+    strangers: bool
     most: int
 
     @property
@@ -173,7 +175,7 @@ class Wrapper:
     def __init__(self, inner: Transport) -> None:
         self._inner = inner
         self.clients = inner.clients
-        self.complete = False
+        self.complete, self.strangers = False, inner.strangers
 
     @property
     def most(self) -> int:

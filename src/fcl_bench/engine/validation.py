@@ -42,10 +42,13 @@ class BadUpload(UserError):
         self.client = client
 
 
-def validate_upload(arrival: Arrival, expected: Schema, middleware: Middleware, server: Server) -> Message:
+def validate_upload(
+    arrival: Arrival, expected: Schema, middleware: Middleware, server: Server, proven: bool = False
+) -> Message:
     """The upload as the server absorbs it.
 
     Args:
+        proven: whether a Gram matrix has to be one for certain, at the cost of a Cholesky factorisation.
         server: asked for objections; its context defines the wire format and types that an upload has to use.
 
     Raises:
@@ -69,7 +72,8 @@ def validate_upload(arrival: Arrival, expected: Schema, middleware: Middleware, 
     except (RuntimeError, IndexError, ValueError, TypeError) as error:
         raise bad(f"it cannot be decoded ({error})", ", ".join(expected)) from error
     errors = _relative_errors(arrival, message, expected, context.dtype)
-    if found := first_objection(message.tensors, expected, errors, announced, _largest(context.dtype, wire)):
+    largest = _largest(context.dtype, wire)
+    if found := first_objection(message.tensors, expected, errors, announced, largest, proven):
         raise bad(f"{found[0]} {found[1]}", found[2])
     if (samples := upload.samples) is not None:
         most = MOST_SAMPLES if announced is None else announced.run
@@ -119,10 +123,12 @@ def first_objection(
     rounding: Mapping[str, float] | None = None,
     announced: SampleCounts | None = None,
     largest: float = math.inf,
+    proven: bool = False,
 ) -> Objection | None:
     """What is wrong with an upload: the field, what it contains, and what was expected. None if nothing is wrong.
 
     Args:
+        proven: see `validate_upload`.
         rounding: relative errors of the fields' numbers; left out: those of float64.
         largest: the largest allowed absolute value of a real number.
     """
@@ -144,7 +150,7 @@ def first_objection(
     rounding = dict.fromkeys(expected, torch.finfo(torch.float64).eps) if rounding is None else rounding
     # These cost more, so they come last.
     for name in tensors:
-        if expected[name].joint and (trouble := _form(name, tensors, expected[name], rounding, announced)):
+        if expected[name].joint and (trouble := _form(name, tensors, expected[name], rounding, announced, proven)):
             return name, *trouble
     return None
 
@@ -227,6 +233,7 @@ def _form(
     wanted: Field,
     rounding: Mapping[str, float],
     announced: SampleCounts | None,
+    proven: bool,
 ) -> tuple[str, str] | None:
     """What is wrong with the field's numbers jointly, and in relation to other fields of the upload."""
     tensor, error = tensors[name], rounding[name]
@@ -245,12 +252,12 @@ def _form(
         if trouble_found := longer_trouble(tensor, square, most, wanted.noise, error):
             return trouble_found, f"sums over {n} samples that are no longer than {longest:g}"
     if wanted.form == "noisy gram":
-        if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise):
+        if trouble_found := noisy_gram_trouble(tensor, error, wanted.noise, proven):
             what = f"{trouble_found} beyond what its noise explains"
             return what, "a symmetric, positive semidefinite matrix with noise on it"
     elif wanted.form:
         trouble, words = _forms()[wanted.form]
-        if trouble_found := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
+        if trouble_found := trouble(tensor, error, proven):
             return trouble_found, words
     if wanted.zero_without and (trouble_found := _without_samples(tensor, tensors.get(wanted.zero_without))):
         return trouble_found, f"zeros where {wanted.zero_without} says that there is no sample"
@@ -263,15 +270,21 @@ def _form(
 
 
 @cache
-def _forms() -> dict[str, tuple[Callable[[torch.Tensor, float], str], str]]:
+def _forms() -> dict[str, tuple[Callable[[torch.Tensor, float, bool], str], str]]:
     """What is wrong with the numbers of a form, and what was expected."""
     from fcl_bench.linalg import structure
 
     return {
         "gram": (structure.gram_trouble, "a symmetric, positive semidefinite matrix"),
         "packed grams": (structure.packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
-        "orthonormal": (structure.orthonormal_trouble, "orthonormal columns"),
-        "descending": (structure.descending_trouble, "singular values, the largest first"),
+        "orthonormal": (
+            lambda V, error, _: structure.orthonormal_trouble(V, max(error, _ORTHONORMAL)),
+            "orthonormal columns",
+        ),
+        "descending": (
+            lambda sigma, error, _: structure.descending_trouble(sigma, error),
+            "singular values, the largest first",
+        ),
     }
 
 
@@ -345,7 +358,7 @@ class Validation(Step):
             BadUpload: it is not as expected, and the run is set to end in this case, or several clients made it.
         """
         try:
-            return validate_upload(arrival, schema, self._middleware, self._server)
+            return validate_upload(arrival, schema, self._middleware, self._server, self._transport.strangers)
         except BadUpload as bad:
             if not self._drops or arrival.sender or arrival.client == EVERYONE:
                 raise

@@ -94,7 +94,7 @@ class FlowerTransport:
     """
 
     everything = None
-    complete = False
+    complete, strangers = False, True
 
     def __init__(
         self, relay: Relay, run: dict[str, Any], registry: NodeRegistry, deadline: float, own_numbers: bool = False

@@ -1,4 +1,4 @@
-"""Symmetric matrices as one triangle, and cheap checks, not proofs, that matrices are semidefinite or orthonormal."""
+"""Symmetric matrices as one triangle, and checks that matrices are semidefinite or orthonormal."""
 
 from __future__ import annotations
 
@@ -84,14 +84,18 @@ def _numbers(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-def gram_trouble(G: torch.Tensor, rounding: float) -> str:
+def gram_trouble(G: torch.Tensor, rounding: float, proven: bool = False) -> str:
     """Why G (M, M) is no Gram matrix to rounding; "": nothing was found.
 
-    Up to `EXACT` rows, the checks cover the diagonal, all 2 x 2 minors (|g_ij|^2 <= g_ii g_jj), symmetry and, by a
-    Cholesky factorisation, eigenvalues below -4 rounding tr(G). Above, at the cost of seven products with a vector,
-    they cover the diagonal, whose largest entry no other may exceed; (G - G')x for a random x; and the smallest Ritz
-    value of six steps of Lanczos' iteration, which finds a negative eigenvalue of the size of the mean one, and may
-    miss a smaller one. Such a finding is confirmed by all eigenvalues.
+    Up to `EXACT` rows, or if it has to be proven, the checks cover the diagonal, symmetry and, by a Cholesky
+    factorisation, eigenvalues below -4 rounding tr(G). If that of G + s I in float64 comes to its end, then no
+    eigenvalue is below -s - (M + 1) 2^-52 tr(G + s I) (Higham 2002, Thm. 10.3), with s = 4 rounding tr(G) + M 2^-52
+    max g_ii.
+
+    Else, at the cost of seven products with a vector, they cover the diagonal, whose largest entry no other may exceed;
+    (G - G')x for a random x that is no secret; and the smallest Ritz value of six steps of Lanczos' iteration, which
+    finds a negative eigenvalue of the size of the mean one, and may miss a smaller one. Such a finding is confirmed by
+    all eigenvalues.
 
     Args:
         G: finite.
@@ -108,23 +112,30 @@ def gram_trouble(G: torch.Tensor, rounding: float) -> str:
     allowed = _SLACK * rounding * float(diagonal.sum())
     # A 16-bit type loses entries far below the largest entry of a column.
     roots = diagonal.clamp_min(0).sqrt() + rounding * largest**0.5
-    return _looked_at(G, roots, rounding, allowed) if len(G) <= EXACT else _probed(G, roots, rounding, allowed)
+    looks = _looked_at if proven or len(G) <= EXACT else _probed
+    return looks(G, roots, rounding, allowed)
 
 
 def _looked_at(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
-    G, limits = G.double(), torch.outer(roots, roots)
-    room = (1 + _SLACK * rounding) * limits - G.abs()
-    if float(room.min()) < 0:
-        row, column = divmod(int(room.argmin()), len(G))
-        return f"has an entry ({row}, {column}) larger than its rows' diagonal entries allow"
-    if bool(((G - G.T).abs() > _SLACK * rounding * limits).any()):
-        return "is not symmetric"
+    G = G.double()
+    if len(G) <= EXACT:  # the factorisation finds what these would
+        room = (1 + _SLACK * rounding) * torch.outer(roots, roots) - G.abs()
+        if float(room.min()) < 0:
+            row, column = divmod(int(room.argmin()), len(G))
+            return f"has an entry ({row}, {column}) larger than its rows' diagonal entries allow"
+    for begin in range(0, len(G), _TALL):
+        end = begin + _TALL
+        apart = (G[begin:end, :end] - G[:end, begin:end].T).abs_().div_(roots[begin:end, None]).div_(roots[:end])
+        if float(apart.max()) > _SLACK * rounding:
+            return "is not symmetric"
     # The rounding of the factorisation itself is included.
     shift = allowed + len(G) * 2**-52 * float(G.diagonal().max())
-    if not bool(torch.linalg.cholesky_ex(G + shift * torch.eye(len(G)).to(G))[1]):
+    shifted = G.clone()
+    shifted.diagonal().add_(shift)
+    if not bool(torch.linalg.cholesky_ex(shifted)[1]):
         return ""
-    smallest = float(torch.linalg.eigvalsh(G)[0])
-    return f"has an eigenvalue of {smallest:.3g}" if smallest < -allowed else ""
+    smallest = float(torch.linalg.eigvalsh((G + G.T) / 2)[0])
+    return f"has an eigenvalue of {smallest:.3g}" if smallest < -shift else ""
 
 
 def _probed(G: torch.Tensor, roots: torch.Tensor, rounding: float, allowed: float) -> str:
@@ -185,11 +196,11 @@ def noise_room(deviation: float, rows: int) -> float:
     return deviation * (math.sqrt(2 * rows) + NOISE_BOUND)
 
 
-def noisy_gram_trouble(G: torch.Tensor, rounding: float, deviation: float) -> str:
+def noisy_gram_trouble(G: torch.Tensor, rounding: float, deviation: float, proven: bool = False) -> str:
     """Why G (M, M) is no Gram matrix with noise of this standard deviation on its diagonal; "": nothing was found."""
     shifted = G.clone()
     shifted.diagonal().add_(noise_room(deviation, len(G)))
-    return gram_trouble(shifted, rounding)
+    return gram_trouble(shifted, rounding, proven)
 
 
 def longer_trouble(sums: torch.Tensor, square: bool, most: float, deviation: float, rounding: float) -> str:
@@ -212,10 +223,10 @@ def longer_trouble(sums: torch.Tensor, square: bool, most: float, deviation: flo
     return f"has {what} {size:.4g}, more than {most:.4g}" if size > (1 + _SLACK * rounding) * most else ""
 
 
-def packed_grams_trouble(columns: torch.Tensor, rounding: float) -> str:
+def packed_grams_trouble(columns: torch.Tensor, rounding: float, proven: bool = False) -> str:
     """Why a column of `columns` (d (d + 1) / 2, k) is no Gram matrix, its upper triangle by rows; "": none is found."""
     for number, entries in enumerate(columns.T):
-        if trouble := gram_trouble(symmetric(entries), rounding):
+        if trouble := gram_trouble(symmetric(entries), rounding, proven):
             return f"{trouble} in column {number}"
     return ""
 

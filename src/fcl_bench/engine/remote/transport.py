@@ -115,7 +115,7 @@ class Remote:
     """
 
     everything = None
-    complete = False
+    complete = strangers = False
 
     def __init__(
         self,
