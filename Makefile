@@ -357,6 +357,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python -m pytest -q tests/house
+	$(BIN)/python -m benchmarks.audit
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
