@@ -53,7 +53,7 @@ class Training:
     server_lr: float = knob(1.0, above=0, of="server_optimizer=momentum,adam")
     server_momentum: float = knob(0.9, least=0, below=1, of="server_optimizer=momentum,adam")
     aggregate: str = knob("mean", choices=AGGREGATES)
-    trimmed: float = knob(0.1, least=0, below=0.5)  # without `of`: a documented sweep sets it beside all aggregates
+    trimmed: float = knob(0.1, least=0, below=0.5, of="aggregate=trimmed_mean")
     byzantine: int = knob(1, least=0, of="aggregate=krum")
     augment: str = knob("crop_flip", choices=AUGMENTATIONS)
     precision: str = knob("auto", choices=("auto", "float32", "bfloat16"))
