@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -90,6 +91,12 @@ def unpacked(blob: bytes | memoryview) -> tuple[Message, dict[str, Any]]:
         return Message(found, **header["message"]), header["beside"]
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
         raise BadMessage(f"the bytes are no message: {first_line(error)}") from error
+
+
+def together(messages: Mapping[int, Message]) -> Message:
+    """The messages to several clients as one."""
+    blobs = {str(client): bytearray(packed(own)) for client, own in messages.items()}
+    return Message({client: torch.frombuffer(blob, dtype=torch.uint8) for client, blob in blobs.items()})
 
 
 def fits(value: Any, form: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 
@@ -256,8 +256,8 @@ def _form(
             what = f"{trouble_found} beyond what its noise explains"
             return what, "a symmetric, positive semidefinite matrix with noise on it"
     elif wanted.form:
-        trouble, words = _forms()[wanted.form]
-        if trouble_found := trouble(tensor, error, proven):
+        trouble, words = _forms(proven)[wanted.form]
+        if trouble_found := trouble(tensor, max(error, _ORTHONORMAL) if wanted.form == "orthonormal" else error):
             return trouble_found, words
     if wanted.zero_without and (trouble_found := _without_samples(tensor, tensors.get(wanted.zero_without))):
         return trouble_found, f"zeros where {wanted.zero_without} says that there is no sample"
@@ -270,21 +270,18 @@ def _form(
 
 
 @cache
-def _forms() -> dict[str, tuple[Callable[[torch.Tensor, float, bool], str], str]]:
+def _forms(proven: bool) -> dict[str, tuple[Callable[[torch.Tensor, float], str], str]]:
     """What is wrong with the numbers of a form, and what was expected."""
     from fcl_bench.linalg import structure
 
     return {
-        "gram": (structure.gram_trouble, "a symmetric, positive semidefinite matrix"),
-        "packed grams": (structure.packed_grams_trouble, "triangles of symmetric, positive semidefinite matrices"),
-        "orthonormal": (
-            lambda V, error, _: structure.orthonormal_trouble(V, max(error, _ORTHONORMAL)),
-            "orthonormal columns",
+        "gram": (partial(structure.gram_trouble, proven=proven), "a symmetric, positive semidefinite matrix"),
+        "packed grams": (
+            partial(structure.packed_grams_trouble, proven=proven),
+            "triangles of symmetric, positive semidefinite matrices",
         ),
-        "descending": (
-            lambda sigma, error, _: structure.descending_trouble(sigma, error),
-            "singular values, the largest first",
-        ),
+        "orthonormal": (structure.orthonormal_trouble, "orthonormal columns"),
+        "descending": (structure.descending_trouble, "singular values, the largest first"),
     }
 
 

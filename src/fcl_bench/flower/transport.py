@@ -14,17 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage, fits
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage, fits, together
 from fcl_bench.engine.checkpoint import as_state, tag_of, tensor_text, text_tensor
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
-from fcl_bench.engine.remote.replies import (
-    Received,
-    deserialise,
-    deserialise_reply,
-    serialise,
-    serialise_requests,
-)
+from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
 from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
@@ -161,7 +155,7 @@ class FlowerTransport:
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         def asked(clients: list[int], seconds: float) -> bytes:
             own = {client: requests[client] for client in clients}
-            return serialise_requests(own, run=self._run, seconds=seconds)
+            return serialise("ask", together(own), run=self._run, seconds=seconds)
 
         return self._answers([*requests], asked)
 

@@ -19,14 +19,7 @@ import torch
 from fcl_bench.engine.blob import packed
 from fcl_bench.engine.checkpoint import ClientStore, tensor_text, text_tensor
 from fcl_bench.engine.exchange import Reply
-from fcl_bench.engine.remote.replies import (
-    Received,
-    clients_requests,
-    deserialise,
-    on_device,
-    serialise,
-    serialise_reply,
-)
+from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash
@@ -131,7 +124,7 @@ class _Federation:
 
     def asked(self, request: Received) -> Iterator[bytes]:
         """What the clients' middlewares answer, or the number of the reason why they do not."""
-        for client, own in clients_requests(request):
+        for client, own in request.parts():
             of_round = {name: getattr(own, name) for name in ("task", "round", "stage")}
             entry = {"kind": "ask", **self.about, "client": client, **of_round}
             try:

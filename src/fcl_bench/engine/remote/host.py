@@ -11,14 +11,7 @@ import torch
 from fcl_bench.engine.checkpoint import ClientStore, resolved, tag_of
 from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.node import Node
-from fcl_bench.engine.remote.replies import (
-    Received,
-    clients_requests,
-    deserialise,
-    on_device,
-    serialise,
-    serialise_reply,
-)
+from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -46,7 +39,7 @@ class Host:
                 yield serialise_reply(reply)
             return
         if request.kind == "ask":
-            for client, own in clients_requests(request):
+            for client, own in request.parts():
                 yield serialise_reply(self.node.answer(client, own))
             return
         if request.kind == "save":

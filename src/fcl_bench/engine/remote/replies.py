@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,11 @@ class Received:
     beside: dict[str, Any]
     message: Message
 
+    def parts(self) -> Iterator[tuple[int, Message]]:
+        """Each client, and its own of the messages that were sent `together`."""
+        for client, blob in self.message.items():
+            yield int(client), unpacked(blob.numpy().tobytes())[0]
+
 
 def serialise(kind: str, message: Message | None = None, **beside: Any) -> bytes:
     """A request or an answer as bytes."""
@@ -60,20 +65,6 @@ def deserialise(blob: bytes | memoryview) -> Received:
     if kind == "error":
         raise RemoteError(str(beside.get("text")))
     return Received(kind, beside, message)
-
-
-def serialise_requests(requests: Mapping[int, Message], **beside: Any) -> bytes:
-    """Requests to clients' middlewares as bytes; `clients_requests` gives them back."""
-    blobs = {
-        str(client): torch.frombuffer(bytearray(packed(own)), dtype=torch.uint8) for client, own in requests.items()
-    }
-    return serialise("ask", Message(blobs), **beside)
-
-
-def clients_requests(request: Received) -> Iterator[tuple[int, Message]]:
-    """Each client, and what it is asked."""
-    for client, blob in request.message.items():
-        yield int(client), unpacked(blob.numpy().tobytes())[0]
 
 
 def serialise_reply(reply: Reply) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from abc import ABC, abstractmethod
 from collections import defaultdict, deque
@@ -10,19 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage
+from fcl_bench.engine.blob import LONGEST_HEADER, BadMessage, together
 from fcl_bench.engine.checkpoint import ELSEWHERE, as_state, new_tag, of_clients
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.host import Host
-from fcl_bench.engine.remote.replies import (
-    Received,
-    deserialise,
-    deserialise_reply,
-    serialise,
-    serialise_reply,
-    serialise_requests,
-)
+from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.message import Message
@@ -140,52 +134,48 @@ class Remote:
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
         self._last = broadcast.task, broadcast.round
-        gone = self._broadcast(present, broadcast)
+        # One request for all: each process finds its own clients in it.
+        numbers = self._processes(present)
+        refused = [client for number in numbers for client in self._refused.pop(number, [])]
+        request = serialise("exchange", broadcast, clients=list(present), refused=refused) if numbers else b""
+        gone = self._sent(dict.fromkeys(numbers, request))
         self._local.node.commit()  # at once, though its turns are done one by one
-        own = OwnTurns(self._local.turns(present, broadcast))
-        for client in present:
-            number = self._assignment[client]
-            if number not in self._peers:
-                yield own.next()
-                continue
-            while number not in gone and not self._peers[number].ready() and own.work_ahead():
-                pass
-            yield self._reply(number, client, gone)
+        yield from self._replies(present, gone, self._local.turns(present, broadcast))
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        gone: dict[int, str] = {}
-        for number in self._processes(requests):
-            own = {client: request for client, request in requests.items() if self._assignment[client] == number}
-            self._send(number, serialise_requests(own), gone)
+        own: dict[int, dict[int, Message]] = defaultdict(dict)
         for client, request in requests.items():
-            number = self._assignment[client]
-            if number not in self._peers:
-                yield self._local.node.answer(client, request)
-            else:
-                yield self._reply(number, client, gone)
+            own[self._assignment[client]][client] = request
+        here = [one for number, some in own.items() if number not in self._peers for one in some.items()]
+        gone = self._sent({number: serialise("ask", together(own[number])) for number in self._processes(requests)})
+        return self._replies(requests, gone, itertools.starmap(self._local.node.answer, here))
 
     def _processes(self, clients: Iterable[int]) -> list[int]:
         """The other processes that have some of these clients, ascending."""
         return sorted({self._assignment[client] for client in clients} & self._peers.keys())
 
-    def _broadcast(self, present: Sequence[int], broadcast: Message) -> dict[int, str]:
-        """Send the broadcast to each process that has some of these clients; those that are gone, and why."""
+    def _sent(self, requests: Mapping[int, bytes]) -> dict[int, str]:
+        """Send each process its request; those that are gone, and why."""
         gone: dict[int, str] = {}
-        if not (numbers := self._processes(present)):
-            return gone
-        # One request for all: each process finds its own clients in it.
-        refused = [client for number in numbers for client in self._refused.pop(number, [])]
-        request = serialise("exchange", broadcast, clients=list(present), refused=refused)
-        for number in numbers:
-            self._send(number, request, gone)
+        for number, request in requests.items():
+            self._peers[number].most = max(self.most, LONGEST_HEADER)
+            try:
+                self._peers[number].send(request)
+            except Gone as error:
+                gone[number] = str(error)
         return gone
 
-    def _send(self, number: int, request: bytes, gone: dict[int, str]) -> None:
-        self._peers[number].most = max(self.most, LONGEST_HEADER)
-        try:
-            self._peers[number].send(request)
-        except Gone as error:
-            gone[number] = str(error)
+    def _replies(self, clients: Iterable[int], gone: dict[int, str], own: Iterator[Reply]) -> Iterator[Reply | Lost]:
+        """The clients' replies in their order; `own` are those of this process's."""
+        turns = OwnTurns(own)
+        for client in clients:
+            number = self._assignment[client]
+            if number not in self._peers:
+                yield turns.next()
+                continue
+            while number not in gone and not self._peers[number].ready() and turns.work_ahead():
+                pass
+            yield self._reply(number, client, gone)
 
     def _reply(self, number: int, client: int, gone: dict[int, str]) -> Reply | Lost:
         peer = self._peers[number]

@@ -13,7 +13,6 @@ import torch
 from fcl_bench.engine.exchange import SUMMED, Accounting, Answer, Arrival, Late, Lost, Reply, Round, Step, Turn
 from fcl_bench.engine.single_sample_leakage import Grouped, revealed
 from fcl_bench.engine.transport import Transport, Wrapper
-from fcl_bench.errors import UserError
 from fcl_bench.options.secure.aggregation import Aggregation
 from fcl_bench.options.secure.base import SecureSums
 from fcl_bench.options.secure.party import KEYS, SHARES, TAKE_IN, UNMASKING
@@ -186,6 +185,3 @@ class SummingTransport(Wrapper):
             extra.add(answer.client, made[answer.client], answer)
         lost = [answer for answer in answers if isinstance(answer, Lost)]
         return {answer.client: answer.upload for answer in given}, lost
-
-    def refused(self, client: int) -> None:
-        raise UserError(f"the upload of client {client} cannot be left out of a sum", "on_bad_upload=fail")
