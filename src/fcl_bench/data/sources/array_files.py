@@ -110,14 +110,19 @@ class FeatureFile(ArrayFile):
                 f"{self._key}: {texts[0]} holds names and {other} has type {arrays[other].dtype}",
                 "names in both, or integers in both",
             )
-        decoded = {
-            side: np.char.decode(arrays[side], "utf-8") if arrays[side].dtype.kind == "S" else arrays[side]
-            for side in sides
-        }
-        names = np.unique(np.concatenate([decoded[side].ravel() for side in sides]))
+        try:
+            decoded = {
+                side: np.char.decode(own, "utf-8") if (own := arrays[side]).dtype.kind == "S" else own for side in sides
+            }
+            names = np.unique(np.concatenate([decoded[side].ravel() for side in sides]))
+            found = tuple(names.tolist())
+        except (ValueError, SystemError) as error:  # bytes that are no UTF-8, numbers that are no characters
+            raise UserError(
+                f"{self._key}: {' and '.join(sides)} hold names that are no text", "names in UTF-8"
+            ) from error
         for side in sides:
             arrays[side] = np.searchsorted(names, decoded[side])
-        return tuple(names.tolist())
+        return found
 
 
 _WANTED = "an .npz file with x (n, d), column (n,) and task (n,), both from 0; at a site labelled (n,), true or false"

@@ -331,7 +331,7 @@ def read_table(files: list[Path], columns: tuple[str, ...], key: str, side: str)
     datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and the error is reported below
     try:
         table: Any = datasets.load_dataset(kind, data_files={"train": list(map(str, files))}, split="train", **options)
-    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except (OSError, ValueError, KeyError, NotImplementedError, datasets.exceptions.DatasetsError) as error:
         names = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
         cause = error.__cause__ or error
         raise UserError(
