@@ -4,7 +4,7 @@ Every task is one or more commands in an empty folder. It must end with the exit
 and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
 which depend less on what else the machine does.
 
-    python benchmarks/first_hour.py                                  # fourteen tasks with this environment
+    python benchmarks/first_hour.py                                  # fifteen tasks with this environment
     python benchmarks/first_hour.py --setup                          # clones and installs first, as README says
     python benchmarks/first_hour.py --setup --only "set up"          # that task alone
     python benchmarks/first_hour.py --markdown outputs/bench/first_hour.md

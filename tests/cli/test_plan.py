@@ -68,6 +68,14 @@ def test_times_of_a_try_are_multiplied_by_rounds_and_tasks(monkeypatch):
     assert 5 < seconds[1] / seconds[0] < 20  # rounds ten times, tasks twice; tests are not for each round
 
 
+def test_a_try_of_one_task_knows_how_the_model_grows(monkeypatch):
+    keys = ["method=fedavg", "method.trains=features", "method.training.rounds=1", "tasks=5", "clients=2"]
+    whole = estimated(make_plan(load_settings(composed_as_typed(keys))))
+    monkeypatch.setattr("fcl_bench.cli.estimate._MOST_SECONDS", 0.0)
+    one = estimated(make_plan(load_settings(composed_as_typed(keys))))
+    assert one.disk == whole.disk
+
+
 def test_features_that_the_cache_lacks_are_estimated_from_a_few_batches():
     class Slow(Extractor):
         identity: ClassVar = {"backbone": "slow"}

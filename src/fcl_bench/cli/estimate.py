@@ -50,11 +50,7 @@ class _EnoughError(Exception):
 
 
 class _FewBatches(Extractor):
-    """A frozen network that computes a few batches, and gives their features to all samples.
-
-    Attributes:
-        left: the seconds that it would have taken for the other batches.
-    """
+    """A frozen network that computes a few batches for all samples; `left`: seconds that the others would take."""
 
     def __init__(self, whole: Extractor) -> None:
         self.identity, self.left, self._whole = {"tried": json_hash(whole.identity)}, 0.0, whole
@@ -129,8 +125,12 @@ def estimated(plan: Plan) -> Estimate:
     looks = 1 + rounds[:, 0] // settings.scalars.evaluate_rounds if settings.scalars.evaluate_rounds else 1
     further = _pace(learning, size) * size * (rounds[:, 0] / rounds[:, 1] - 1)
     seconds = (_all_tasks(learning, size) + further + _all_tasks(rest, tests) * looks).sum()
-    left, growth = len(stream.tasks) - len(models), (models[-1] - models[0]) // max(len(models) - 1, 1)
-    model = models[-1] + growth * left
+    if len(models) > 1:
+        growth = (models[-1] - models[0]) // (len(models) - 1)
+    else:  # the first task alone: a later one adds as much as the tensors with a side for its classes have
+        tensors, classes = federation.server.model().values(), len(stream.tasks[0].new_columns)
+        growth = sum(tensor.nbytes for tensor in tensors if classes in tensor.shape)
+    model = models[-1] + growth * (len(stream.tasks) - len(models))
     rows = len(federation.state.ledger.rows) / rounds[: len(models), 1].sum() * rounds[:, 0].sum()
     packed = io.BytesIO()
     np.savez_compressed(packed, **partition_arrays(stream, plan.dealt.shards, plan.dealt.labelled))  # type: ignore[arg-type]

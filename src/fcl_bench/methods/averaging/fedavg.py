@@ -1,4 +1,4 @@
-"""Finetune: FedAvg on each task in turn (McMahan et al., 2017), with nothing against forgetting; the floor."""
+"""Finetune: FedAvg on each task in turn (McMahan et al., 2017), with nothing against forgetting; the baseline."""
 
 from __future__ import annotations
 

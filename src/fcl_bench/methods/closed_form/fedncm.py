@@ -1,7 +1,7 @@
 """FedNCM: nearest class mean (Legate et al., "Guiding The Last Layer in Federated Learning with Pre-Trained Models").
 
 One round per task. Each client sends its class sums and counts; the server adds them up and classifies by the nearest
-mean, by cosine or Euclidean distance. It has no second-order part, and is the floor of the closed-form methods.
+mean, by cosine or Euclidean distance. It has no second-order part, and is the baseline of the closed-form methods.
 The linear discriminants are built on what it has: class means, and classes without a sample.
 """
 
