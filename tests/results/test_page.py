@@ -40,7 +40,7 @@ def a_figure():
 
 
 def page_of(frame=FRAME):
-    return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": a_figure(), "other": a_figure()})
+    return html_page("Title", {"all_runs": frame}, {"accuracy_matrix": (a_figure(), ""), "other": (a_figure(), "")})
 
 
 def same_in(page):
@@ -61,7 +61,9 @@ def test_ids_are_unique_and_every_link_and_label_leads_to_one():
 def test_nothing_is_fetched_from_anywhere():
     page = page_of()
     root = parsed(page)
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", re.sub(r"^\s*//.*", "", page, flags=re.MULTILINE))
+    # The name of SVG's elements is no address.
+    text = re.sub(r"^\s*//.*", "", page, flags=re.MULTILINE).replace('"http://www.w3.org/2000/svg"', "")
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
     sources = [e.attributes.get("src") or "" for tag in ("img", "script", "iframe", "link") for e in root.all(tag)]
     assert [source[:26] for source in sources] == ["data:image/svg+xml;base64,", "data:image/svg+xml;base64,", ""]
     assert not root.all("link")
@@ -201,10 +203,20 @@ def test_only_the_pages_own_script_may_run():
     assert "unsafe-eval" not in policy
 
 
-def test_a_line_below_the_title_says_what_is_shown():
-    about = "12 runs, the newest of 2026-11-27; made by: fcl-tables --html --where 'data=<x>'"
-    assert parsed(html_page("Title", {}, {}, about=about)).all("header")[0].all("p")[0].text == about
+def test_the_command_stands_below_the_title():
+    command = "fcl-tables --html --where 'data=<x>'"
+    assert parsed(html_page("Title", {}, {}, command=command)).all("header")[0].all("code")[0].text == command
     assert not parsed(html_page("Title", {}, {})).all("header")[0].all("p")
+
+
+def test_the_charts_data_cannot_end_its_element():
+    charts = [{"row": 0, "name": "</script><script>alert(1)</script>", "curve": [1.5, None]}]
+    root = parsed(html_page("Title", {"t": FRAME}, {}, charts=charts))
+    data, script = root.all("script")
+    assert json.loads(data.text) == charts
+    assert root.all("section")[1].attributes["id"] == "charts"
+    assert len(parsed(page_of()).all("script")) == 1
+    assert "alert" not in script.text
 
 
 def test_a_note_that_several_tables_have_stands_below_the_first():
@@ -214,5 +226,5 @@ def test_a_note_that_several_tables_have_stands_below_the_first():
 
 
 def test_captions_stand_below_their_figures():
-    root = parsed(html_page("Title", {}, {"a": a_figure(), "b": a_figure()}, {"b": "What <b> shows."}))
+    root = parsed(html_page("Title", {}, {"a": (a_figure(), ""), "b": (a_figure(), "What <b> shows.")}))
     assert [caption.text for caption in root.all("figcaption")] == ["What <b> shows."]

@@ -14,7 +14,7 @@ from PIL import Image
 
 from fcl_bench.results.page.page import html_page
 from fcl_bench.results.tables.cells import Cell, mean_cell
-from tests.browser import FLAGS, chromium_here
+from tests.browser import FAINT, FLAGS, chromium_here
 from tests.results.pages import sheet
 
 ABSENT = Cell("not run", absent=True)
@@ -42,7 +42,7 @@ def chromium():
 @pytest.fixture(scope="module")
 def page():
     more = {header: cells[:2] for header, cells in COLUMNS.items()}
-    return html_page("Runs", {"all_runs": sheet(COLUMNS, "A note."), "more": sheet(more)}, {"a_figure": SVG})
+    return html_page("Runs", {"all_runs": sheet(COLUMNS, "A note."), "more": sheet(more)}, {"a_figure": (SVG, "")})
 
 
 def browse(chromium, folder, page, *flags):
@@ -131,7 +131,7 @@ def test_controls_are_reached_by_keyboard_and_have_names(chromium, page, tmp_pat
 @pytest.mark.parametrize("width", [360, 800, 1600])
 def test_only_tables_and_figures_scroll_sideways(chromium, page, tmp_path, width):
     wide = sheet({f"a_rather_long_header_{i}": [i, i + 1] for i in range(30)}, "word " * 50)
-    page = html_page("A title of several words that has to wrap", {"wide": wide}, {"figure": SVG})
+    page = html_page("A title of several words that has to wrap", {"wide": wide}, {"figure": (SVG, "")})
     # A window of Chromium's may not be as narrow as a telephone, a frame may.
     (tmp_path / "inner.html").write_text(page)
     asking = """const d = document.querySelector('iframe').contentDocument;
@@ -185,9 +185,91 @@ def test_the_methods_column_stays_in_sight(chromium, tmp_path, width):
     assert asked(chromium, tmp_path, page, [scrolled], f"--window-size={width},900") == [[500, True]]
 
 
+def charted():
+    """Three methods at two betas, one of them with a knob; the last met a gate, and its bar reaches beyond 100 %."""
+    labels = ["afl", "fedran r=8", "fedran r=64"] * 2
+    columns = {"beta": ["0.1"] * 3 + ["1"] * 3, "method": labels}
+    columns |= {"A_T (%)": [mean_cell(90.0 + i, 0.5 + 3 * (i == 5), 2) for i in range(6)]}
+    columns |= {"upload (MiB)": [1.0, 2.0, 4.0, 1.0, 2.0, 4.0]}
+    rows = [
+        {"row": i, "name": label, "ceiling": False, "gated": i == 5, "curve": [99.0, 90.0 + i], "spread": [0.1, 0.5]}
+        | {"matrix": [[99.0, None], [80.0 + i, 95.0]]}
+        for i, label in enumerate(labels)
+    ]
+    faceted = dataclasses.replace(sheet(columns), texts=2, facets=(0,))
+    return html_page("Runs", {"summary": faceted, "more": faceted}, {"a_figure": (SVG, "")}, charts=rows)
+
+
+#: Methods with a line, methods with a point, which figures are hidden, and the setting.
+DRAWN = """[
+  [...document.querySelectorAll("#lines svg text.strong")].map((one) => one.textContent).sort(),
+  [...document.querySelectorAll("#points .point")].map((one) => one.ariaLabel.split(",")[0]).sort(),
+  [...document.querySelectorAll("figure")].map((one) => one.hidden), document.querySelector("#setting").value,
+]"""
+
+
+def typing(where, words):
+    return f"{{ type(document.querySelector({where!r}), {words!r}); return {DRAWN}; }}"
+
+
+def choosing(where, value, answer=DRAWN):
+    change = f"const s = document.querySelector({where!r}); s.value = {value!r}; s.dispatchEvent(new Event('change'));"
+    return f"{{ {change} return {answer}; }}"
+
+
+@pytest.mark.slow
+def test_the_charts_show_what_search_filters_and_choices_leave(chromium, tmp_path):
+    matrix = "[...document.querySelectorAll('#matrix td')].map((one) => one.textContent)"
+    asking = [DRAWN, matrix, typing("#everywhere", "fedran"), typing("#everywhere", "")]
+    asking += [choosing("#facets select", "1"), matrix, choosing("#key", "r"), choosing("#facets select", "")]
+    asking += [typing("tr.filters th:nth-child(3) input", "<91")]
+    found = asked(chromium, tmp_path, charted(), asking)
+    every = ["afl", "fedran r=64", "fedran r=8"]
+    there = [False] * 5
+    assert found[0] == [every, every, there, "beta 0.1"]
+    # The best of the setting comes first: its matrix is shown.
+    assert found[1] == ["99.0", "", "82.0", "95.0"]
+    assert found[2] == [every[1:], every[1:], there, "beta 0.1"]
+    assert found[3] == found[0]
+    # One value of beta is left, so there is nothing to draw against it.
+    assert found[4] == [every, every, [False, False, True, False, False], "beta 1"]
+    assert found[5] == ["99.0", "", "85.0", "95.0"]
+    assert found[6] == [every, every, there, "beta 1"]
+    assert found[7] == [every, every, there, "beta 1"]
+    # A column's filter of the first table leaves one method, which is no comparison.
+    assert found[8] == [["afl"], ["afl"], [False, True, True, False, False], "beta 0.1"]
+
+
+@pytest.mark.slow
+def test_bars_are_whole_and_what_met_a_gate_is_not_on_the_front(chromium, tmp_path):
+    answer = """[
+      [...document.querySelectorAll("#points line.leader")].every((one) =>
+        one.getBoundingClientRect().top >= document.querySelector("#points svg").getBoundingClientRect().top + 20),
+      [...document.querySelectorAll("#points .names text.strong")].map((one) => one.textContent),
+      document.querySelectorAll("#points .mark.plain").length]"""
+    found = asked(chromium, tmp_path, charted(), [choosing("#setting", "beta 1", answer)])
+    assert found == [[True, ["afl", "fedran r=8"], 1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_texts_can_be_read_in_both_themes(chromium, tmp_path, theme):
+    chosen = "matchMedia('(prefers-color-scheme: dark)').matches"
+    flags = ["--blink-settings=preferredColorScheme=0"] if theme == "dark" else []
+    found = asked(chromium, tmp_path, charted(), [chosen, f"({FAINT})()"], *flags)
+    assert found == [theme == "dark", []]
+
+
+@pytest.mark.slow
+def test_figures_for_paper_are_folded_where_charts_are(chromium, tmp_path):
+    folded = "[...document.querySelectorAll('details.part')].map((one) => one.open)"
+    linked = f"{{ location.hash = '#figure-1'; dispatchEvent(new Event('hashchange')); return {folded}; }}"
+    assert asked(chromium, tmp_path, charted(), [folded, linked]) == [[True, True, False], [True, True, True]]
+
+
 @pytest.mark.slow
 def test_a_screenshot_has_the_figure_in_its_colour(chromium, tmp_path):
-    page = html_page("Runs", {}, {"a_figure": SVG})
+    page = html_page("Runs", {}, {"a_figure": (SVG, "")})
     shot = tmp_path / "page.png"
     browse(chromium, tmp_path, page, "--window-size=800,900", f"--screenshot={shot}")
     pixels = np.array(Image.open(shot).convert("RGB")).reshape(-1, 3)
@@ -199,6 +281,8 @@ def test_it_prints(chromium, page, tmp_path):
     paper = tmp_path / "page.pdf"
     browse(chromium, tmp_path, page, "--no-pdf-header-footer", f"--print-to-pdf={paper}")
     assert paper.read_bytes().startswith(b"%PDF")
-    hidden = "[...document.querySelectorAll('nav, .tools, tr.filters')].every((e) => e.checkVisibility() === false)"
+    hidden = (
+        "[...document.querySelectorAll('nav, .tools, #charts, tr.filters')].every((e) => e.checkVisibility() === false)"
+    )
     # As on paper: the rules for print hold for every medium in this copy.
     assert asked(chromium, tmp_path, page.replace("@media print", "@media all"), [hidden]) == [True]

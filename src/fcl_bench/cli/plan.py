@@ -33,6 +33,8 @@ _WHAT = (
     "What a run, or with -m each run of a sweep, would take, before anything starts: the upload by the method's"
     " declared fields; seconds, memory and disk from a try of its first tasks, of which nothing stays."
 )
+#: Below this width each run has lines of its own, since columns have no room side by side.
+_NARROW = 75
 #: The types of a field's kinds as they travel; real numbers are still to be converted.
 _TYPES = {"real": torch.float64, "whole": torch.int32, "bytes": torch.uint8}
 
@@ -139,8 +141,10 @@ def _print(rows: list[Planned]) -> None:
         sizes = (size and bytes_text(size) for size in (row.upload, took and took.memory, took and took.disk))
         cells = ("" if row.why else cell or "not known" for cell in (seconds, *sizes))
         table.append((escape(name_of(row.overrides, keys)), *cells, row.state))  # presets in brackets are no markup
-    console, headers = ScreenConsole(), ("", "seconds", "upload per client and task", "memory", "disk", "state")
-    console.print(screen_table("", headers, table))
+    console, headers = ScreenConsole(), ("run", "seconds", "upload per client and task", "memory", "disk", "state")
+    is_narrow = console.width < _NARROW
+    shown = [" | ".join(line) for line in (headers, *table)] if is_narrow else [screen_table("", headers, table)]
+    console.print(*shown, sep="\n")
     left = {row.id: row for row in rows if row.state in ("to do", "begun")}.values()
     known = [row.rest.seconds for row in left if row.rest]
     told = f", one by one in about {duration(sum(known))}" if known else ""

@@ -76,6 +76,7 @@ def _arguments() -> argparse.Namespace:
         "--reference", nargs="?", const="", metavar="LIST", type=_list_of("--reference"), help=reference
     )
     parser.add_argument("--html", action="store_true", help="one page with the tables and figures, to open from disk")
+    parser.set_defaults(command=shlex.join(["fcl-tables", *sys.argv[1:]]))
     arguments = parser.parse_args()
     if arguments.table and not arguments.paper:
         raise UserError(f"--table {arguments.table} is a table of no paper", "such as --paper fedran")
@@ -181,33 +182,27 @@ def _summary(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> l
     figures: dict[str, Drawing] = {}
     if wanted or arguments.html:
         from fcl_bench.results.figures.canvas import captions, pictures
+        from fcl_bench.results.figures.curves import chart_rows
         from fcl_bench.results.figures.figure_set import FIGURES, figure_set
         from fcl_bench.results.figures.selection import KINDS
 
         once = frame[frame["run_id"].isin(runs["run_id"])]
         figures = figure_set(once, out / "runs", FIGURES if arguments.html else wanted)
         _require_figures(wanted, figures, arguments.reference is not None)
-    svgs: dict[str, bytes] = {}
+    shown: dict[str, tuple[bytes, str]] = {}
     for name, figure in figures.items():
         drawn = pictures(figure, KINDS if name in wanted else ("svg",))
-        svgs[name] = drawn["svg"]
+        shown[name] = drawn["svg"], figure.caption
         files_of: dict[str, str | bytes] = {**drawn, **captions(figure)}
         contents |= {f"{name}.{suffix}": content for suffix, content in files_of.items() if name in wanted}
     if arguments.html:
-        title = f"{arguments.name}: {', '.join(sorted(map(str, set(runs['data']))))}"
         sheets = {table.name: table.sheet for table in tables.values()}
-        texts = {name: figure.caption for name, figure in figures.items()}
-        contents["html"] = html_page(title, sheets, svgs, texts, _about(runs))
+        day = f", {date.fromtimestamp(newest)}" if (newest := runs["written"].max()) else ""  # 0: reference results
+        title = f"{arguments.name}: {len(runs)} runs on {', '.join(sorted(map(str, set(runs['data']))))}{day}"
+        contents["html"] = html_page(title, sheets, shown, arguments.command, chart_rows(summary))
     files = _write(out / "tables", {f"{arguments.name}.{suffix}": content for suffix, content in contents.items()})
     _show(summary, whole.sheet, bool(measures), doubts)
     return files
-
-
-def _about(runs: pd.DataFrame) -> str:
-    """What a page says of its runs: how many, the day of the newest (reference results have none), and the command."""
-    newest = runs["written"].max()
-    day = f", the newest of {date.fromtimestamp(newest)}" if newest else ""
-    return f"{len(runs)} runs{day}; made by: {shlex.join(['fcl-tables', *sys.argv[1:]])}"
 
 
 def _require_figures(wanted: list[str], figures: Mapping[str, Drawing], with_reference: bool) -> None:
@@ -253,7 +248,8 @@ def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> li
         for suffix, content in table_files(table, arguments.format).items()
     }
     if arguments.html:
-        contents["papers.html"] = html_page("papers", {table.name: table.sheet for table in tables}, {})
+        title = f"Printed tables of papers ({arguments.paper}), {date.today()}"
+        contents["papers.html"] = html_page(title, {one.name: one.sheet for one in tables}, {}, arguments.command)
     files = _write(out / "tables" / "papers", contents)
     for table in tables:
         done = (table.values["state"] == HAS_RUNS).sum()

@@ -128,7 +128,7 @@ def screen_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[str
     """A table whose first column is of names and whose others are of numbers."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number == 0 else "right")
+        table.add_column(header, justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

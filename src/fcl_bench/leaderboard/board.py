@@ -16,7 +16,7 @@ from fcl_bench.execution.screen import ScreenConsole
 from fcl_bench.leaderboard.store import Store
 from fcl_bench.leaderboard.track import DEFAULTS, TUNED, overrides
 from fcl_bench.results.best import LEGEND, Verdict, judged
-from fcl_bench.results.page.page import as_json, asset, document
+from fcl_bench.results.page.page import document
 from fcl_bench.results.summarise import CEILINGS, NO_PART, YARDSTICK, first_task_gate
 
 #: Measures of the board by their names in the rows.
@@ -198,15 +198,8 @@ def board_page(board: Mapping[str, Any]) -> str:
         "keys": _KEYS,
         "rows": [[_plain(row.get(key)) for key in _KEYS] for row in rows],
     }
-    styles = (asset("look.css"), asset("page.css", __package__))
-    return document(
-        asset("page.html", __package__),
-        [asset("draw.js", __package__), asset("page.js", __package__)],
-        board=board,
-        style="".join(styles),
-        data=as_json(data),
-        methods=len({row["method"] for row in rows}),
-    )
+    title = f"Leaderboard {board['track']}: {board['data']}, {board['date']}"
+    return document(__package__, title, data, board=board, methods=len({row["method"] for row in rows}))
 
 
 def _plain(value: Any) -> Any:

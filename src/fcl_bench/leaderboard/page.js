@@ -1,6 +1,7 @@
 // The leaderboard's table, its filters, and the charts of the rows that are shown.
 "use strict";
 (() => {
+  const { make, whole, size, percent: points, holdsAll, ordered, showOrder, withCopy } = parts;
   const MOST_LINES = 10;
   const FIRST_LINES = 5;
   const find = (where) => document.querySelector(where);
@@ -16,23 +17,13 @@
     sort: "rank", way: 1, open: new Set(), ticked: null,
   };
 
-  const make = (name, attributes = {}, ...inside) => {
-    const element = document.createElement(name);
-    for (const [key, value] of Object.entries(attributes)) if (value !== null) element.setAttribute(key, value);
-    element.append(...inside.filter((part) => part !== null));
-    return element;
-  };
-
   // Words and numbers.
-  const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-  const three = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
-  const points = (value) => value.toFixed(2);
-  const size = (value) => (Math.abs(value) >= 1000 ? whole.format(value) : three.format(value));
   const told = (value, form = size) => (value === null ? "–" : form(value));
   const spaced = (name) => (name ?? "").replaceAll("_", " ");
   const settingText = (setting) => Object.entries(setting).map(([key, value]) => `${key} ${value}`).join(", ") || "all";
   const interval = (row) => (row.low === null || row.high === null ? "" : `${points(row.low)} to ${points(row.high)}`);
   const spread = (row, key) => (row[`${key}_std`] === null ? "" : ` ± ${points(row[`${key}_std`])}`);
+  const afterTask = (task) => `after task ${task}`;
   const perTask = () => form.elements.per.value === "task";
   const upload = (row) => (row.up_mib === null ? null : row.up_mib / (perTask() ? tasks : 1));
   const seconds = (row) =>
@@ -58,8 +49,8 @@
   const limit = (name) => (form.elements[name].value === "" ? null : Number(form.elements[name].value));
   const FILTERS = {
     words: (row, field) => {
-      const text = [row.title, row.method, spaced(row.family), ...(row.gates ?? []), row.ceiling ? "ceiling" : ""].join(" ").toLowerCase();
-      return field.value.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+      const text = [row.title, row.method, spaced(row.family), ...(row.gates ?? []), row.ceiling ? "ceiling" : ""].join(" ");
+      return holdsAll(text, field.value);
     },
     family: (row, field) => !field.value || row.family === field.value,
     up: (row) => limit("up") === null || (upload(row) !== null && upload(row) <= limit("up")),
@@ -117,14 +108,9 @@
 
   const sorted = (list) => {
     const { value } = COLUMNS.find((column) => column.key === state.sort);
-    const compare = (a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b), "en", { sensitivity: "base" }));
-    return [...list].sort((left, right) => {
-      // By rank, a ceiling stands where its accuracy puts it; elsewhere what has no value is last both ways.
-      if (state.sort === "rank") return state.way * (right.A_T - left.A_T || Number(right.ceiling) - Number(left.ceiling));
-      const [a, b] = [value(left), value(right)];
-      if (a === null || b === null) return Number(a === null) - Number(b === null) || right.A_T - left.A_T;
-      return state.way * compare(a, b) || right.A_T - left.A_T;
-    });
+    const best = (left, right) => right.A_T - left.A_T || Number(right.ceiling) - Number(left.ceiling);
+    // By rank, a ceiling stands where its accuracy puts it.
+    return state.sort === "rank" ? [...list].sort((left, right) => state.way * best(left, right)) : ordered(list, value, state.way, best);
   };
 
   // Which rows are drawn over tasks, each in a colour that it keeps: until a box is clicked, the first five.
@@ -149,23 +135,6 @@
   };
 
   // What a click on a row shows.
-  const copied = async (code, button) => {
-    try {
-      await navigator.clipboard.writeText(code.textContent);
-    } catch {
-      // Without the clipboard's permission: what is selected is copied.
-      getSelection().selectAllChildren(code);
-      document.execCommand("copy");
-    }
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  };
-  const withCopy = (box) => {
-    const button = make("button", { type: "button", "aria-label": "Copy the command" }, "Copy");
-    button.addEventListener("click", () => copied(box.querySelector("code"), button));
-    box.append(button);
-    return box;
-  };
   const part = (title, ...inside) => make("div", {}, make("h3", {}, title), ...inside);
   const tuningText = (row) => {
     const knobs = Object.entries(row.tuning ?? {}).map(([key, value]) => `${key}=${value}`);
@@ -195,11 +164,11 @@
     const other = rows.find((one) => one.method === row.method && one.setting === row.setting && one.kind !== row.kind && ran(one));
     const best = ranked(chosen()).find((one) => one.rank === 1 && one.method !== row.method);
     const lines = [
-      { name: row.kind, values: row.curve ?? [], color: "var(--s0)" },
-      ...(other ? [{ name: other.kind, values: other.curve ?? [], color: "var(--s1)", dash: "5 3" }] : []),
-      ...(best ? [{ name: `${name(best)} (best)`, values: best.curve ?? [], color: "var(--soft)", dash: "2 3" }] : []),
+      { name: row.kind, values: charts.overTasks(row.curve ?? []), color: "var(--s0)" },
+      ...(other ? [{ name: other.kind, values: charts.overTasks(other.curve ?? []), color: "var(--s1)", dash: "5 3" }] : []),
+      ...(best ? [{ name: `${name(best)} (best)`, values: charts.overTasks(best.curve ?? []), color: "var(--soft)", dash: "2 3" }] : []),
     ];
-    charts.lines(box, { title: `${name(row)} over tasks`, x: "task", y: "accuracy (%)", lines });
+    charts.lines(box, { title: `${name(row)} over tasks`, x: "task", y: "accuracy (%)", say: afterTask, lines });
   };
   const panel = (row) => {
     const command = make("p", { class: "command" }, make("code", {}, row.command ?? ""));
@@ -245,9 +214,7 @@
     }
   };
   const fillTable = (list, now) => {
-    for (const header of head.querySelectorAll("th[data-key]")) {
-      header.setAttribute("aria-sort", header.dataset.key !== state.sort ? "none" : state.way > 0 ? "ascending" : "descending");
-    }
+    showOrder(head.querySelectorAll("th[data-key]"), (header) => (header.dataset.key === state.sort ? state.way : 0));
     head.querySelector('[data-key="up"] .small').textContent = perTask() ? "MiB a task" : "MiB";
     const late = [];
     const full = now.size >= MOST_LINES;
@@ -285,7 +252,7 @@
   const fillPoints = (list, now) => {
     const sent = list.filter((row) => !row.ceiling && row.A_T !== null && upload(row) !== null).sort((a, b) => b.A_T - a.A_T);
     const pointOf = (row) => ({
-      name: name(row), x: upload(row), y: row.A_T, half: row.A_T_std, shape: families.indexOf(row.family),
+      name: name(row), x: upload(row), y: row.A_T, half: row.A_T_std, gated: row.gates?.length > 0, shape: families.indexOf(row.family),
       color: now.has(row.method) ? colorOf(now.get(row.method)) : null, pick: () => go(row.method),
       tip: [name(row), `A_T ${points(row.A_T)} %${spread(row, "A_T")}`, `${size(upload(row))} MiB${perTask() ? " per task" : ""}, ${spaced(row.family)}`],
     });
@@ -305,8 +272,8 @@
   };
   const fillLines = (list, now) => {
     const lines = list.filter((row) => now.has(row.method) && row.curve?.length)
-      .map((row) => ({ name: name(row), values: row.curve, color: colorOf(now.get(row.method)) }));
-    charts.lines(find("#lines"), { title: "Accuracy after each task", x: "task", y: "accuracy (%)", lines });
+      .map((row) => ({ name: name(row), values: charts.overTasks(row.curve), color: colorOf(now.get(row.method)) }));
+    charts.lines(find("#lines"), { title: "Accuracy after each task", x: "task", y: "accuracy (%)", say: afterTask, lines });
   };
 
   let fillCharts = () => {};
@@ -353,7 +320,6 @@
     titles[titles.indexOf(event.target) + step]?.focus();
     event.preventDefault();
   });
-  document.querySelectorAll("header .command").forEach(withCopy);
   addEventListener("beforeprint", () => { find("#absent").open = true; });
   find("#filters").open = innerWidth >= 640;
   find("#board").hidden = false;

@@ -12,7 +12,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from numpy.typing import ArrayLike
 
 from fcl_bench.config import text
 from fcl_bench.results.figures import selection
@@ -114,28 +113,22 @@ def title(axes: Axes, words: str, columns: int) -> None:
 
 
 def share(panels: Sequence[Axes], least: float = -np.inf, most: float = np.inf) -> None:
-    """Give all panels the same vertical axis, a little longer than what they show, within these bounds.
+    """Give all panels the same vertical axis, a little longer than what they show: within these bounds, but for bars.
 
     Horizontal axes have to have their limits before.
     """
     ends = [end for axes in panels for end in axes.dataLim.intervaly if np.isfinite(end)]
     if not ends:
         return
-    low, high = max(least, min(ends)), min(most, max(ends))
+    low, high = min(ends), max(ends)
     room = max(0.06 * (high - low), 0.5)
-    limits = max(least, low - room), min(most, high + room)
     for axes in panels:
-        axes.set_ylim(*limits)
+        axes.set_ylim(min(low, max(least, low - room)), max(high, min(most, high + room)))
+        left, right = axes.get_xlim()
         for line in axes.lines:
-            # A marker at 100 is drawn whole; a bar that reaches beyond is clipped.
-            beyond = (_beyond(line.get_xdata(), axes.get_xlim()), _beyond(line.get_ydata(), limits))
-            line.set_clip_on(any(beyond))
-
-
-def _beyond(values: ArrayLike, limits: tuple[float, float]) -> bool:
-    """Return whether any value lies outside the limits; one that is missing does not."""
-    numbers = np.asarray(values, dtype=float)
-    return bool(np.any(numbers < limits[0]) or np.any(numbers > limits[1]))
+            # A marker at 100 is drawn whole; a bar that reaches beyond the sides is clipped.
+            at = np.asarray(line.get_xdata(), dtype=float)
+            line.set_clip_on(bool(np.any((at < left) | (at > right))))
 
 
 def ticks(axes: Axes, values: Sequence[float], log_base: float | None = None) -> None:

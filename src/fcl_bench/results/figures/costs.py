@@ -81,7 +81,9 @@ def accuracy_against_cost(summary: pd.DataFrame, name: str) -> Drawing:
             own = own.sort_values(last, key=pd.to_numeric)
             for _, line in own.groupby(signature(own, along), sort=False):
                 _draw_line(axes, line, cost, measure, looks[family])
-        draw_ceilings(axes, panel, measure)
+        # Methods with all data in one place: a line, since their cost does not compare.
+        for _, ceiling in panel.rows[panel.rows["method"].isin(CEILINGS)].iterrows():
+            axes.axhline(ceiling[height], **selection.CEILING_LOOKS[ceiling["method"]])
         axes.set_ylabel(ACCURACIES[measure])
         axes.grid(alpha=0.3, which="both")
         axes.set_xlabel(label)
@@ -102,13 +104,6 @@ def _named(panels: Sequence[selection.Panel], cost: str, most: int) -> set[str]:
     accuracy = rivals.groupby("family")["A_avg_mean"].mean().sort_values(ascending=False, kind="stable")
     ranked = sorted(accuracy.index, key=lambda family: -ahead.get(family, 0))
     return set(ranked if len(ranked) <= most else ranked[: most - 1])
-
-
-def draw_ceilings(axes: Axes, panel: selection.Panel, measure: str) -> None:
-    """Draw a line at the accuracy of each method with all data in one place, whose cost does not compare."""
-    for method, height in zip(panel.rows["method"], panel.rows[f"{measure}_mean"], strict=True):
-        if method in CEILINGS:
-            axes.axhline(height, **selection.CEILING_LOOKS[method])
 
 
 def pareto_front(rows: pd.DataFrame, cost: str, gain: str) -> pd.DataFrame:

@@ -6,17 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from fcl_bench.config import text
 from fcl_bench.execution.pictures import matrix_panel
 from fcl_bench.results.figures.canvas import Drawing, canvas, caption, drawing, title
 from fcl_bench.results.figures.costs import log_costs
 from fcl_bench.results.figures.selection import Look, Panel, select
-from fcl_bench.results.summarise import CEILINGS
+from fcl_bench.results.reference import is_own
+from fcl_bench.results.summarise import CEILINGS, signature, varying_setting
+from fcl_bench.results.tables.sections import ALWAYS_APART
 
 #: Accuracies closer than this many points look alike at any size.
 ALIKE = 0.05
@@ -35,6 +39,29 @@ def mean_matrix(runs: Sequence[str], folders: Mapping[str, Path]) -> np.ndarray:
     """Return (T, T): the mean over runs of a[t, tau] in percent, NaN above the diagonal."""
     files = [folders[run] / "accuracy_matrix.csv" for run in runs]
     return np.mean([pd.read_csv(file).to_numpy(float) for file in files], axis=0)
+
+
+def chart_rows(summary: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return what a page's charts show of each row of a summary beside its table; null where there is no value.
+
+    Several rows of a summary have one `row` of the table if they differ in nothing but `ALWAYS_APART`.
+    """
+    varying = varying_setting(summary)
+    apart = [key for key in ALWAYS_APART if key in varying]
+    places = pd.factorize(signature(summary, ["label", *(key for key in varying if key not in apart)]))[0]
+    found = []
+    for place, own, row in zip(places, is_own(summary), summary.to_dict("records"), strict=True):
+        names = [row["label"], *(text(row[key]) for key in apart)]
+        entry = {"row": int(place), "name": ", ".join(names), "ceiling": row["method"] in CEILINGS}
+        if own:
+            folders = dict(zip(row["run_ids"], map(Path, row["folders"]), strict=True))
+            curves, matrix = accuracies(row["run_ids"], folders), mean_matrix(row["run_ids"], folders)
+            spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(matrix), np.nan)
+            numbers = {"curve": curves.mean(axis=0), "spread": spread, "matrix": matrix}
+            for key, values in numbers.items():
+                entry[key] = np.where(np.isnan(values), None, values.round(3).astype(object)).tolist()
+        found.append({**entry, "gated": bool(row["gates"])})
+    return found
 
 
 def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:

@@ -99,16 +99,9 @@ FIGURES = (
 
 
 def figure_set(runs: pd.DataFrame, folder: Path, wanted: Collection[str] = FIGURES) -> dict[str, Drawing]:
-    """Return name -> figure, in the order of `FIGURES`; only figures for which there are runs.
+    """Return name -> figure, in the order of `FIGURES`; only those with runs, see docs/how-to/figures.md.
 
-    `accuracy_over_tasks` and `accuracy_matrix` need streams of two tasks or more; `accuracy_over_rounds` needs a
-    configuration whose runs were all tested within their tasks; `accuracy_against_bytes` and `accuracy_against_seconds`
-    need two configurations in one setting, not counting ceilings;
-    `accuracy_against_rank`, `_label_rate`, `_beta`, `_clients` and `_epsilon` need one configuration that was run at
-    two values, all else equal.
-
-    Reference runs have no folder, so they have no curve and no matrix: the first two and `accuracy_matrix` leave them
-    out.
+    Reference runs have no folder, so figures of curves and matrices leave them out.
 
     Args:
         runs: the result of `collect` or `beside`, after selection; of repeated runs only the newest counts.

@@ -48,12 +48,13 @@ const charts = (() => {
     const choices = [[[1, 2, 5], 1], [[1, 3], 1], [[1], 1], [[1], 2], [[1], 3], [[1], 6]];
     return choices.map((choice) => within(...choice)).find((ticks) => ticks.length <= most) ?? [];
   };
-  // The least and the most, and some room; percentages stay within 0 and 100.
+  // The least and the most, and some room; percentages stay within 0 and 100, but for bars that reach beyond.
   const percents = (values) => {
     const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [0, 100];
     const room = Math.max(0.06 * (high - low), 0.5);
-    return [Math.max(0, low - room), Math.min(100, high + room)];
+    return [Math.min(low, Math.max(0, low - room)), Math.max(high, Math.min(100, high + room))];
   };
+  const ends = (values) => values.flatMap(([, y, half]) => [y - (half ?? 0), y + (half ?? 0)]);
 
   let count = 0;
   // Axes, grid and scales of a chart in a box that it fills; x is {label, low, high, log, ticks}, y is {label, low, high}.
@@ -139,18 +140,18 @@ const charts = (() => {
   ];
   const mark = (shape, attributes = {}) => node("path", { d: SHAPES[shape % SHAPES.length], class: "mark", ...attributes });
 
-  // Those that no other beats with a smaller x, from left to right.
+  // Those that no other beats with a smaller x, from left to right; what met a gate takes no part.
   const frontOf = (all) => {
-    const ordered = [...all].sort((a, b) => a.x - b.x || b.y - a.y);
+    const ordered = all.filter((one) => !one.gated).sort((a, b) => a.x - b.x || b.y - a.y);
     return ordered.filter((one, place) => ordered.slice(0, place).every((other) => other.y < one.y));
   };
 
-  // Points {name, x, y, half, shape, color, tip, pick}: x is on a log axis, y ± half an interval. Those of the front are
+  // Points {name, x, y, half, shape, color, gated, tip, pick}: x is on a log axis, y ± half an interval. Those of the front are
   // joined, and named first, then the others in their order, 15 at most. `levels` {name, y} are horizontal lines.
   const points = (box, { title, x, y, points: all, levels = [] }) => {
     box.replaceChildren();
     const front = frontOf(all);
-    const heights = [...all.flatMap(({ y: at, half }) => [at - (half ?? 0), at + (half ?? 0)]), ...levels.map((one) => one.y)];
+    const heights = [...ends(all.map((one) => [one.x, one.y, one.half])), ...levels.map((one) => one.y)];
     const sizes = all.map((one) => one.x).filter((size) => size > 0);
     const [least, most] = sizes.length ? [Math.min(...sizes), Math.max(...sizes)] : [1, 10];
     const [low, high] = percents(heights);
@@ -178,11 +179,11 @@ const charts = (() => {
         break;
       }
     }
-    const ends = front.map((one) => [px(one.x), py(one.y)]);
-    const steps = ends.map(([a, b], place) => (place ? `H${a}V${b}` : `M${a},${b}`)).join("");
+    const corners = front.map((one) => [px(one.x), py(one.y)]);
+    const steps = corners.map(([a, b], place) => (place ? `H${a}V${b}` : `M${a},${b}`)).join("");
     if (front.length > 1) svg.append(node("path", { d: steps, class: "front" }));
-    for (const [place, [a, b]] of ends.slice(1).entries()) {
-      const [before, top] = ends[place];
+    for (const [place, [a, b]] of corners.slice(1).entries()) {
+      const [before, top] = corners[place];
       taken.push([before + RADIUS, top - 1, a, top + 1], [a - 1, b + RADIUS, a + 1, top]);
     }
     for (const one of all.filter(({ half }) => half)) {
@@ -247,39 +248,49 @@ const charts = (() => {
     return found;
   };
 
-  // Lines {name, values, color, dash}: values at x = 1, 2, ..., null where there is none.
-  const lines = (box, { title, x, y, lines: all }) => {
+  // Lines {name, values, color, dash}: values are [x, y, half] from left to right; y ± half is a band. `log` asks for a log
+  // axis, and `say` puts an x into words.
+  const lines = (box, { title, x, y, log = false, say = (at) => `${x} ${number(at)}`, lines: all }) => {
     box.replaceChildren();
-    const known = (line) => line.values.map((value, place) => [place + 1, value]).filter(([, value]) => value !== null);
-    const shown = all.filter((line) => known(line).length);
-    const [low, high] = percents(shown.flatMap((line) => known(line).map(([, value]) => value)));
-    const last = shown.map((line) => known(line).at(-1));
-    const longest = Math.max(2, ...shown.map((line) => line.values.length));
+    const shown = all.filter((line) => line.values.length);
+    const [low, high] = percents(shown.flatMap((line) => ends(line.values)));
+    const last = shown.map((line) => line.values.at(-1));
     const names = shown.map((line) => fitted(line.name, box.clientWidth * 0.36));
-    const most = (box.clientWidth * 0.6) / 30;
-    const every = Math.ceil(longest / most);
-    const ticks = Array.from({ length: longest }, (_, place) => place + 1).filter((task) => (task - 1) % every === 0);
+    const places = [...new Set(shown.flatMap((line) => line.values.map(([at]) => at)))].sort((a, b) => a - b);
+    const [least, most] = places.length > 1 ? [places[0], places.at(-1)] : [1, 2];
+    const right = Math.max(0, ...names.map((text) => widthOf(text, STRONG))) + 26;
+    // A tick at each x if their texts have room, else at round numbers.
+    const of = log ? Math.log10 : (value) => value;
+    const each = (box.clientWidth - right - 50) / (of(most) - of(least));
+    const isFree = (at, place) => !place || (of(at) - of(places[place - 1])) * each > widthOf(number(at)) + 8;
+    const ticks = places.every(isFree) ? places : null;
     const { svg, area, px, py } = frame(box, {
       title, description: `At the end: ${last.map(([, value], place) => `${shown[place].name} ${value.toFixed(2)} %`).join("; ") || "none"}.`,
-      right: Math.max(0, ...names.map((text) => widthOf(text, STRONG))) + 26, y: { label: y, low, high },
-      x: { label: x, low: 1, high: longest, ticks },
+      right, y: { label: y, low, high }, x: { label: x, low: least, high: most, log, ticks },
     });
     const tip = tipOf(box);
-    const places = spread(last.map(([, value]) => py(value)), area.top, area.bottom + 12);
+    const heights = spread(last.map(([, value]) => py(value)), area.top, area.bottom + 12);
     const spots = [];
+    const path = (dots) => dots.map(([a, b], step) => `${step ? "L" : "M"}${a.toFixed(1)},${b.toFixed(1)}`).join("");
+    for (const line of shown) {
+      const side = (way) => line.values.map(([at, value, half]) => [px(at), py(value + way * (half ?? 0))]);
+      if (line.values.some(([, , half]) => half)) {
+        svg.append(node("path", { d: `${path([...side(1), ...side(-1).reverse()])}Z`, class: "band", style: `fill: ${line.color}` }));
+      }
+    }
     shown.forEach((line, place) => {
-      const spotsOfLine = known(line).map(([task, value]) => [px(task), py(value)]);
+      const dots = line.values.map(([at, value]) => [px(at), py(value)]);
       const style = `stroke: ${line.color}; color: ${line.color}`;
-      const path = spotsOfLine.map(([a, b], step) => `${step ? "L" : "M"}${a.toFixed(1)},${b.toFixed(1)}`).join("");
-      svg.append(node("path", { d: path, class: "line", style, "stroke-dasharray": line.dash ?? null }));
-      for (const [a, b] of spotsOfLine) svg.append(node("circle", { cx: a.toFixed(1), cy: b.toFixed(1), r: 2.6, style: `fill: ${line.color}` }));
-      known(line).forEach(([task, value], step) => {
-        spots.push({ at: spotsOfLine[step], tip: [line.name, `after task ${task}: ${value.toFixed(2)} %`] });
+      svg.append(node("path", { d: path(dots), class: "line", style, "stroke-dasharray": line.dash ?? null }));
+      for (const [a, b] of dots) svg.append(node("circle", { cx: a.toFixed(1), cy: b.toFixed(1), r: 2.6, style: `fill: ${line.color}` }));
+      line.values.forEach(([at, value, half], step) => {
+        const told = `${say(at)}: ${value.toFixed(2)}${half ? ` ± ${half.toFixed(2)}` : ""} %`;
+        spots.push({ at: dots[step], tip: [line.name, told] });
       });
-      const [x1, y1] = spotsOfLine.at(-1);
+      const [x1, y1] = dots.at(-1);
       const end = area.right + 15;
-      svg.append(node("path", { d: `M${x1 + 4},${y1}L${area.right + 6},${y1}L${end - 2},${places[place]}`, class: "leader", style }));
-      svg.append(write(names[place], end + 1, places[place], { style: `fill: ${line.color}`, class: "strong" }));
+      svg.append(node("path", { d: `M${x1 + 4},${y1}L${area.right + 6},${y1}L${end - 2},${heights[place]}`, class: "leader", style }));
+      svg.append(write(names[place], end + 1, heights[place], { style: `fill: ${line.color}`, class: "strong" }));
     });
     svg.addEventListener("pointermove", (event) => {
       const corner = svg.getBoundingClientRect();
@@ -302,5 +313,9 @@ const charts = (() => {
     }).observe(box);
   };
 
-  return { points, lines, mark, kept };
+  // A curve over tasks as a line's values: those that are there.
+  const overTasks = (curve, spread = []) =>
+    curve.map((value, place) => [place + 1, value, spread[place] ?? null]).filter(([, value]) => value !== null);
+
+  return { points, lines, overTasks, mark, kept };
 })();
