@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-generators bench-extraction bench-partitions faults attacks test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-extraction bench-partitions faults attacks test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -217,7 +217,7 @@ N ?= 25
 SEED ?= 0
 VERIFY ?=
 verify: $(VENV)/.run
-	$(BIN)/python -m benchmarks.verify -n $(N) --seed $(SEED) \
+	$(BIN)/python -m benchmarks verify -n $(N) --seed $(SEED) \
 		$(if $(wildcard $(FEATURES)),--features $(FEATURES)) $(if $(wildcard $(CIFAR100)),--cifar100 $(CIFAR100)) $(VERIFY)
 
 # What needs a GPU (docs/how-to/gpu.md): tests and benchmarks, then papers' numbers. Each stops after MINUTES; gpu-papers goes
@@ -227,10 +227,10 @@ GPU ?= --device cuda --minutes $(MINUTES)
 gpu: gpu-check gpu-papers
 
 gpu-check: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.gpu check $(GPU)
+	$(BIN)/python -m benchmarks gpu check $(GPU)
 
 gpu-papers: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.gpu papers $(GPU) $(if $(wildcard $(CIFAR100)),--data $(CIFAR100))
+	$(BIN)/python -m benchmarks gpu papers $(GPU) $(if $(wildcard $(CIFAR100)),--data $(CIFAR100))
 
 # STSA's Table 1 from scratch at beta 0.5 with what its public code does: its rate, its draws too, and these at our rate. About 11
 # core-hours each where the CPU multiplies bfloat16; after an interruption the same command goes on.
@@ -255,7 +255,7 @@ bench: $(VENV)/.dev
 # make bench-compare OLD=a.json NEW=b.json
 TOLERANCE ?= 0.5
 bench-compare: $(VENV)/.dev
-	$(BIN)/python benchmarks/compare.py $(OLD) $(NEW) --tolerance $(TOLERANCE)
+	$(BIN)/python -m benchmarks compare $(OLD) $(NEW) --tolerance $(TOLERANCE)
 
 # Measures the peak memory of the largest runs: five minutes on two cores.
 bench-memory: $(VENV)/.dev
@@ -264,52 +264,48 @@ bench-memory: $(VENV)/.dev
 # Measures how seconds, memory and bytes grow with clients, tasks, classes, M and samples: ten minutes; BENCH=--quick
 # takes one or two.
 bench-scaling: $(VENV)/.run
-	$(BIN)/python benchmarks/scaling.py --markdown outputs/bench/scaling.md $(BENCH)
+	$(BIN)/python -m benchmarks scaling --markdown outputs/bench/scaling.md $(BENCH)
 
 # Measures a tree of aggregators (transport=tree) beside a flat server, and on paper for up to a million clients:
 # docs/results/scaling.md; minutes; BENCH=--quick takes one on a free core, BENCH=--paper seconds.
 bench-tree: $(VENV)/.run
-	$(BIN)/python benchmarks/tree.py --markdown outputs/bench/tree.md $(BENCH)
+	$(BIN)/python -m benchmarks tree --markdown outputs/bench/tree.md $(BENCH)
 
 # Measures runs over two ranks (transport=ranks) beside the same runs in one process: docs/how-to/ranks.md; five minutes on
 # two cores that do nothing else.
 bench-ranks: $(VENV)/.run
-	$(BIN)/python benchmarks/ranks.py $(BENCH)
+	$(BIN)/python -m benchmarks ranks $(BENCH)
 
 # Measures what secure=sums costs a client and the server, in processor seconds: docs/explanation/secure_sums.md; minutes on one
 # core; BENCH=--quick takes seconds.
 bench-secure: $(VENV)/.dev
-	$(BIN)/python benchmarks/secure_sums.py $(BENCH)
+	$(BIN)/python -m benchmarks secure_sums $(BENCH)
 
 bench-extraction: $(VENV)/.run
-	$(BIN)/python benchmarks/extraction_throughput.py $(BENCH)
+	$(BIN)/python -m benchmarks extraction_throughput $(BENCH)
 
 # Prints statistics of every split and partition on CIFAR-100, and the seconds that each takes.
 bench-partitions: $(VENV)/.run
-	$(BIN)/python benchmarks/partitions.py $(BENCH)
+	$(BIN)/python -m benchmarks partitions $(BENCH)
 
 # Processor seconds of each further job of a sweep: five minutes.
 bench-sweep: $(VENV)/.run
-	$(BIN)/python benchmarks/sweep_cost.py $(BENCH)
+	$(BIN)/python -m benchmarks sweep_cost $(BENCH)
 
 # Times FedAvg with many small clients beside a plain loop and the bare steps.
 bench-small: $(VENV)/.run
-	$(BIN)/python benchmarks/small_clients.py $(BENCH)
+	$(BIN)/python -m benchmarks small_clients $(BENCH)
 
 # Times public code beside ours, from a folder of your checkouts (docs/results/peers.md): make bench-peers PEERS=FOLDER
 bench-peers: $(VENV)/.run
-	$(BIN)/python -m benchmarks.peers --peers $(PEERS) $(BENCH)
+	$(BIN)/python -m benchmarks peers --peers $(PEERS) $(BENCH)
 
 bench-training: $(VENV)/.run
-	$(BIN)/python benchmarks/training_throughput.py $(BENCH)
+	$(BIN)/python -m benchmarks training_throughput $(BENCH)
 
 # Times FedAvg on cached features beside a plain autograd loop.
 bench-heads: $(VENV)/.run
-	$(BIN)/python benchmarks/head_training.py $(BENCH)
-
-# Times the making of synthetic images beside the bare passes of the same networks.
-bench-generators: $(VENV)/.run
-	$(BIN)/python benchmarks/generators.py $(BENCH)
+	$(BIN)/python -m benchmarks head_training $(BENCH)
 
 # Tries what must not lose or falsify anything (docs/explanation/campaign.md): writes that fail, kills, commands side by side, wrong
 # configurations, damaged files, hostile uploads. About 20 minutes on two cores; FAULTS=--quick takes two, and
@@ -328,7 +324,7 @@ fuzz: $(VENV)/.dev
 # one core. ATTACKS="--methods afl,stsa" is a part; the file keeps what is done.
 ATTACKS ?=
 attacks: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.attacks --out outputs/attacks.csv $(ATTACKS)
+	$(BIN)/python -m benchmarks attacks --out outputs/attacks.csv $(ATTACKS)
 
 # Compiled modules are kept whatever the environment says: both workers, and the processes that tests start, read them.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n auto --dist loadfile

@@ -1,7 +1,7 @@
 """What clients that lie can do to each family of methods: accuracy lost, and success of a backdoor.
 
     make attacks
-    python -m benchmarks.attacks --out FILE.csv --features FEATURES.npz --classes 100 --tasks 10
+    python -m benchmarks attacks --out FILE.csv --features FEATURES.npz --classes 100 --tasks 10
 
 An attacker runs the honest client code on samples of its own choice, and so sends what some data would give: no check
 of a single upload can find that. It knows the method, the broadcast, its own samples and the classes of the task. It

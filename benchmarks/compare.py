@@ -1,6 +1,6 @@
 """Compare two result files of the suite case by case, to find stages that have become slower.
 
-    .venv/bin/python benchmarks/compare.py outputs/bench/before.json outputs/bench/after.json --tolerance 0.3
+    python -m benchmarks compare outputs/bench/before.json outputs/bench/after.json --tolerance 0.3
 
 The ratio of our time to the limit's is compared, not the time itself. Both are measured in turn in one run, so another
 machine or a busy one changes the ratio little. Exit code 1 if a case's ratio has grown by more than the tolerance, or a

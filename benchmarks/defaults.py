@@ -1,7 +1,7 @@
 """Measure every method with its old defaults, its present ones, and tuned: the table of docs/results/defaults.md.
 
-python -m benchmarks.defaults features --path FEATURES.npz
-python -m benchmarks.defaults images
+python -m benchmarks defaults features --path FEATURES.npz
+python -m benchmarks defaults images
 
 Two small streams, two seeds. Tuning is `fcl-bench tune` with the same number of trials for every method, on validation
 samples and a seed of its own. Runs are kept in --out; the same command goes on where it stopped, and two processes may

@@ -1,8 +1,8 @@
 """How much of feature extraction is the network's own work: the extractor on encoded images, and the bare network.
 
-    .venv/bin/python benchmarks/extraction_throughput.py --backbone resnet18
-    .venv/bin/python benchmarks/extraction_throughput.py --backbone vit_b16 --samples 32
-    .venv/bin/python benchmarks/extraction_throughput.py --backbone resnet18 --device cuda
+    python -m benchmarks extraction_throughput --backbone resnet18
+    python -m benchmarks extraction_throughput --backbone vit_b16 --samples 32
+    python -m benchmarks extraction_throughput --backbone resnet18 --device cuda
 
 One run measures both sides, alternating: the frozen pass as a run makes it (reading, decoding, resizing, standardising,
 the network, features back on the CPU), and the same network with random weights on ready tensors of the same batch
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
 import time
@@ -28,6 +27,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import numpy as np
 import torch
 from PIL import Image
+from report import write
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Backbone
@@ -188,9 +188,8 @@ def main() -> None:
     arguments = parse()
     device = environment.choose_device(arguments.device)
     result = measure(arguments, device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f"extraction-{arguments.backbone}-{arguments.images}-{device.type}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    write(file, [result])
     for name, speed in result["images_per_second"].items():
         print(f"{name:>10}: {speed:8.1f} images/s")
     print(

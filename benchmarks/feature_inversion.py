@@ -1,6 +1,6 @@
 """STSA's Table 6 and Figure 10 on a network of ours: images made of what a client with three images of a class sends.
 
-    .venv/bin/python benchmarks/feature_inversion.py data=cifar100 data.path=CIFAR100 backbone=mobilenetv2 \
+    python -m benchmarks feature_inversion data=cifar100 data.path=CIFAR100 backbone=mobilenetv2 \
         backbone.checkpoint=WEIGHTS.safetensors backbone.transform.size=96 method.M=2560
 
 The attacker knows the network, the projection and the upload, and trains a generator until the network gives its image

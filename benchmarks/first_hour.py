@@ -4,10 +4,10 @@ Every task is one or more commands in an empty folder. It must end with the exit
 and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
 which depend less on what else the machine does.
 
-    python benchmarks/first_hour.py                                  # fifteen tasks with this environment
-    python benchmarks/first_hour.py --setup                          # clones and installs first, as README says
-    python benchmarks/first_hour.py --setup --only "set up"          # that task alone
-    python benchmarks/first_hour.py --markdown outputs/bench/first_hour.md
+    python -m benchmarks first_hour                                  # fifteen tasks with this environment
+    python -m benchmarks first_hour --setup                          # clones and installs first, as README says
+    python -m benchmarks first_hour --setup --only "set up"          # that task alone
+    python -m benchmarks first_hour --markdown outputs/bench/first_hour.md
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def main() -> None:
     sums = [sum(run[key] for run in runs) for key in ("commands", "seconds", "used")]
     rows.append(["together", str(sums[0]), f"{sums[1]:.0f}", f"{sums[2]:.0f}"])
     print(machine(), text := table(header, rows, words=1), sep="\n\n")
-    write(chosen.markdown, text, runs)
+    write(chosen.markdown, runs, text)
 
 
 if __name__ == "__main__":

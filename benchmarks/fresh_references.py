@@ -1,6 +1,6 @@
 """How much of TIP's error is stale references: route a finished run's test samples with references made at its end.
 
-    .venv/bin/python benchmarks/fresh_references.py outputs/runs/fedprotip-... [...]
+    python -m benchmarks fresh_references outputs/runs/fedprotip-... [...]
 
 Fresh ones need the old tasks' data under the last model, which no client has any more: they show what references could
 do at best, by sample and by task-pure batches.

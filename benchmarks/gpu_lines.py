@@ -1,7 +1,7 @@
 """The lines that need a GPU, in one command: scores that agree with the CPU's, rounds, extraction, statistics.
 
-    .venv/bin/python benchmarks/gpu_lines.py                   # the first GPU
-    .venv/bin/python benchmarks/gpu_lines.py --device cpu --quick
+    python -m benchmarks gpu_lines                   # the first GPU
+    python -m benchmarks gpu_lines --device cpu --quick
 
 - the scores of every closed-form method with float64 statistics differ from the CPU's by less than 1e-6 of the largest;
 - kernels run in 80 % of the wall time of FedAvg's rounds with ResNet-18 and 5 clients of 5,000 images (on the CPU, in
@@ -18,7 +18,6 @@ only the first one counts. Results are written after each part, should the comma
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import extraction_throughput
 import torch
 import training_throughput
+from report import write
 from suite import made
 from suite.bench_methods import METHODS, learned
 from suite.bench_statistics import sides_of
@@ -139,7 +139,6 @@ def main(arguments: list[str] | None = None) -> int:
     except UserError as error:
         print(f"gpu_lines: error: {error}", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
     parts: list[Callable[[], list[Measured]]] = [
         lambda: agreement(device, options.quick),
         lambda: rounds(device, options.out, options.quick),
@@ -151,8 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     for part in parts:
         lines += part()
         told = [{**vars(line), "holds": line.holds} for line in lines]
-        file.write_text(json.dumps({"environment": machine, "lines": told}, indent=2) + "\n")
-        file.with_suffix(".md").write_text(f"{machine['device']}, torch {machine['torch']}\n\n{markdown(lines)}")
+        write(file, told, f"{machine['device']}, torch {machine['torch']}\n\n{markdown(lines)}", environment=machine)
     print(f"{machine['device']}, torch {machine['torch']}\n\n{markdown(lines)}written: {file}")
     counted = lines if device.type == "cuda" else [line for line in lines if not line.at_least]
     return int(not all(line.holds for line in counted))

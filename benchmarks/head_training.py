@@ -17,15 +17,14 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from report import write
 
 from fcl_bench import environment
 from fcl_bench.data.images.batches import Samples, epoch_batches
@@ -237,14 +236,10 @@ def main() -> None:
     found = measured(setting, arguments.repeats)
     print(f"a client's turn, {torch.get_num_threads()} threads; in brackets by processor time")
     print(table(found))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {
-        "sizes": {name: value for name, value in vars(arguments).items() if isinstance(value, int)},
-        "environment": environment.describe(CPU),
-        "seconds": found,
-    }
+    sizes_of = {name: value for name, value in vars(arguments).items() if isinstance(value, int)}
     file = arguments.out / f"heads-{arguments.samples}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    rows = [{"side": name, **clocks} for name, clocks in found.items()]
+    write(file, rows, sizes=sizes_of, environment=environment.describe(CPU))
     print(f"written: {file}")
 
 

@@ -1,6 +1,6 @@
 """Pack the small files of a track's runs beside its rows, so that every number can be looked into.
 
-python -m benchmarks.leaderboard_runs TRACK [FOLDER]
+python -m benchmarks leaderboard_runs TRACK [FOLDER]
 
 FOLDER is what `fcl-bench leaderboard run --out` had (outputs/leaderboard). results/leaderboard/TRACK.tar.xz then has
 a folder per row, named by the run's id. Equal runs give an equal archive.

@@ -1,7 +1,7 @@
 """What `backbone.compile=true` and `cudnn=autotuned` bring: networks as they are beside compiled and autotuned ones.
 
-    .venv/bin/python benchmarks/network_choices.py --device cuda
-    .venv/bin/python benchmarks/network_choices.py --device cpu --backbone tiny
+    python -m benchmarks network_choices --device cuda
+    python -m benchmarks network_choices --device cpu --backbone tiny
 
 The sides take turns: frozen forward passes as extraction makes them (float16 on CUDA), and steps of a client as a round
 makes them (bfloat16 on CUDA), on images that are ready on the device. A GPU is told in seconds of the wall, a CPU in
@@ -12,7 +12,6 @@ how much features and trained weights differ from those of the network as it is,
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from dataclasses import replace
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from report import write
 from suite.sides import Side, peer, processor_seconds, synchronise, time_in_turn
 from training_throughput import CLASSES, images_of
 
@@ -165,10 +165,9 @@ def main(typed: list[str] | None = None) -> int:
     except UserError as error:
         print(f"network_choices: error: {error}", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / f"network-choices-{options.backbone}-{device.type}.json"
-    record = {"environment": environment.describe(device), "sizes": vars(options) | {"out": str(options.out)}, **found}
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    rows = [{"work": kind, "network": name, **own} for kind, told in found.items() for name, own in told.items()]
+    write(file, rows, table(found).rstrip("\n"), environment=environment.describe(device))
     print(f"{table(found)}written: {file}")
     return 0
 

@@ -1,7 +1,7 @@
 """One table of how samples are spread over clients under every split and partition, and of the preparation's time.
 
-    .venv/bin/python benchmarks/partitions.py                              # CIFAR-100 in ../shared/data/cifar100
-    .venv/bin/python benchmarks/partitions.py data=features data.path=FILE.npz
+    python -m benchmarks partitions                              # CIFAR-100 in ../shared/data/cifar100
+    python -m benchmarks partitions data=features data.path=FILE.npz
 
 Every combination of SPLITS, --clients and partitions (those with a beta at each of --betas) is a row; one that a
 partition refuses is a row with its error. Preparation is reading the data, cutting it into tasks and assigning all of
@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from hydra import compose, initialize_config_dir
+from report import write
 
 from fcl_bench.composition import config_dir
 from fcl_bench.config import Settings, load_settings
@@ -152,15 +153,15 @@ def main(arguments: list[str] | None = None) -> int:
     dataset = settings_of(*options.data).data.load()
     reading = time.process_time() - begin
     table = pd.DataFrame(rows(dataset, reading, options.data, options.clients, options.betas, options.seed))
-    options.out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.out / "partitions.csv", index=False)
-    (options.out / "partitions.md").write_text(text := markdown(table))
+    text = markdown(table)
+    rows_of = table.astype(object).where(table.notna(), None).to_dict("records")
+    write(options.out / "partitions.json", rows_of, text.rstrip("\n"))
     print(text, end="")
     done = table[table["distance"].notna()]
     slowest = done.loc[done["with reading"].idxmax()]
     print(f"reading {dataset.name}: {reading:.2f} s; slowest preparation {slowest['with reading']:.2f} s:", end=" ")
     print(" ".join(str(slowest[key]) for key in ("split", "clients", "partition", "beta")).strip())
-    print(f"written: {options.out}/partitions.csv, partitions.md")
+    print(f"written: {options.out}/partitions.json, partitions.md")
     return int(slowest["with reading"] > options.limit)
 
 

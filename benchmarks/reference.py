@@ -1,6 +1,6 @@
 """Write one of the tables in results/ from run folders: the source of a page's numbers.
 
-python benchmarks/reference.py closed-form RUNS --page docs/results/closed_form.md --command "make closed-form"
+python -m benchmarks reference closed-form RUNS --page docs/results/closed_form.md --command "make closed-form"
 """
 
 from __future__ import annotations

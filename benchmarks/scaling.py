@@ -4,8 +4,8 @@ Every measurement is a whole run of the command in a process of its own, on made
 its own. One of the five sizes varies at a time; the exponent of a growth is log(last / first) / log of the sizes'
 ratio, and beside it stands the exponent of the formula at the same two sizes.
 
-    python benchmarks/scaling.py --quick            # under two minutes on two cores
-    python benchmarks/scaling.py --markdown outputs/bench/scaling.md
+    python -m benchmarks scaling --quick            # under two minutes on two cores
+    python -m benchmarks scaling --markdown outputs/bench/scaling.md
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ def main() -> None:
                 kept += [{"method": name, **asdict(size), **asdict(done[name, size])} for size in sizes]
     text = table(HEADER, rows, words=3)
     print(text)
-    write(chosen.markdown, text, kept)
+    write(chosen.markdown, kept, text)
 
 
 if __name__ == "__main__":

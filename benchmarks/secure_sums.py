@@ -1,7 +1,7 @@
 """The cost of secure sums: CPU seconds of one client and of the server in one round, by clients and numbers.
 
-    python benchmarks/secure_sums.py                # STSA's upload of 10 classes for some M and K
-    python benchmarks/secure_sums.py --quick
+    python -m benchmarks secure_sums                # STSA's upload of 10 classes for some M and K
+    python -m benchmarks secure_sums --quick
 
 All clients agree on keys and share their secrets. One of them masks a whole upload, which represents all uploads in the
 sum; the server removes as many masks from it as it would from theirs.

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from report import write
 from training_throughput import CLASSES, federation_of, images_of, network_of
 
 from fcl_bench import environment
@@ -194,10 +194,9 @@ def main() -> None:
         setting = Setting(clients, samples, arguments.side, arguments.backbone, arguments.rounds)
         seconds[case] = measured(setting, arguments.repeats)
         print(row(case, seconds[case]), flush=True)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f"small-clients-{arguments.backbone}-{arguments.side}.json"
-    result = {"environment": environment.describe(CPU), "rounds": arguments.rounds, "seconds": seconds}
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    rows = [{"clients x samples": case, "seconds": own} for case, own in seconds.items()]
+    write(file, rows, rounds=arguments.rounds, environment=environment.describe(CPU))
     print(f"\nwritten: {file}")
 
 

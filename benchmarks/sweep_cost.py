@@ -1,8 +1,8 @@
 """Processor seconds that each further job of a sweep takes: default runs on digits, all in one command.
 
-    python benchmarks/sweep_cost.py                                    # the default run (FedRAN), 24 seeds
-    python benchmarks/sweep_cost.py --methods afl,stsa,fedran --seeds 8
-    python benchmarks/sweep_cost.py --profile afl                      # where the time of further jobs goes
+    python -m benchmarks sweep_cost                                    # the default run (FedRAN), 24 seeds
+    python -m benchmarks sweep_cost --methods afl,stsa,fedran --seeds 8
+    python -m benchmarks sweep_cost --profile afl                      # where the time of further jobs goes
 
 A sweep of n jobs and one of its first job alone take turns, each in a process and a folder of its own. The difference
 of their processor seconds (all threads, and what they start), over n - 1, is the cost of one further job. It includes
@@ -13,7 +13,6 @@ methods use). Processor seconds are the same on a busy machine.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
@@ -22,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fcl_bench import environment
+from report import write
 
 
 def processor_seconds(arguments: list[str], threads: int) -> float:
@@ -98,18 +97,8 @@ def main() -> None:
         found["further"].append((all_of_them - one) / (jobs - 1))
         print(f"first job {one:.2f} s, all {jobs} {all_of_them:.2f} s, each further job {found['further'][-1]:.3f} s")
     print(f"processor seconds per further job, median of {given.repeats}: {statistics.median(found['further']):.3f}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    import torch
-
-    result = {
-        "jobs": jobs,
-        "command": whole,
-        "threads": given.threads,
-        "environment": environment.describe(torch.device("cpu")),
-        "processor_seconds": found,
-    }
     file = given.out / "sweep.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    write(file, [{"sweep": " ".join(whole), "jobs": jobs, "threads": given.threads, "processor seconds": found}])
     print(f"written: {file}")
 
 

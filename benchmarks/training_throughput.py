@@ -9,7 +9,6 @@ measures its clients instead, in the rounds of a second task: with layers frozen
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from report import write
 
 from fcl_bench import environment
 from fcl_bench.backbones.backbone import Trainable
@@ -199,9 +199,8 @@ def main() -> None:
     arguments = parse()
     device = environment.choose_device(arguments.device)
     result = measure(arguments, device)
-    arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / f"{arguments.method}-{arguments.backbone}-{device.type}.json"
-    file.write_text(json.dumps(result, indent=2) + "\n")
+    write(file, [result])
     for name, speed in result["images_per_second"].items():
         print(f"{name:>10}: {speed:8.0f} images/s")
     print(f"rounds reach {100 * result['ratio_median']:.1f} % of the bare pass (median of {arguments.repeats})")

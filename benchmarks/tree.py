@@ -5,9 +5,9 @@ allows it, a run with `transport=tree` and a flat one are measured, each in a pr
 the longest path, and how far the classifiers are apart. The formula of the path takes a link's rate, and the seconds
 that a node takes per upload in the last run that was measured.
 
-    python benchmarks/tree.py --paper                        # the formulas alone, in seconds
-    python benchmarks/tree.py --quick                        # 100 clients, under a minute on a free core
-    python benchmarks/tree.py --markdown outputs/bench/tree.md
+    python -m benchmarks tree --paper                        # the formulas alone, in seconds
+    python -m benchmarks tree --quick                        # 100 clients, under a minute on a free core
+    python -m benchmarks tree --markdown outputs/bench/tree.md
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def main() -> None:
     runs = [table(RUNS, [run_row(one) for one in found])] if found else []
     text = "\n\n".join([*runs, told, table(PAPER, paper)])
     print(text)
-    write(chosen.markdown, text, found)
+    write(chosen.markdown, found, text)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a user waits for around runs, in processor seconds and as a multiple of `import torch`.
 
-    python benchmarks/waiting.py                               # all rows
-    python benchmarks/waiting.py --only tables --runs 2000     # one of them
-    python benchmarks/waiting.py --against ../other/src        # by turns with another checkout
+    python -m benchmarks waiting                               # all rows
+    python -m benchmarks waiting --only tables --runs 2000     # one of them
+    python -m benchmarks waiting --against ../other/src        # by turns with another checkout
 
 Rows: `composing` of a further job; `first job` of 500 until it begins, and `launched` with a launcher, where only the
 parent process counts; `afl`, a run on digits; `collect` and `collect again` of copies of one run with other seeds and
@@ -24,7 +24,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import machine, table
+from report import machine, table, write
 
 from fcl_bench import files as json_files
 from fcl_bench.files import file_checksum
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000, help="folders to collect")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--against", type=Path, metavar="SRC", help="another checkout's src, measured by turns")
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
     given = parser.parse_args()
     chosen = ["import torch", *(row for row in rows[1:] if not given.only or row in given.only.split(","))]
     sources = [Path(__file__).parents[1] / "src", *([given.against.absolute()] if given.against else [])]
@@ -134,7 +135,11 @@ def main() -> None:
         ]
         lines.append([row, *(text for seconds, ratio in cells for text in (f"{seconds:.3f}", f"{ratio:.3f}"))])
     header = ["", "processor seconds", "of import torch", *(["there", "of import torch"] if given.against else [])]
-    print(machine(), table(header, lines, words=1), sep="\n\n")
+    print(machine(), text := table(header, lines, words=1), sep="\n\n")
+    rows_of = [
+        {"row": row, "source": str(source), "processor seconds": values} for (row, source), values in found.items()
+    ]
+    write(given.out / "waiting.json", rows_of, text)
 
 
 if __name__ == "__main__":

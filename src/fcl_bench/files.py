@@ -13,13 +13,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from filelock import FileLock, Timeout
 
 from fcl_bench.errors import UserError, printable
 
 log = logging.getLogger(__name__)
+_Place = TypeVar("_Place", Path, str)
 
 #: The errors of network file systems that can't write a folder's entries out.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -47,10 +48,10 @@ def json_hash(content: Any) -> str:
     return content_hash(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def file_checksum(path: Path, digest: Any = None) -> str:
+def file_checksum(path: Path | str, digest: Any = None) -> str:
     """Hash of a file's bytes, by `digest` or else `content_hash`. Raises OSError for no file or an unreadable one."""
     digest = digest or content_hash()
-    with regular(path).open("rb") as file:
+    with open(regular(path), "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
@@ -73,16 +74,16 @@ def user_path(key: str, given: str) -> Path:
     return path
 
 
-def special(path: Path) -> str:
+def special(path: Path | str) -> str:
     """What is at `path` in place of a file ("a FIFO", "a folder"); "" for a file, and where nothing is."""
     try:
-        mode = path.stat().st_mode
+        mode = os.stat(path).st_mode
     except OSError:
         return ""
     return "" if stat.S_ISREG(mode) else _SPECIAL.get(stat.S_IFMT(mode), "no file")
 
 
-def regular(path: Path) -> Path:
+def regular(path: _Place) -> _Place:
     """`path` itself. Raises OSError if a FIFO, a device or the like is there: opening one may block for ever."""
     if found := special(path):
         raise OSError(errno.EISDIR if found == "a folder" else errno.EINVAL, f"it is {found}", str(path))

@@ -106,7 +106,7 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path, monkeypatch, capsys):
     rounds = gpu_lines.Measured("rounds", 0.1, gpu_lines.KERNELS, True)
     monkeypatch.setattr(gpu_lines, "rounds", lambda *_: [rounds])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 0
-    told = json.loads((tmp_path / "gpu-lines-cpu.json").read_text())["lines"]
+    told = json.loads((tmp_path / "gpu-lines-cpu.json").read_text())["rows"]
     assert len(told) == 2 + 2 + len(METHODS)
     assert [line["holds"] for line in told if "scores" in line["what"]] == [True] * len(METHODS)
     assert "| extraction | ≥ 0.9 | 0.1 | **no** |" in capsys.readouterr().out
@@ -117,12 +117,13 @@ def test_compiled_networks_are_measured_beside_those_as_they_are(tmp_path, monke
     monkeypatch.setattr(network_extractor, "BACKEND", "eager")
     small = ["--device", "cpu", "--backbone", "tiny", "--batch", "4", "--batches", "1", "--rounds", "1"]
     assert network_choices.main([*small, "--out", str(tmp_path)]) == 0
-    told = json.loads((tmp_path / "network-choices-tiny-cpu.json").read_text())
+    rows = json.loads((tmp_path / "network-choices-tiny-cpu.json").read_text())["rows"]
     for kind in (network_choices.EXTRACTION, network_choices.TRAINING):
-        assert told[kind].keys() == {"as it is", "compiled"}
-        assert told[kind]["as it is"]["gain"] == 1
-        assert told[kind]["compiled"]["gain"] > 0
-        assert told[kind]["compiled"]["difference"] == 0  # that backend runs what was captured as it is
+        told = {row["network"]: row for row in rows if row["work"] == kind}
+        assert told.keys() == {"as it is", "compiled"}
+        assert told["as it is"]["gain"] == 1
+        assert told["compiled"]["gain"] > 0
+        assert told["compiled"]["difference"] == 0  # that backend runs what was captured as it is
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert network_choices.choices(torch.device("cpu")).keys() == {"as it is"}
     assert "no-such-compiler is not there" in capsys.readouterr().err

@@ -82,6 +82,6 @@ def test_every_task_of_the_first_hour_works(tmp_path):
     script = REPOSITORY / "benchmarks" / "first_hour.py"
     done = subprocess.run([sys.executable, script, "--markdown", file], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    runs = json.loads(file.with_suffix(".json").read_text())["runs"]
+    runs = json.loads(file.with_suffix(".json").read_text())["rows"]
     assert [run["task"] for run in runs] == [task.name for task in first_hour.TASKS]
     assert sum(line.startswith("| ") for line in file.read_text().splitlines()) == len(runs) + 3

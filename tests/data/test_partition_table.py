@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -27,7 +29,7 @@ def test_every_partition_is_in_the_table_and_what_is_refused_says_why(monkeypatc
     monkeypatch.setattr(partitions, "SPLITS", (("tasks=5",), ("split=si_blurry", "tasks=2")))
     asked = ["data=digits", "--clients", "4", "400", "--betas", "0.1", "--out", str(tmp_path)]
     assert partitions.main([*asked, "--limit", "1000"]) == 0
-    table = pd.read_csv(tmp_path / "partitions.csv")
+    table = pd.DataFrame(json.loads((tmp_path / "partitions.json").read_text())["rows"])
     assert len(table) == 2 * 2 * (3 + 5)
     assert {name.split()[0] for name in table["partition"]} == {
         file.stem for file in config_dir().glob("partition/*.yaml")

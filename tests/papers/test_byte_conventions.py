@@ -16,7 +16,7 @@ from fcl_bench.methods.closed_form.centred_sketch import CentredSketch
 from fcl_bench.methods.closed_form.fedran import FedRAN
 from fcl_bench.methods.closed_form.stsa import STSA
 from fcl_bench.methods.closed_form.stsa_e import STSAE
-from fcl_bench.papers.nominal import rounds_mib
+from fcl_bench.papers.nominal import convolutions, resnet18, rounds_mib
 from tests.methods.harness import context_of
 from tests.small_runs import settings_for
 
@@ -109,10 +109,27 @@ def test_target_in_fedrans_table_4(classes, rank, cifar_stem, ratio, like_for_li
     if cifar_stem:
         network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
     state = [tensor for tensor in network.state_dict().values() if tensor.is_floating_point()]
-    assert printed(rounds_mib(state, 100) / FEDRAN_TABLE_4[classes], ratio)
-    assert rounds_mib([tensor.double() for tensor in state], 50) == rounds_mib(state, 100)
     assert {tensor.dtype for tensor in state} == {torch.float32}
-    assert printed(rounds_mib(state, 100) / (4 * fedran_values(8192, rank, classes) / 2**20), like_for_like)
+    values = sum(tensor.numel() for tensor in state)
+    assert printed(rounds_mib(values, 100) / FEDRAN_TABLE_4[classes], ratio)
+    assert rounds_mib(2 * values, 50) == rounds_mib(values, 100)  # float64
+    assert printed(rounds_mib(values, 100) / (4 * fedran_values(8192, rank, classes) / 2**20), like_for_like)
+
+
+def test_a_resnet18_that_is_counted_has_the_layers_of_one_that_is_built():
+    import timm
+
+    for small_images in (False, True):
+        with torch.device("meta"):
+            network = timm.create_model("resnet18", num_classes=0)
+            if small_images:
+                network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
+        built = [layer.weight for layer in network.modules() if isinstance(layer, torch.nn.Conv2d)]
+        counted = [(channels, patch) for _, channels, patch in convolutions(small_images)]
+        assert sorted(counted) == sorted((len(weight), weight[0].numel()) for weight in built)
+        weights = sum(weight.numel() for weight in network.parameters())
+        statistics = sum(value.numel() for value in network.buffers() if value.is_floating_point())
+        assert resnet18(small_images) == (weights, statistics)
 
 
 def test_one_accounting_for_all():

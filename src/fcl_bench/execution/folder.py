@@ -158,13 +158,19 @@ class RunFolder:
         # What one key names by an anchor another one may mean.
         whole = re.search(r"[:-] [&*]\w", content)
         parts = [content] if whole else re.split(r"^(?=\w)", content, flags=re.MULTILINE)
-        return {key: value for part in parts for key, value in pickle.loads(_parsed(part)).items()}
+        found: dict[str, Any] = {}
+        for part in parts:
+            nested, parsed = _parsed(part)
+            found |= pickle.loads(parsed) if nested else parsed
+        return found
 
     def _holds(self, name: str, checksum: str, read: Container[str] | None = None) -> bool:
         """Whether a file is as it was written. Raises OSError if it does not exist or is not a file."""
+        # A text: collecting thousands of runs asks this so often that making each `Path` would take as long again.
+        place = f"{self.path}/{name}"
         if read is None or name in read:
-            return file_checksum(self.path / name) == checksum
-        return regular(self.path / name).stat().st_size >= 0
+            return file_checksum(place) == checksum
+        return os.stat(regular(place)).st_size >= 0
 
     def clear(self, keep_checkpoint: bool = False) -> None:
         """Delete everything but the log: a complete run (force), or the remains of a killed or damaged one."""
@@ -217,8 +223,11 @@ class RunFolder:
 
 
 @functools.lru_cache(maxsize=4096)
-def _parsed(part: str) -> bytes:
-    return pickle.dumps(yaml.load(part, Loader=YAML_LOADER) or {})
+def _parsed(part: str) -> tuple[bool, Any]:
+    """Whether values are nested, and the mapping: these pickled, so that each reader gets objects of its own."""
+    found = yaml.load(part, Loader=YAML_LOADER) or {}
+    nested = any(isinstance(value, dict | list) for value in found.values())
+    return nested, pickle.dumps(found) if nested else found
 
 
 def ignores_partition(config: Mapping[str, Any]) -> bool:

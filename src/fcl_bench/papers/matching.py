@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -151,9 +152,12 @@ class Matcher:
     def __init__(self, runs: pd.DataFrame, folder: Path) -> None:
         self._runs = runs
         self._folder = folder
+        # A run stands beside many numbers, and a value is printed of many: each is read once.
         self._config = functools.cache(lambda run: RunFolder(folder / run).config())
         self._record = functools.cache(lambda run: read_json(folder / run / "run.json"))
-        self.doubts = functools.cache(self._doubts)  # many numbers are of one run
+        self._settings = functools.cache(self._settings_of)
+        self._having = functools.cache(lambda key, value: (runs[key].map(text) == value).to_numpy(bool))
+        self.doubts = functools.cache(self._doubts)
 
     def differences(self, cell: pd.Series) -> dict[Hashable, list[str]]:
         """Return what else differs in runs that have the method, tasks, clients, beta and data of a printed number.
@@ -165,21 +169,33 @@ class Matcher:
         Returns:
             Index in the frame of runs -> "key=value, here value", nothing for a run of exactly this setting.
         """
-        candidates = self._runs
+        if self._runs.empty:
+            return {}
+        candidates = np.ones(len(self._runs), dtype=bool)
         for key in ("method", *STATED):
-            if len(candidates) and cell[key]:
-                candidates = candidates[candidates[key].map(text) == number_text(cell[key])]
-        if candidates.empty:
+            if cell[key]:
+                candidates = candidates & self._having(key, number_text(cell[key]))
+        if not candidates.any():
+            return {}
+        # Only what runs could have is composed whole.
+        whole = settings_of((f"data={cell['data']}",)).data
+        candidates = candidates & self._having("data", whole.name)
+        if not candidates.any():
             return {}
         wanted = settings_of(overrides(cell))
-        candidates = candidates[candidates["data"] == wanted.data.name]
-        return {index: self._differing(run, cell, wanted) for index, run in candidates.iterrows()}
+        there = comparable(wanted, cell["metric"])
+        return {
+            index: self._differing(run, cell, wanted, there, whole)
+            for index, run in self._runs[candidates].iterrows()
+        }
 
-    def _differing(self, run: pd.Series, cell: pd.Series, wanted: Settings) -> list[str]:
-        settings = self._settings(run)
+    def _differing(
+        self, run: pd.Series, cell: pd.Series, wanted: Settings, there: dict[str, Any], whole: Any
+    ) -> list[str]:
+        settings = self._settings(run["folder"])
         if settings is None:
             return ["a configuration of another version"]
-        here, there = comparable(settings, cell["metric"]), comparable(wanted, cell["metric"])
+        here = comparable(settings, cell["metric"])
         left_open = {key for key in STATED if not cell[key]}
         found = [
             f"{key}={_shown(there, key)}, here {_shown(here, key)}"
@@ -188,21 +204,22 @@ class Matcher:
         ]
         if run["method.revision"] != str(wanted.method.revision):
             found.append(f"revision {wanted.method.revision} of the method, here {run['method.revision']}")
-        if not found and wanted.data == settings_of((f"method={cell['method']}", f"data={cell['data']}")).data:
+        if not found and wanted.data == whole:
             return other_counts(self._record(run["folder"]), self._folder / run["folder"], wanted)
         return found
 
     def _doubts(self, folder: str) -> str:
         """Return why a run that has a printed setting, by its own account, is not known to have it; "" if it is."""
-        settings = settings_in(self._config(folder))
+        settings = self._settings(folder)
+        assert settings is not None  # it was compared
         return ", ".join(doubts(self._record(folder), settings, self._folder / folder))
 
-    def _settings(self, run: pd.Series) -> Settings | None:
+    def _settings_of(self, folder: str) -> Settings | None:
         """Return a run's settings; None if this version of the code has no such configuration."""
         try:
-            return settings_in(self._config(run["folder"]))
+            return settings_in(self._config(folder))
         except UserError as error:
-            log.debug("run %s: %s", run["run_id"], error)
+            log.debug("run %s: %s", folder, error)
             return None
 
 
@@ -218,6 +235,8 @@ def groups_of(
     the `doubted` ones (index -> why).
     """
     exact = [index for index, differing in differences.items() if not differing]
+    if not exact:
+        return {}
     prints = [key for key in ("features", "data_fingerprint") if key in runs and runs.loc[exact, key].nunique() > 1]
     found: dict[str, list[Hashable]] = {}
     for index in exact:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Iterable
+import re
 
 import pandas as pd
 import torch
 
+from fcl_bench.config import Settings
 from fcl_bench.data.splits.base import even_sizes
 from fcl_bench.methods.data_free.lander import LANDER
 from fcl_bench.methods.projection.fedprotip import FedProTIP
@@ -28,6 +28,8 @@ SIZES = (*CONVENTIONS, RELATIVE, SKETCHES)
 
 #: Of FedProTIP's ResNet-18: 512 channels in 2 x 2 cells.
 _FEATURES = 2048
+#: The channels of a ResNet-18's four stages. A network is counted here, not built, which needs no import of timm.
+_WIDTHS = (64, 128, 256, 512)
 
 
 def nominal(cell: pd.Series) -> float | None:
@@ -73,7 +75,7 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     """
     if not cell["method"] or words_without_key(cell["setting"]):
         return None
-    settings = settings_of(overrides(cell))
+    settings = _settings(cell)
     classes = (settings.resolved["data"].get("about") or {}).get("classes")
     # With random features no size depends on the backbone's; without, its width would have to be known.
     if classes is None or getattr(settings.method, "M", None) is None:
@@ -89,45 +91,51 @@ def _counted(cell: pd.Series, convention: str, one_task: bool = False) -> float 
     return settings.method.paper_bytes(context, [max(sizes)] if one_task else sizes)[convention]
 
 
+def _settings(cell: pd.Series) -> Settings:
+    """Return the settings of the cell as far as sizes depend on them: no network, and not how one was adapted."""
+    return settings_of(tuple(word for word in overrides(cell) if not re.match(r"(backbone|adapt)[.=]", word)))
+
+
 def _model_mib(cell: pd.Series, task: int) -> float:
     """Return MiB: FedProTIP's network with the class weights of the tasks up to this one (from 1), sent once.
 
     It counts only weights, no batch-norm statistics, and a layer from the 2,048 features to 512, which only it has.
     """
     classes = sum(even_sizes(_classes(cell["data"]), int(cell["tasks"]))[:task])
-    body = sum(weight.numel() for weight in _resnet18(0, True).parameters())
+    body, _ = resnet18(small_images=True)
     mapping = (_FEATURES + 1) * 512
     return 4 * (body + mapping + (_FEATURES + 1) * classes) / MIB
 
 
 def _activations_mib(cell: pd.Series) -> float:
     """Return MiB of m_s columns of the inputs of every convolution (no classifier) that trains after the first task."""
-    method = settings_of(overrides(cell)).method
+    method = _settings(cell).method
     assert isinstance(method, FOT)
     assert method.columns is not None
-    frozen = tuple(f"layer{stage + 1}." for stage in range(method.frozen_stages))
-    sides = [side for name, side in _unfolded().items() if name.startswith("layer") and not name.startswith(frozen)]
+    sides = [side for stage, _, side in convolutions(small_images=True) if stage > method.frozen_stages]
     return 4 * method.columns * sum(sides) / MIB
 
 
 def _sketches_mib(cell: pd.Series) -> float:
     """Return MiB of s_l columns, at most d_l, of every one of the network's 21 layers, frozen or not."""
-    method = settings_of(overrides(cell)).method
+    method = _settings(cell).method
     assert isinstance(method, FedProTIP)
-    return 4 * sum(side * method.sketch_width(side) for side in [*_unfolded().values(), _FEATURES]) / MIB
+    sides = [*(side for _, _, side in convolutions(small_images=True)), _FEATURES]
+    return 4 * sum(side * method.sketch_width(side) for side in sides) / MIB
 
 
 def _target_mib(data: str) -> float:
     """Return MiB of TARGET's upload for a task: 100 rounds of a ResNet-18, on CIFAR-100 with the small images' stem."""
-    return rounds_mib(_resnet18_state(_classes(data), data == "cifar100"), rounds=100)
+    weights, statistics = resnet18(small_images=data == "cifar100")
+    return rounds_mib(weights + statistics + (_WIDTHS[-1] + 1) * _classes(data), rounds=100)
 
 
 def _lander_mib(cell: pd.Series) -> float:
     """Return LANDER's MiB in STSA's Table 5, for a ResNet-18 with the stem for small images."""
-    settings = settings_of(overrides(cell))
-    method, width = settings.method, 512
+    settings = _settings(cell)
+    method, width = settings.method, _WIDTHS[-1]
     assert isinstance(method, LANDER)
-    body = sum(tensor.numel() for tensor in _resnet18_state(0, True)) + (width + 1) * method.anchor_size
+    body = sum(resnet18(small_images=True)) + (width + 1) * method.anchor_size
     sizes = even_sizes(_classes(cell["data"]), settings.scalars.tasks)
     return method.exchanged_mib(body, width + 1, 32, list(itertools.accumulate(sizes)))
 
@@ -136,30 +144,25 @@ def _classes(data: str) -> int:
     return int(settings_of((f"data={data}",)).resolved["data"]["about"]["classes"])
 
 
-def rounds_mib(state: Iterable[torch.Tensor], rounds: int) -> float:
-    """What a gradient method uploads per task (MiB): the whole model state with buffers, in every round."""
-    return rounds * sum(tensor.numel() * tensor.element_size() for tensor in state) / MIB
+def rounds_mib(values: int, rounds: int) -> float:
+    """What a gradient method uploads per task (MiB): the whole model state with buffers, in float32, in every round."""
+    return rounds * 4 * values / MIB
 
 
-def _resnet18_state(classes: int, small_images: bool) -> tuple[torch.Tensor, ...]:
-    """Return the weights and batch-norm buffers of a ResNet-18, without values."""
-    state = _resnet18(classes, small_images).state_dict()
-    return tuple(tensor for tensor in state.values() if tensor.is_floating_point())
+def convolutions(small_images: bool) -> list[tuple[int, int, int]]:
+    """Return stage (0: the stem), channels and d_l, the numbers in one patch, per convolution of a ResNet-18."""
+    layers = [(0, _WIDTHS[0], 3 * (3 if small_images else 7) ** 2)]
+    inputs = _WIDTHS[0]
+    for stage, width in enumerate(_WIDTHS, 1):
+        layers += [(stage, width, 9 * inputs), *[(stage, width, 9 * width)] * 3]
+        if width != inputs:
+            layers.append((stage, width, inputs))  # of the shortcut, 1 x 1
+        inputs = width
+    return layers
 
 
-def _unfolded() -> dict[str, int]:
-    """Return d_l, the numbers in one patch, per convolution of a ResNet-18 with the stem for small images."""
-    layers = _resnet18(0, True).named_modules()
-    return {name: layer.weight[0].numel() for name, layer in layers if isinstance(layer, torch.nn.Conv2d)}
-
-
-@functools.cache
-def _resnet18(classes: int, small_images: bool) -> torch.nn.Module:
-    """Return a ResNet-18 whose parameters have no values."""
-    import timm
-
-    with torch.device("meta"):
-        network = timm.create_model("resnet18", num_classes=classes)
-        if small_images:
-            network.conv1 = torch.nn.Conv2d(3, 64, 3, bias=False)
-    return network
+def resnet18(small_images: bool) -> tuple[int, int]:
+    """Return the numbers of weights and of batch-norm statistics of a ResNet-18 without a classifier."""
+    layers = convolutions(small_images)
+    channels = sum(channels for _, channels, _ in layers)
+    return sum(channels * patch for _, channels, patch in layers) + 2 * channels, 2 * channels

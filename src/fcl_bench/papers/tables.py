@@ -238,14 +238,14 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
         found = groups_of(differences, runs, left_open, doubted) or {"": []}
         used: set[Any] = set()
         for at, matching in found.items():
-            indices = _newest(runs.loc[matching])
+            indices = _newest(runs.loc[matching]) if matching else []
             used.update(indices)
             chosen = [text(runs.loc[indices[0], key]) for key in left_open] if indices else []
             line = {"cell": position, "at": _where(cell, at), "open": ", ".join(chosen)}
             line |= {"state": state or (HAS_RUNS if indices else NOT_RUN)}
             line |= {"doubts": doubted.get(indices[0], "") if indices else ""}
             counted = {"nominal": nominal(cell), "as_sent": as_sent(cell)}
-            lines.append(line | counted | _ours(cell, runs.loc[indices]))
+            lines.append(line | counted | (_ours(cell, runs.loc[indices]) if indices else {}))
         compared |= used
         for index, differing in differences.items():
             known = {key: cell[key] for key in ("row", "column", "metric")}
@@ -283,8 +283,6 @@ def _partitions(runs: pd.DataFrame) -> list[str]:
 
 def _newest(runs: pd.DataFrame) -> list[Any]:
     """Return the index of the newest run of each seed: runs that differ in keys that are free measure the same."""
-    if runs.empty:
-        return []
     newest = runs.sort_values("written", kind="stable").drop_duplicates(["device", "protocol", "seed"], keep="last")
     return list(newest.index.sort_values())
 
@@ -318,7 +316,7 @@ def _ours(cell: pd.Series, runs: pd.DataFrame) -> dict[str, Any]:
     """Return mean, standard deviation, n and gates of the runs, separately for each device and protocol."""
     columns = _SENT if cell["metric"] in SIZES else {OURS: cell["metric"]}
     found: dict[str, Any] = {}
-    for (device, protocol), part in runs.groupby(["device", "protocol"]) if len(runs) else ():
+    for (device, protocol), part in runs.groupby(["device", "protocol"]):
         for column, metric in columns.items():
             numbers = _values(part, metric) / _unit(cell, part)
             name = f"{column}, {device}, {protocol}"

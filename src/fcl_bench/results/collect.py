@@ -68,21 +68,24 @@ def collect(runs: Path, measures: Collection[str] = ()) -> pd.DataFrame:
     """
     single = [name for name in measures if by_task(name)]
     known, rows = {} if single else _indexed(runs), {}
-    for path in sorted(runs.glob("*/run.json")):
-        name, stamp = path.parent.name, _stamp(path.parent)
+    for name in sorted(os.listdir(runs)) if runs.is_dir() else ():
+        if not os.path.exists(f"{runs}/{name}/run.json"):
+            continue
+        stamp = _stamp(f"{runs}/{name}")
         if stamp and name in known and known[name][0] == stamp:
             rows[name] = known[name]
             continue
-        record = RunFolder(path.parent).complete_record(otherwise="leaving it out", read=_READ)
+        folder = runs / name
+        record = RunFolder(folder).complete_record(otherwise="leaving it out", read=_READ)
         if record is None:
             continue
         try:
-            row = run_row(path.parent, record, single)
+            row = run_row(folder, record, single)
             # A measure that is no number would end the frame of all runs.
             numbers = {key: float(row[key]) for key in MEASURES if row.get(key) is not None}
             rows[name] = [stamp, row | numbers]
         except _FOREIGN as error:
-            log.warning("run folder %s is in another form: %r; leaving it out", path.parent, error)
+            log.warning("run folder %s is in another form: %r; leaving it out", folder, error)
     if not single and rows != known:
         try:
             with replacing(runs / _INDEX) as temporary:
@@ -101,11 +104,12 @@ def _indexed(runs: Path) -> dict[str, list[Any]]:
         return {}
 
 
-def _stamp(folder: Path) -> list[Any]:
+def _stamp(folder: str) -> list[Any]:
     """The name, size and time of each file that a row is made from, and run.json's seal; [] if one cannot be read."""
     try:
         files = [(file.name, file.stat()) for file in os.scandir(folder) if file.name in _STAMPED]
-        seal = regular(folder / "run.json").read_bytes()[-_SEAL:].decode(errors="replace")
+        with open(regular(f"{folder}/run.json"), "rb") as file:
+            seal = file.read()[-_SEAL:].decode(errors="replace")
         return [*sorted([name, status.st_size, status.st_mtime_ns] for name, status in files), seal]
     except OSError:
         return []
