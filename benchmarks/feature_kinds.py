@@ -1,6 +1,6 @@
 """Which random features are best for ridge regression, at the same number M of them: pooled features, no federation.
 
-    .venv/bin/python benchmarks/feature_kinds.py FEATURES.npz --M 2048 --seeds 0 1 2
+    .venv/bin/python -m benchmarks feature_kinds FEATURES.npz --M 2048 --seeds 0 1 2
 
 The file is one of `data=features`. Ridge regression with lambda at 1 % of the mean eigenvalue and scaled scores, as the
 sketches have it, learns from nine tenths of the training samples. The table has the accuracy on the last tenth, which

@@ -1,6 +1,6 @@
 """Compares what `fcl-bench plan` says of ten commands with what they then take, as a table in Markdown.
 
-python benchmarks/planned.py FEATURES [NUMBER ...]
+python -m benchmarks planned FEATURES [NUMBER ...]
 
 FEATURES is the .npz of CIFAR-100's features (docs/results/index.md). Of each number (1 to 10; all by default) the plan
 and then the runs are made in processes of their own, one after the other, in a new folder. Seconds are `total_seconds`

@@ -1,6 +1,6 @@
 """How far the Gaussian sketch's W is from that of the exact Gram matrix, beside what theory allows.
 
-    .venv/bin/python benchmarks/sketch_error.py method.M=512,1024,2048 method.rank=0,16,64,256 data=features \
+    .venv/bin/python -m benchmarks sketch_error method.M=512,1024,2048 method.rank=0,16,64,256 data=features \
         data.path=FEATURES.npz tasks=10
 
 Each pair of M and rank is one run of `method=gaussian_sketch`; then the exact G = H'H and B = H'Y of all training

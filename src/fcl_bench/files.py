@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from fcl_bench.errors import UserError, printable
 
 log = logging.getLogger(__name__)
-_Place = TypeVar("_Place", Path, str)
+_Place = TypeVar("_Place", bound=Path | str)
 
 #: The errors of network file systems that can't write a folder's entries out.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)

@@ -185,8 +185,7 @@ class Matcher:
         wanted = settings_of(overrides(cell))
         there = comparable(wanted, cell["metric"])
         return {
-            index: self._differing(run, cell, wanted, there, whole)
-            for index, run in self._runs[candidates].iterrows()
+            index: self._differing(run, cell, wanted, there, whole) for index, run in self._runs[candidates].iterrows()
         }
 
     def _differing(

@@ -59,7 +59,9 @@ def chart_rows(summary: pd.DataFrame) -> list[dict[str, Any]]:
             spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(matrix), np.nan)
             numbers = {"curve": curves.mean(axis=0), "spread": spread, "matrix": matrix}
             for key, values in numbers.items():
-                entry[key] = np.where(np.isnan(values), None, values.round(3).astype(object)).tolist()
+                rounded = values.round(3).astype(object)
+                rounded[np.isnan(values)] = None
+                entry[key] = rounded.tolist()
         found.append({**entry, "gated": bool(row["gates"])})
     return found
 
