@@ -4,9 +4,8 @@
     python -m benchmarks waiting --only tables --runs 2000     # one of them
     python -m benchmarks waiting --against ../other/src        # by turns with another checkout
 
-Rows: `composing` of a further job; `first job` of 500 until it begins, and `launched` with a launcher, where only the
-parent process counts; `afl`, a run on digits; `collect` and `collect again` of copies of one run with other seeds and
-settings; `tables` of them.
+`ROWS` says what they are; the runs that are collected are copies of one, with other seeds and settings. The table of
+docs/results/benchmarks.md is of benchmarks/measured/waiting.json (--out benchmarks/measured).
 """
 
 from __future__ import annotations
@@ -24,12 +23,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from report import machine, table, write
+from report import machine, table_of, write
 
 from fcl_bench import files as json_files
 from fcl_bench.files import file_checksum
 
 JOBS = ("-m", "method=afl,stsa,fedran,fedncm,fedlda", "data=digits", "seed=range(100)")
+#: Jobs of a sweep that is typed again when all of them are finished.
+AGAIN = 20
 COMPOSING = (
     "import time; from fcl_bench.composition import composed; composed(['method=afl', 'seed=0'])\n"
     "begin = time.process_time()\n"
@@ -97,6 +98,13 @@ def measured(row: str, source: Path, place: Path) -> float:
                 return until_begun((*JOBS, "hydra/launcher=parallel", "hydra.launcher.n_jobs=2"), source, Path(folder))
             case "afl":
                 return used(["-m", "fcl_bench", "method=afl", "data=digits", f"out={folder}"], source)[0]
+            case "finished job":
+                sweep = ["-m", "fcl_bench", "-m", "method=afl", "data=digits", f"out={folder}"]
+                used([*sweep, f"seed=range({AGAIN})"], source)
+                one, all_of_them = (used([*sweep, f"seed=range({jobs})"], source)[0] for jobs in (1, AGAIN))
+                return (all_of_them - one) / (AGAIN - 1)
+            case "papers":
+                return used(["-m", "fcl_bench.cli.tables", "--paper", "all", "--out", folder], source)[0]
             case "tables":
                 return used(["-m", "fcl_bench.cli.tables", "--out", str(place / "many")], source)[0]
     if row == "collect":
@@ -106,8 +114,22 @@ def measured(row: str, source: Path, place: Path) -> float:
     return float(used(["-c", COLLECT, str(place / "many" / "runs")], source)[1])
 
 
+#: Row -> what it is, for tables.
+ROWS = {
+    "import torch": "`import torch`",
+    "composing": "composing a further job of a sweep",
+    "first job": "a sweep of 500 jobs until the first begins",
+    "launched": "the same with two workers, parent process alone",
+    "finished job": "a finished job of a sweep that goes on",
+    "afl": "AFL on digits, the whole command",
+    "collect": "reading {runs:,} runs for the first time",
+    "collect again": "reading {runs:,} runs again",
+    "tables": "`fcl-tables` of {runs:,} runs",
+    "papers": "`fcl-tables --paper all` without runs",
+}
+
+
 def main() -> None:
-    rows = ("import torch", "composing", "first job", "launched", "afl", "collect", "collect again", "tables")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="LIST", help="rows with commas between them")
     parser.add_argument("--runs", type=int, default=10_000, help="folders to collect")
@@ -115,7 +137,10 @@ def main() -> None:
     parser.add_argument("--against", type=Path, metavar="SRC", help="another checkout's src, measured by turns")
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmarks"))
     given = parser.parse_args()
-    chosen = ["import torch", *(row for row in rows[1:] if not given.only or row in given.only.split(","))]
+    wanted = given.only.split(",") if given.only else list(ROWS)
+    if unknown := set(wanted) - ROWS.keys():
+        parser.error(f"--only: {', '.join(sorted(unknown))} is no row (the rows are {', '.join(ROWS)})")
+    chosen = [row for row in ROWS if row in ("import torch", *wanted)]
     sources = [Path(__file__).parents[1] / "src", *([given.against.absolute()] if given.against else [])]
     found: dict[tuple[str, Path], list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -127,19 +152,16 @@ def main() -> None:
             for row in chosen:
                 for source in sources:
                     found.setdefault((row, source), []).append(measured(row, source, place))
-    medians = {key: statistics.median(values) for key, values in found.items()}
-    lines = []
+    unit = statistics.median(found["import torch", sources[0]])
+    rows = []
     for row in chosen:
-        cells = [
-            (medians[row, source], medians[row, source] / medians["import torch", sources[0]]) for source in sources
-        ]
-        lines.append([row, *(text for seconds, ratio in cells for text in (f"{seconds:.3f}", f"{ratio:.3f}"))])
-    header = ["", "processor seconds", "of import torch", *(["there", "of import torch"] if given.against else [])]
-    print(machine(), text := table(header, lines, words=1), sep="\n\n")
-    rows_of = [
-        {"row": row, "source": str(source), "processor seconds": values} for (row, source), values in found.items()
-    ]
-    write(given.out / "waiting.json", rows_of, text)
+        told = {"what": ROWS[row].format(runs=given.runs)}
+        for name, source in zip(("", "there: "), sources, strict=False):
+            seconds = found[row, source]
+            told |= {f"{name}processor seconds": seconds, f"{name}of `import torch`": statistics.median(seconds) / unit}
+        rows.append(told)
+    write(given.out / "waiting.json", rows)
+    print(machine(), table_of(rows), f"written: {given.out / 'waiting.json'}", sep="\n\n")
 
 
 if __name__ == "__main__":

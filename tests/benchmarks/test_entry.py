@@ -50,6 +50,12 @@ def test_a_result_has_flat_rows_and_its_table_shows_medians(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == shown
 
 
+def test_the_table_of_waits_is_that_of_its_result():
+    page = (REPOSITORY / "docs" / "results" / "benchmarks.md").read_text()
+    made = report.load(REPOSITORY / "benchmarks" / "measured" / "waiting.json")
+    assert f"\n\n{report.table_of(made['rows'])}\n" in page.partition("## What a user waits for")[2]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"rows": []}', '{"rows": 3}'])
 def test_a_file_without_rows_is_no_result(tmp_path, content):
     (tmp_path / "bad.json").write_text(content)
