@@ -243,7 +243,7 @@ def test_what_can_t_be_promised_is_refused_in_one_line(tmp_path, overrides, said
 
 def test_rounds_that_may_lose_clients_are_refused_where_each_has_a_part_of_the_noise(tmp_path):
     partial = ("transport=flower", "transport.minimum=0.5")
-    with pytest.raises(UserError, match="secure=sums: transport=flower"):
+    with pytest.raises(UserError, match="noise.share_of=3 with transport=flower"):
         make_plan(settings_for(tmp_path, *STSA, *SHARED, *partial))
     make_plan(settings_for(tmp_path, *STSA, *NOISE, *partial))
 
