@@ -28,6 +28,16 @@ def require_playwright() -> None:
         pytest.skip(f"needs {wanted}", allow_module_level=True)
 
 
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium_here(), args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
 #: JavaScript that returns [text, ratio] of the texts that are too faint to be read (WCAG 2.2, 1.4.3), against the
 #: nearest background that is not transparent.
 FAINT = """() => {

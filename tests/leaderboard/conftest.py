@@ -5,18 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fcl_bench.leaderboard.board import board_page
-from tests.browser import FLAGS, chromium_here
+from tests.browser import browser as browser
 from tests.leaderboard.on_screen import BOARD
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium_here(), args=list(FLAGS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

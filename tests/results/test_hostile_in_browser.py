@@ -8,7 +8,8 @@ import pytest
 
 from fcl_bench.leaderboard.board import board_page
 from fcl_bench.results.page.page import html_page
-from tests.browser import FLAGS, chromium_here, require_playwright
+from tests.browser import browser as browser
+from tests.browser import require_playwright
 from tests.leaderboard.made_up import made_up_board
 from tests.results.pages import sheet
 
@@ -54,16 +55,6 @@ def leaderboard_page():
         row |= dict.fromkeys(("title", "family", "why", "command", "gate_texts"), payload)
         row |= {"gates": [payload], "tuning": {payload: payload}, "run_ids": [payload], "commits": [payload]}
     return board_page(board)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium_here(), args=list(FLAGS))
-        yield opened
-        opened.close()
 
 
 def after_use(browser, file, text):
