@@ -153,11 +153,11 @@ class FlowerTransport:
             yield answer
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
-        def asked(clients: list[int], seconds: float) -> bytes:
+        def questions(clients: list[int], seconds: float) -> bytes:
             own = {client: requests[client] for client in clients}
             return serialise("ask", together(own), run=self._run, seconds=seconds)
 
-        return self._answers([*requests], asked)
+        return self._answers([*requests], questions)
 
     def _answers(self, present: Sequence[int], request: Callable[[list[int], float], bytes]) -> Iterator[Reply | Lost]:
         """Of each client of `present` its reply, in this order, or that it is lost."""

@@ -122,7 +122,7 @@ class _Federation:
                 log.info("%s: client %d sends %s", save_name(broadcast), turn.client, ", ".join(self._guard.fields))
                 yield blob
 
-    def asked(self, request: Received) -> Iterator[bytes]:
+    def answers(self, request: Received) -> Iterator[bytes]:
         """What the clients' middlewares answer, or the number of the reason why they do not."""
         for client, own in request.parts():
             of_round = {name: getattr(own, name) for name in ("task", "round", "stage")}
@@ -239,7 +239,7 @@ class Worker:
                 yield from federation.turns(request.message, [Turn(*turn) for turn in about["turns"]])
         elif request.kind == "ask":
             with _no_longer_than(float(about["seconds"])):
-                yield from federation.asked(request)
+                yield from federation.answers(request)
         elif request.kind == "delete":
             federation.delete_states()
             yield serialise("deleted")
