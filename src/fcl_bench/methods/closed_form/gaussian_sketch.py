@@ -227,6 +227,11 @@ class GaussianSketchServer(RidgeServer):
                 self.drawn.add(self.columns, sizes, means, own)
         super().finish_task()
 
+    def drawn_samples(self, step: int) -> Iterator[tuple[torch.Tensor, int, float]]:
+        """Samples Z (n, d) of each class so far for a softmax step, with its column and what each sample counts for."""
+        seed = derived_seed(self.context.seed, "softmax steps", self.B.shape[1], step)
+        return self.drawn.draw(self.scatter / self.samples, seed)
+
     def solve(self) -> None:
         super().solve()
         if not self.method.softmax_steps or not len(self.drawn.columns):
@@ -239,8 +244,7 @@ class GaussianSketchServer(RidgeServer):
             return torch.cholesky_solve(gradient.to(L), L).to(gradient)
 
         def draw(step: int) -> Iterator[Drawn]:
-            seed = derived_seed(self.context.seed, "softmax steps", self.B.shape[1], step)
-            for Z, column, weight in self.drawn.draw(self.scatter / self.samples, seed):
+            for Z, column, weight in self.drawn_samples(step):
                 yield from ((H, column, weight) for H in self.random_features.blocks(Z))
 
         W, _ = self.classifier()
