@@ -43,7 +43,9 @@ def links(page: Path) -> set[Path]:
 
 def tree(index: Path) -> set[str]:
     """What the toctree of an index lists, without suffixes."""
-    [found] = re.findall(r"```\{toctree\}\n:hidden:\n\n(.*?)```", index.read_text(), flags=re.S)
+    [(glob, found)] = re.findall(r"```\{toctree\}\n:hidden:\n(:glob:\n)?\n(.*?)```", index.read_text(), flags=re.S)
+    if glob:
+        return {page.stem for pattern in found.split() for page in index.parent.glob(pattern)} - {index.stem}
     return set(found.split())
 
 

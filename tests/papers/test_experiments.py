@@ -50,6 +50,7 @@ SAMPLED = {
     *("afl_table1", "afl_table1_gradient", "afl_table3", "fedprotip_table15"),
 }
 PRINTED = printed().query("method != ''")
+LISTED = re.compile(r"`(\w+)` \| (\d+)(?: x (\d+))? \|")
 
 
 @functools.cache
@@ -82,16 +83,18 @@ def experiment_of(paper: str, table: str, method: str, setting: str) -> str:
     return NAMED.get((paper, table), f"{paper}_{table.lower().replace(', ', '_').replace(' ', '')}")
 
 
+@functools.cache
 def printed_settings():
     """(experiment, overrides of a printed cell, what it leaves open), each once."""
     found = {}
-    for _, cell in PRINTED.iterrows():
+    for cell in PRINTED.to_dict("records"):
         words = words_without_key(cell["setting"])
         if any(word.startswith(NO_KEY) for word in words):
             continue
         left = [key for key in ("tasks", "clients", "beta") if not cell[key]]
         left += [OPEN[word] for word in words if word in OPEN]
-        found[experiment_of(*cell[["paper", "table", "method", "setting"]]), overrides(cell)] = "|".join(left)
+        where = [cell[column] for column in ("paper", "table", "method", "setting")]
+        found[experiment_of(*where), overrides(cell)] = "|".join(left)
     return [(*key, left) for key, left in found.items()]
 
 
@@ -229,12 +232,12 @@ def test_a_cell_in_miniature_runs(experiment, index, tmp_path):
 
 
 def test_the_list_names_every_experiment_with_its_number_of_runs():
-    """docs/reference/experiments.md: `| ... | `experiment` | cells x seeds | ...`."""
-    listed = dict(re.findall(r"`(\w+)` \| (\d+ x \d+) \|", LIST.read_text()))
+    """docs/reference/experiments.md: `| ... | `experiment` | cells | ...`, where seeds are three unless it says x 2."""
+    listed = {name: (int(cells), int(seeds or 3)) for name, cells, seeds in LISTED.findall(LIST.read_text())}
     counted = {}
     for name in experiments():
         cells = len(grid_cells(name))
-        counted[name] = f"{cells} x {len(runs_of(name)) // cells}"
+        counted[name] = (cells, len(runs_of(name)) // cells)
     assert listed == counted
 
 
