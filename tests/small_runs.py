@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 
 from fcl_bench.composition import composed
 from fcl_bench.config import Settings, load_settings
@@ -17,17 +18,35 @@ from fcl_bench.engine import loop as engine
 from fcl_bench.execution.run import Outcome, run
 from fcl_bench.protocol.context import Task
 
+#: Stands for the folder of a run in settings that are made once.
+_OUT = "THE-FOLDER-OF-THIS-RUN"
+
 
 def settings_for(out: Path, *overrides: str) -> Settings:
-    config = copy.deepcopy(_composed_once(overrides))
-    config.out = str(out)
-    return load_settings(config)
+    return _moved(_settings_once(overrides), str(out))
 
 
 @functools.cache
-def _composed_once(overrides: tuple[str, ...]) -> DictConfig:
-    """Hydra takes a tenth of a second, and many tests run the same with another folder."""
-    return composed(overrides)
+def _settings_once(overrides: tuple[str, ...]) -> Settings:
+    """Composing and checking takes a third of a short run's time, and many tests run the same in another folder."""
+    config = composed(overrides)
+    config.out = _OUT
+    return load_settings(config)
+
+
+def _moved(value: Any, out: str) -> Any:
+    """A copy with `out` for the folder."""
+    if isinstance(value, str):
+        return value.replace(_OUT, out)
+    if isinstance(value, dict):
+        return {key: _moved(own, out) for key, own in value.items()}
+    if isinstance(value, list):
+        return [_moved(own, out) for own in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    made = copy.copy(value)
+    vars(made).update(_moved(vars(value), out))
+    return made
 
 
 def run_in(out: Path, *overrides: str) -> Outcome:

@@ -18,6 +18,7 @@ from fcl_bench.data.images.stored import ArrayImages
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.data.sources.hub_images import HubImages
+from fcl_bench.data.sources.image_source import OpenImages
 from fcl_bench.errors import UserError
 from tests.conftest import shared
 
@@ -57,6 +58,19 @@ def test_pixels_are_the_scaled_image():
     np.testing.assert_allclose(features[3].numpy(), np.asarray(data.train.inputs[3]).ravel() / 255, rtol=1e-6)
     assert float(features.min()) == 0
     assert float(features.max()) == 1
+
+
+@pytest.mark.parametrize("colours", [(), (3,)])
+@pytest.mark.parametrize("start", [0, 1024, 1030])
+def test_pixels_of_an_array_are_those_of_images_opened_one_by_one(colours, start):
+    array = ArrayImages(np.random.default_rng(0).integers(0, 256, (1100, 3, 2, *colours), dtype=np.uint8))
+    opened = OpenImages([array[index] for index in range(len(array))])
+    at_once, one_by_one = (
+        list(Pixels().open(Dataset("mine", side, side), CPU).batches(side, start))
+        for side in (image_split(np.zeros(len(array)), images) for images in (array, opened))
+    )
+    assert [len(rows) for rows in at_once] == [len(rows) for rows in one_by_one]
+    assert torch.equal(torch.cat(at_once), torch.cat(one_by_one))
 
 
 def test_pixels_of_different_sizes_ask_for_a_size(tmp_path):

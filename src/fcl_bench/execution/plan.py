@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -183,16 +184,20 @@ def _require_own_names(settings: Settings) -> None:
     for group in GROUPS:
         choice = getattr(settings, group)
         kind, name = type(choice), choice.name
-        file = {file.stem: file for file in (config_dir() / group).glob("*.yaml")}.get(name)
-        if file is None:
-            continue
-        path = yaml.load(file.read_text(), Loader=YAML_LOADER).get("_target_")
+        path = _target_of(group, name)
         if path is not None and target_class(group, path) is not kind:
             given = any(field.name == "name" for field in dataclasses.fields(choice))
             raise UserError(
                 f"{group}._target_={kind.__module__}.{kind.__qualname__} has the name {name} of {path}",
                 f"{group}.name=my_{name}" if given else f"a name of its own, such as my_{name}",
             )
+
+
+@cache
+def _target_of(group: str, name: str) -> str | None:
+    """The class that our choice of this name is of; None: there is no such choice."""
+    file = {file.stem: file for file in (config_dir() / group).glob("*.yaml")}.get(name)
+    return None if file is None else yaml.load(file.read_text(), Loader=YAML_LOADER).get("_target_")
 
 
 def _check_tree(settings: Settings, context: Context) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Digits(Source):
         )
 
 
+@cache
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """(n, 64) grey levels and (n,) int64 labels: `load_digits`, whose import takes half as long as `import torch`."""
     package = find_spec("sklearn")
