@@ -34,6 +34,7 @@ def stream(tasks: int, least: float = 30, greatest: float = 100) -> tuple[list[f
     return list(np.nanmean(matrix, axis=1)), matrix, list(range(10, 10 * tasks + 10, 10))
 
 
+@pytest.mark.slow_cases("1-97.3", "1-99.9", "2-97.3", "2-99.9")
 @pytest.mark.slow_cases("10-30", "10-97.3", "10-99.9", "100-99.9", "1000-30", "1000-97.3", "1000-99.9", "19-99.9")
 @pytest.mark.parametrize("least", [30, 97.3, 99.9])
 @pytest.mark.parametrize("tasks", [1, 2, 10, 19, 100, 1000])

@@ -104,7 +104,7 @@ def test_dead_constant_and_huge_features_give_finite_scores(method, scale):
         for Z, _ in clients:
             Z *= scale
             Z[:, 0], Z[:, 1], Z[:, 2] = 0, scale, Z[:, 3]
-    for wire in ("float64", "float32", "float16", "bfloat16"):
+    for wire in ("float64", "float16", "bfloat16"):
         server, classifiers = learn(method, context_of(8, wire=wire), tasks)
         assert all(torch.isfinite(W).all() for W in classifiers)
         assert np.isfinite(server.report()["condition"])
