@@ -55,8 +55,8 @@ STATISTICS_DTYPES = ("float64", "float32")
 WIRE_DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: Keys that are not part of a run: other things to run, and loggers, whose classes have a `start`.
 _OUTSIDE = ("hydra", "grid", "budget", "logger")
-#: The C parser takes a tenth of OmegaConf's time.
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+#: In C, which takes a tenth of OmegaConf's time.
+YAML_LOADER, YAML_DUMPER = getattr(yaml, "CSafeLoader", yaml.SafeLoader), getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def _of_variant(working: Any, published: Any, _parent_: Any) -> Any:

@@ -98,13 +98,12 @@ def slug(name: str) -> str:
 def csv_cell(value: Any) -> Any:
     """`value` as a cell of a CSV file: text that a spreadsheet would take for a formula begins with an apostrophe."""
     value = printable(value, "\t\r") if isinstance(value, str) else value
-    if not isinstance(value, str) or value[:1] not in ("=", "+", "-", "@", "\t", "\r") or number_like(value):
+    if not isinstance(value, str) or value[:1] not in ("=", "+", "-", "@", "\t", "\r") or _is_number(value):
         return value
     return f"'{value}"
 
 
-def number_like(text: str) -> bool:
-    """Whether Python reads this text as a number, NaN and infinity included."""
+def _is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

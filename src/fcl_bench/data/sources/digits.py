@@ -28,11 +28,8 @@ class Digits(Source):
         rows, labels = _read()
         pixels = np.rint(rows.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
         test = rank_in_group(labels) % 5 == 4
-        return Dataset(
-            self.name,
-            image_split(labels[~test], ArrayImages(pixels[~test])),
-            image_split(labels[test], ArrayImages(pixels[test])),
-        )
+        sides = (image_split(labels[own], ArrayImages(pixels[own])) for own in (~test, test))
+        return Dataset(self.name, *sides)
 
 
 @cache

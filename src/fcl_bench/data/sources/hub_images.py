@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -61,14 +61,7 @@ class HubImages(HubFiles, ImageSource):
         folder = self._folder()
         if any(folder.rglob("*.parquet")) or not class_names(folder / "train"):
             return None
-        return ImageFolder(
-            self.name,
-            path=self.path,
-            classes=self.classes,
-            skip_classes=self.skip_classes,
-            per_class=self.per_class,
-            test_per_class=self.test_per_class,
-        )
+        return ImageFolder(self.name, **{own.name: getattr(self, own.name) for own in fields(ImageSource)})
 
 
 def _holds_bytes(kind: Any) -> bool:
