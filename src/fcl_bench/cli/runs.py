@@ -1,4 +1,4 @@
-"""`fcl-bench runs`: compare two runs, verify or sign them, pack one into a file, and delete what is of no use."""
+"""`fcl-bench runs`: list runs, compare two, verify or sign them, pack one into a file, and delete what is of no use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fcl_bench.cli.command import DONE, Parser
-from fcl_bench.errors import UserError, printable
+from fcl_bench.errors import UserError, printable, require_choice
 from fcl_bench.files import remove, replacing, user_path
+from fcl_bench.results.measures import MEASURES
+from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
@@ -25,7 +27,13 @@ _VERIFY = (
     "uploads.csv, and compare them with what it says; exit with 2 unless all agree. A folder that was made up as a "
     "whole agrees with itself."
 )
+_LIST = (
+    "List the runs in OUT/runs and OUT/quick/runs: method, data set, the settings in which the listed runs differ, "
+    "accuracies, upload, date and id. Unfinished runs are among them, unless --where chooses."
+)
 _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
+#: Where runs are, and the least width of the column that says what each is.
+_PLACES, _LEAST = ("runs", "quick/runs"), 22
 #: How a run's folder ends, and what is said of a second folder with the same run.
 _NAMED, _DOUBLE = re.compile("-[0-9a-f]{12}$"), "the same run as "
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
@@ -47,8 +55,15 @@ def work(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="fcl-bench runs", description="Compare, verify, sign or pack complete runs; delete others.")
+    what = "List runs; compare, verify, sign or pack complete ones; delete others."
+    parser = Parser(prog="fcl-bench runs", description=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    listed = commands.add_parser("list", help="a line per run, the newest first", description=_LIST)
+    listed.set_defaults(work=_list)
+    where = "only runs like these: method=fedran,stsa, beta=0.1, profile=quick; as in fcl-tables, and repeatedly"
+    listed.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=where)
+    by = "the best first: A_T, A_avg or any of fcl-tables --metrics, which then has a column"
+    listed.add_argument("--sort", metavar="MEASURE", help=by)
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
     verify.set_defaults(work=_verify)
     signer = "a public key that must have signed them: base64 as printed, or a PEM file"
@@ -67,9 +82,67 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     clean.add_argument("--yes", action="store_true", help="delete without asking")
     for command in (compare, verify, sign, export):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
-    for command in (compare, verify, sign, export, clean):
-        command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
+    for command in (listed, compare, verify, sign, export, clean):
+        out = "has the runs, in runs/ and quick/runs/ (outputs)"
+        command.add_argument("--out", default="outputs", metavar="FOLDER", help=out)
     return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
+
+
+def _list(_: list[Path], options: argparse.Namespace) -> None:
+    """Print a row per run; where the terminal is narrow, without the columns for which there is no room."""
+    import pandas as pd
+    from rich.table import Table
+    from rich.text import Text
+
+    from fcl_bench.execution.screen import ScreenConsole
+    from fcl_bench.results.collect import collect, selected
+    from fcl_bench.results.listing import listing, named
+
+    if options.sort:
+        require_choice("--sort", options.sort, MEASURES)
+    log_to_terminal("fcl-bench: warning", notes=False)
+    out = user_path("--out", options.out)
+    complete = pd.concat([collect(out / place) for place in _PLACES], ignore_index=True)
+    begun = pd.DataFrame([] if options.where else _begun(out))
+    if complete.empty and begun.empty:
+        print(f"no run in {out / 'runs'}: fcl-bench makes runs")
+        return
+    if not complete.empty:
+        complete = selected(complete, options.where)
+        complete = complete.assign(run=named(complete))
+    rows = listing(pd.concat([complete, begun], ignore_index=True), options.sort)
+    console = ScreenConsole()
+    # Where columns are narrow, a header has a line for each of its words.
+    wide = {header: max(map(len, [*header.split(), *(row[header] for row in rows)])) for header in rows[0]}
+    fits = sum(max(wide[header], len(header)) + 2 for header in wide) <= console.width + 2
+    left_out = []
+    for header in (MEASURES["up_max_mib"].header, "date", MEASURES["A_avg"].header):
+        if not fits and sum(2 + wide[key] for key in wide if key not in ("run", *left_out)) + _LEAST > console.width:
+            left_out.append(header)
+    table, shown = Table(box=None, pad_edge=False), [header for header in wide if header not in left_out]
+    for header in shown:
+        side = "left" if header in ("run", "date", "id") else "right"
+        table.add_column(header, justify=side, overflow="fold", width=None if fits or header == "run" else wide[header])
+    for row in rows:
+        table.add_row(*(Text(row[header]) for header in shown))
+    console.print(table)
+    if left_out:
+        console.print(f"no room for: {', '.join(left_out)}", markup=False)
+
+
+def _begun(out: Path) -> Iterator[dict[str, Any]]:
+    """The rows of `listing` of runs that are not complete."""
+    for folder in _folders(out):
+        log = folder / "run.log"
+        if not _NAMED.search(folder.name) or (folder / "run.json").exists() or not log.exists():
+            continue
+        name, _, run = folder.name.rpartition("-")
+        try:
+            with _lock(folder):
+                state = "unfinished" if (folder / "checkpoint").is_dir() else "failed or stopped"
+        except (Timeout, OSError) as error:  # OSError: the folder is somebody else's
+            state = "running" if isinstance(error, Timeout) else "unfinished"
+        yield {"run": f"{name} [{state}]", "written": log.stat().st_mtime, "run_id": run}
 
 
 def _compare(folders: list[Path], _: argparse.Namespace) -> None:
@@ -79,7 +152,6 @@ def _compare(folders: list[Path], _: argparse.Namespace) -> None:
     from fcl_bench.execution.screen import ScreenConsole, screen_table
     from fcl_bench.results.best import BEST, judged
     from fcl_bench.results.collect import RUN_COLUMNS, frame_of, run_row
-    from fcl_bench.results.measures import MEASURES
     from fcl_bench.results.tables.cells import NOT_DEFINED
 
     records = [RunFolder(folder).complete_record() for folder in folders]
@@ -144,14 +216,17 @@ def _agreed(question: str) -> bool:
 def _useless(out: Path) -> Iterator[tuple[Path, str]]:
     """The folders that hold no complete run, or one that another folder has, and why; none that a process works on."""
     known: dict[str, Path] = {}
-    places = (path for place in ("runs", "quick/runs") for path in (out / place).glob("[!.]*/"))
-    # Each once, whatever links lead to it. A link itself is not looked at: what it leads to may be there only once.
-    folders = {path.resolve(): path for path in places if not path.is_symlink()}.values()
     # Of two copies, the one that stays has the run's own name, by which its command finds it.
-    for folder in sorted(folders, key=lambda path: (not _NAMED.search(path.name), path)):
+    for folder in sorted(_folders(out), key=lambda path: (not _NAMED.search(path.name), path)):
         if why := _of_no_use(folder, known):
             with suppress(Timeout), _lock(folder):
                 yield folder, why
+
+
+def _folders(out: Path) -> Collection[Path]:
+    """The folders in `_PLACES`, each once, whatever links lead to it; no links, which may lead to the only copy."""
+    places = (path for place in _PLACES for path in (out / place).glob("[!.]*/"))
+    return {path.resolve(): path for path in places if not path.is_symlink()}.values()
 
 
 def _of_no_use(folder: Path, known: dict[str, Path]) -> str:
