@@ -32,8 +32,7 @@ _LIST = (
     "accuracies, upload, date and id. Unfinished runs are among them, unless --where chooses."
 )
 _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
-#: Where runs are, and the least width of the column that says what each is.
-_PLACES, _LEAST = ("runs", "quick/runs"), 22
+_PLACES = ("runs", "quick/runs")
 #: How a run's folder ends, and what is said of a second folder with the same run.
 _NAMED, _DOUBLE = re.compile("-[0-9a-f]{12}$"), "the same run as "
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
@@ -89,45 +88,31 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _list(_: list[Path], options: argparse.Namespace) -> None:
-    """Print a row per run; where the terminal is narrow, without the columns for which there is no room."""
+    """Print a row per run; where the terminal is narrow, without the last columns."""
     import pandas as pd
-    from rich.table import Table
-    from rich.text import Text
 
     from fcl_bench.execution.screen import ScreenConsole
     from fcl_bench.results.collect import collect, selected
     from fcl_bench.results.listing import listing, named
+    from fcl_bench.results.tables.sections import screen_table
 
     if options.sort:
         require_choice("--sort", options.sort, MEASURES)
     log_to_terminal("fcl-bench: warning", notes=False)
     out = user_path("--out", options.out)
-    complete = pd.concat([collect(out / place) for place in _PLACES], ignore_index=True)
+    runs = pd.concat([collect(out / place) for place in _PLACES], ignore_index=True)
     begun = pd.DataFrame([] if options.where else _begun(out))
-    if complete.empty and begun.empty:
+    if runs.empty and begun.empty:
         print(f"no run in {out / 'runs'}: fcl-bench makes runs")
         return
-    if not complete.empty:
-        complete = selected(complete, options.where)
-        complete = complete.assign(run=named(complete))
-    rows = listing(pd.concat([complete, begun], ignore_index=True), options.sort)
-    console = ScreenConsole()
-    # Where columns are narrow, a header has a line for each of its words.
-    wide = {header: max(map(len, [*header.split(), *(row[header] for row in rows)])) for header in rows[0]}
-    fits = sum(max(wide[header], len(header)) + 2 for header in wide) <= console.width + 2
-    left_out = []
-    for header in (MEASURES["up_max_mib"].header, "date", MEASURES["A_avg"].header):
-        if not fits and sum(2 + wide[key] for key in wide if key not in ("run", *left_out)) + _LEAST > console.width:
-            left_out.append(header)
-    table, shown = Table(box=None, pad_edge=False), [header for header in wide if header not in left_out]
-    for header in shown:
-        side = "left" if header in ("run", "date", "id") else "right"
-        table.add_column(header, justify=side, overflow="fold", width=None if fits or header == "run" else wide[header])
-    for row in rows:
-        table.add_row(*(Text(row[header]) for header in shown))
+    runs = runs if runs.empty else named(selected(runs, options.where))
+    sheet, console = listing(pd.concat([runs, begun], ignore_index=True), options.sort), ScreenConsole()
+    table, left_out = screen_table(pd.DataFrame(index=range(len(sheet.rows))), sheet, console.width, whole=True)
+    if not console.is_terminal:  # plain lines for other programs
+        table.box, table.pad_edge = None, False
     console.print(table)
     if left_out:
-        console.print(f"no room for: {', '.join(left_out)}", markup=False)
+        console.print(f"No room for: {', '.join(left_out)}.", markup=False)
 
 
 def _begun(out: Path) -> Iterator[dict[str, Any]]:
