@@ -284,13 +284,8 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
 
 
 def test_a_pages_charts_have_curves_over_rounds_where_any_run_was_tested_within_its_tasks(tmp_path, monkeypatch):
-    methods = (
-        {"method": "fedavg"},
-        {"method": "fedavg", "seed": 1},
-        {"method": "afl"},
-        {"method": "centralised_ridge"},
-    )
-    frame = made_up(*({**one, "tasks": 1, "gates": ""} for one in methods))
+    trained, others = {"method": "fedavg", "A_T_best": 60.0}, ("afl", "centralised_ridge")
+    frame = made_up(trained, {**trained, "seed": 1}, *({"method": name} for name in others)).assign(tasks=1, gates="")
     frame = frame.assign(path=[str(tmp_path / run) for run in frame["run_id"]])
     curves = ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0], [80.0])
     for path, accuracies in zip(map(Path, frame["path"]), curves, strict=True):

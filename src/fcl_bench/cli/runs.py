@@ -27,10 +27,6 @@ _VERIFY = (
     "uploads.csv, and compare them with what it says; exit with 2 unless all agree. A folder that was made up as a "
     "whole agrees with itself."
 )
-_LIST = (
-    "List the runs in OUT/runs and OUT/quick/runs: method, data set, the settings in which the listed runs differ, "
-    "accuracies, upload, date and id. Unfinished runs are among them, unless --where chooses."
-)
 _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
 _PLACES = ("runs", "quick/runs")
 #: How a run's folder ends, and what is said of a second folder with the same run.
@@ -57,12 +53,12 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     what = "List runs; compare, verify, sign or pack complete ones; delete others."
     parser = Parser(prog="fcl-bench runs", description=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    listed = commands.add_parser("list", help="a line per run, the newest first", description=_LIST)
+    what = "a row per run, the newest first: method, data set, the settings in which they differ, accuracies, upload"
+    listed = commands.add_parser("list", help="a row per run, the newest first", description=what)
     listed.set_defaults(work=_list)
-    where = "only runs like these: method=fedran,stsa, beta=0.1, profile=quick; as in fcl-tables, and repeatedly"
+    where = "only complete runs like these: beta=0.1, method=afl,stsa, profile=quick; may be given repeatedly"
     listed.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=where)
-    by = "the best first: A_T, A_avg or any of fcl-tables --metrics, which then has a column"
-    listed.add_argument("--sort", metavar="MEASURE", help=by)
+    listed.add_argument("--sort", metavar="MEASURE", help="the best first: A_T, A_avg or another of fcl-tables")
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
     verify.set_defaults(work=_verify)
     signer = "a public key that must have signed them: base64 as printed, or a PEM file"
@@ -118,16 +114,15 @@ def _list(_: list[Path], options: argparse.Namespace) -> None:
 def _begun(out: Path) -> Iterator[dict[str, Any]]:
     """The rows of `listing` of runs that are not complete."""
     for folder in _folders(out):
-        log = folder / "run.log"
-        if not _NAMED.search(folder.name) or (folder / "run.json").exists() or not log.exists():
-            continue
-        name, _, run = folder.name.rpartition("-")
-        try:
-            with _lock(folder):
-                state = "unfinished" if (folder / "checkpoint").is_dir() else "failed or stopped"
-        except (Timeout, OSError) as error:  # OSError: the folder is somebody else's
-            state = "running" if isinstance(error, Timeout) else "unfinished"
-        yield {"run": f"{name} [{state}]", "written": log.stat().st_mtime, "run_id": run}
+        (name, _, run), log = folder.name.rpartition("-"), folder / "run.log"
+        if _NAMED.search(folder.name) and log.exists() and not (folder / "run.json").exists():
+            state = "unfinished" if (folder / "checkpoint").is_dir() else "failed or stopped"
+            try:
+                with _lock(folder):
+                    pass
+            except (Timeout, PermissionError) as error:  # of somebody else's folder
+                state = "running" if isinstance(error, Timeout) else state
+            yield {"run": f"{name} [{state}]", "run_id": run, "written": log.stat().st_mtime}
 
 
 def _compare(folders: list[Path], _: argparse.Namespace) -> None:

@@ -111,11 +111,7 @@ def _rows(knobs: Mapping[str, Knob]) -> str:
 
 
 def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ", most: int | None = None) -> list[str]:
-    """Lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line.
-
-    Args:
-        most: the most lines of a text, whose end is then left out.
-    """
+    """Lines of names and texts, each wrapped to `most` lines at most; a name that is too long has its own line."""
     pairs = list(rows)
     left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)

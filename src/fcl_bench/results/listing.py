@@ -31,7 +31,7 @@ def listing(runs: pd.DataFrame, sort: str | None = None) -> Sheet:
         sort: name of a measure, which has a column then; None: the newest run is first.
     """
     runs = runs.sort_values("written", ascending=False, kind="stable")
-    if sort in runs:
+    if sort is not None and sort in runs:
         runs = runs.sort_values(sort, ascending=not MEASURES[sort].higher, kind="stable")
     shown = [MEASURES[name] for name in dict.fromkeys(["A_avg", "A_T", *filter(None, [sort]), "up_max_mib"])]
     rows = []

@@ -51,22 +51,17 @@ def chart_rows(summary: pd.DataFrame) -> list[dict[str, Any]]:
     varying = varying_setting(summary)
     apart = [key for key in ALWAYS_APART if key in varying]
     places = pd.factorize(signature(summary, ["label", *(key for key in varying if key not in apart)]))[0]
-    rows = summary.to_dict("records")
-    paths = [list(map(Path, row["folders"])) if own else [] for row, own in zip(rows, is_own(summary), strict=True)]
-    has_rounds = any((path / "rounds.csv").exists() for own in paths for path in own)
+    has_rounds = summary["A_T_best_mean"].notna().any()
     found = []
-    for place, own, row in zip(places, paths, rows, strict=True):
-        names = [row["label"], *(text(row[key]) for key in apart)]
-        is_ceiling = row["method"] in CEILINGS
-        entry = {"row": int(place), "name": ", ".join(names), "ceiling": is_ceiling, "gated": bool(row["gates"])}
+    for place, own, row in zip(places, is_own(summary), summary.to_dict("records"), strict=True):
+        name, is_ceiling = ", ".join([row["label"], *(text(row[key]) for key in apart)]), row["method"] in CEILINGS
+        entry = {"row": int(place), "name": name, "ceiling": is_ceiling, "gated": bool(row["gates"])}
         if own:
-            folders = dict(zip(row["run_ids"], own, strict=True))
-            curves = accuracies(row["run_ids"], folders)
-            numbers = {"curve": curves.mean(axis=0), "spread": _deviation(curves)}
-            numbers["matrix"] = mean_matrix(row["run_ids"], folders)
-            if has_rounds and not is_ceiling:
-                numbers["rounds"] = _over_rounds(own)
-            entry |= {key: np.where(np.isnan(v), None, v.round(3)).tolist() for key, v in numbers.items()}
+            folders = dict(zip(row["run_ids"], map(Path, row["folders"]), strict=True))
+            curves, matrix = accuracies(row["run_ids"], folders), mean_matrix(row["run_ids"], folders)
+            numbers = {"curve": curves.mean(axis=0), "spread": _deviation(curves), "matrix": matrix}
+            numbers |= {"rounds": _over_rounds([*folders.values()])} if has_rounds and not is_ceiling else {}
+            entry |= {key: np.where(np.isnan(v), np.array(None), v.round(3)).tolist() for key, v in numbers.items()}
         found.append(entry)
     return found
 
