@@ -4,7 +4,7 @@ Every task is one or more commands in an empty folder. It must end with the exit
 and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
 which depend less on what else the machine does.
 
-    python -m benchmarks first_hour                                  # fifteen tasks with this environment
+    python -m benchmarks first_hour                                  # all tasks with this environment
     python -m benchmarks first_hour --setup                          # clones and installs first, as README says
     python -m benchmarks first_hour --setup --only "set up"          # that task alone
     python -m benchmarks first_hour --markdown outputs/bench/first_hour.md
@@ -65,14 +65,7 @@ def block(page: str, words: str) -> str:
     return next(found for found in (*fenced, *indented) if words in found)
 
 
-FEATURES = """\
-import numpy as np
-from sklearn.datasets import load_digits
-
-x, y = load_digits(return_X_y=True)
-test = np.arange(len(y)) % 5 == 0
-np.savez("my_features.npz", x_train=x[~test], y_train=y[~test], x_test=x[test], y_test=y[test])
-"""
+FEATURES = block("docs/tutorials/paper_table.md", "np.savez")
 TRAINED = "fcl-bench method=fedavg backbone=tiny"
 SETUP = Task("set up, and a first run", ("git clone --quiet {repository} .", "make run"), "run folder: ")
 TASKS = (
@@ -101,6 +94,15 @@ TASKS = (
         ("python my_features.py", "fcl-bench data=features data.path=my_features.npz"),
         "run folder: ",
         writes={"my_features.py": FEATURES},
+    ),
+    Task(
+        "own features to a paper's table",
+        (
+            "fcl-bench -m data=features data.path=my_features.npz method=fedncm,stsa,fedran method.M=512 clients=10"
+            " predictions=true seed=0,1,2",
+            "fcl-tables --where data=features --metrics A_avg,A_T,forgetting,up_max_mib --format tex --name paper",
+        ),
+        r"written: .*paper\.\* \(tex, bib",
     ),
     Task(
         "own method",

@@ -14,7 +14,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PAGES = "\n".join((REPOSITORY / page).read_text() for page in ("README.md", "docs/tutorials/quickstart.md"))
+READ = ("README.md", "docs/tutorials/quickstart.md", "docs/tutorials/paper_table.md")
+PAGES = "\n".join((REPOSITORY / page).read_text() for page in READ)
 
 
 @pytest.mark.parametrize("task", first_hour.TASKS, ids=lambda task: task.name)
