@@ -4,10 +4,11 @@ Every task is one or more commands in an empty folder. It must end with the exit
 and leaves its files to the tasks after it. Seconds are the clock's; processor seconds are those that the commands used,
 which depend less on what else the machine does.
 
-    python -m benchmarks first_hour                                  # fifteen tasks with this environment
+    python -m benchmarks first_hour                                  # all tasks with this environment
     python -m benchmarks first_hour --setup                          # clones and installs first, as README says
     python -m benchmarks first_hour --setup --only "set up"          # that task alone
     python -m benchmarks first_hour --markdown outputs/bench/first_hour.md
+    python -m benchmarks first_hour --setup --docs                   # and writes the quick start's table anew
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pathlib import Path
 from report import machine, table, write
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+#: The page with the table of processor seconds, and what stands above it.
+PAGE, HEADING = REPOSITORY / "docs" / "tutorials" / "quickstart.md", "| task | processor seconds |\n|---|---:|\n"
 #: Seconds after which a command is given up.
 PATIENCE = 3600
 
@@ -62,14 +65,7 @@ def block(page: str, words: str) -> str:
     return next(found for found in (*fenced, *indented) if words in found)
 
 
-FEATURES = """\
-import numpy as np
-from sklearn.datasets import load_digits
-
-x, y = load_digits(return_X_y=True)
-test = np.arange(len(y)) % 5 == 0
-np.savez("my_features.npz", x_train=x[~test], y_train=y[~test], x_test=x[test], y_test=y[test])
-"""
+FEATURES = block("docs/tutorials/paper_table.md", "np.savez")
 TRAINED = "fcl-bench method=fedavg backbone=tiny"
 SETUP = Task("set up, and a first run", ("git clone --quiet {repository} .", "make run"), "run folder: ")
 TASKS = (
@@ -98,6 +94,15 @@ TASKS = (
         ("python my_features.py", "fcl-bench data=features data.path=my_features.npz"),
         "run folder: ",
         writes={"my_features.py": FEATURES},
+    ),
+    Task(
+        "own features to a paper's table",
+        (
+            "fcl-bench -m data=features data.path=my_features.npz method=fedncm,stsa,fedran method.M=512 clients=10"
+            " predictions=true seed=0,1,2",
+            "fcl-tables --where data=features --metrics A_avg,A_T,forgetting,up_max_mib --format tex --name paper",
+        ),
+        r"written: .*paper\.\* \(tex, bib",
     ),
     Task(
         "own method",
@@ -178,6 +183,23 @@ def _code(process: subprocess.Popen[bytes], folder: Path, interrupted: str) -> i
         return None
 
 
+def renewed(page: str, used: Mapping[str, float]) -> str:
+    """The page with these processor seconds in its table, which keeps the rows of tasks that are not measured.
+
+    Args:
+        page: the text, with the table below `HEADING`.
+        used: task -> processor seconds.
+    """
+    above, below = page.split(HEADING)
+    lines = re.match(r"(\|.*\n)*", below)[0]
+    rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", lines, flags=re.M))
+    rows |= {task: f"{seconds:.1f}" for task, seconds in used.items()}
+    order = [task.name for task in (SETUP, *TASKS) if task.name in rows]
+    together = sum(float(rows[task]) for task in order)
+    table_rows = [*(f"| {task} | {rows[task]} |" for task in order), f"| together | {together:.0f} |"]
+    return above + HEADING + "\n".join(table_rows) + "\n" + below[len(lines) :]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setup", action="store_true", help="clone and install first: gigabytes, and minutes")
@@ -185,6 +207,7 @@ def main() -> None:
         "--only", default="", metavar="WORDS", help="tasks with these words in their name; others may need earlier ones"
     )
     parser.add_argument("--markdown", type=Path, help="write the table there, too; the numbers beside it as .json")
+    parser.add_argument("--docs", action="store_true", help=f"write the numbers into {PAGE.relative_to(REPOSITORY)}")
     chosen = parser.parse_args()
     known = {"repository": str(REPOSITORY)}
     runs = []
@@ -195,7 +218,7 @@ def main() -> None:
         environment.setdefault("PYTHONPATH", "" if chosen.setup else str(REPOSITORY / "src"))
         for task in (task for task in (*((SETUP,) if chosen.setup else ()), *TASKS) if chosen.only in task.name):
             seconds, used = carried_out(task, folder, environment, known)
-            print(f"{task.name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            print(f"{task.name}: {seconds:.1f} s, processor {used:.1f} s", file=sys.stderr, flush=True)
             runs.append({"task": task.name, "commands": len(task.commands), "seconds": seconds, "used": used})
     header = ["task", "commands", "seconds", "processor seconds"]
     rows = [[run["task"], str(run["commands"]), f"{run['seconds']:.1f}", f"{run['used']:.1f}"] for run in runs]
@@ -203,6 +226,8 @@ def main() -> None:
     rows.append(["together", str(sums[0]), f"{sums[1]:.0f}", f"{sums[2]:.0f}"])
     print(machine(), text := table(header, rows, words=1), sep="\n\n")
     write(chosen.markdown, runs, text)
+    if chosen.docs:
+        PAGE.write_text(renewed(PAGE.read_text(), {run["task"]: run["used"] for run in runs}))
 
 
 if __name__ == "__main__":

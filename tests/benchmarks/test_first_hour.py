@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-PAGES = "\n".join((REPOSITORY / page).read_text() for page in ("README.md", "docs/tutorials/quickstart.md"))
+READ = ("README.md", "docs/tutorials/quickstart.md", "docs/tutorials/paper_table.md")
+PAGES = "\n".join((REPOSITORY / page).read_text() for page in READ)
 
 
 @pytest.mark.parametrize("task", first_hour.TASKS, ids=lambda task: task.name)
@@ -73,6 +75,24 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
         first_hour.carried_out(task, tmp_path, {"PATH": os.environ["PATH"]}, {})
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "number").read_text()), 0)
+
+
+def test_the_quick_start_takes_the_numbers_and_keeps_what_was_not_measured():
+    page = first_hour.PAGE.read_text()
+    new = first_hour.renewed(page, {"a typing error": 1000.04, "printed numbers beside ours": 7.26})
+    rows = dict(re.findall(r"^\| ([a-z][\w' ,-]+) \| ([\d.]+) \|$", page, flags=re.M))
+    changed = {**rows, "a typing error": "1000.0", "printed numbers beside ours": "7.3"}
+    together = sum(float(seconds) for task, seconds in changed.items() if task != "together")
+    assert dict(re.findall(r"^\| ([a-z][\w' ,-]+) \| ([\d.]+) \|$", new, flags=re.M)) == {
+        **changed,
+        "together": f"{together:.0f}",
+    }
+    order = [
+        line.split(" | ")[0][2:] for line in new.split(first_hour.HEADING)[1].splitlines() if line.startswith("| ")
+    ]
+    assert order == [*(task.name for task in (first_hour.SETUP, *first_hour.TASKS)), "together"]
+    assert first_hour.renewed(new, {}) == new
+    assert new.split(first_hour.HEADING)[0] == page.split(first_hour.HEADING)[0]
 
 
 @pytest.mark.slow

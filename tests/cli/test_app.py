@@ -7,11 +7,14 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 
+from fcl_bench.cli.overrides import COMMANDS
 from tests.conftest import write_features
 from tests.small_runs import interrupt_at
 
@@ -281,8 +284,35 @@ def test_help_lists_every_choice_with_a_line(command):
         section = re.split(r"\n  (?=\S)", out.split(f"\n  {file.parent.name}\n", 1)[1])[0]
         [line] = [line for line in section.splitlines() if line.split()[:1] == [file.stem] or f"* {file.stem} " in line]
         assert len(line.split(file.stem, 1)[1].strip()) > 10, file
-    for key in ("seed:", "beta:", "clients:", "tasks:", "device:", "dtype:", "out:", "force:"):
-        assert key in out
+    for key in ("seed", "beta", "clients", "tasks", "device", "dtype", "out", "force"):
+        assert f"\n  {key}=" in out
+
+
+#: Of each program the words after which `--help` says something of its own.
+HELPS = {
+    "fcl-bench": [
+        "",
+        *COMMANDS,
+        *(f"runs {name}" for name in ("list", "compare", "export", "clean", "verify", "sign")),
+    ],
+    "fcl-bench-data": ["", "list", "prepare"],
+    "fcl-bench-node": [""],
+    "fcl-tables": [""],
+}
+
+
+@pytest.mark.parametrize(("program", "words"), [(name, words) for name, found in HELPS.items() for words in found])
+def test_help_fits_80_columns(program, words, capsys, monkeypatch):
+    """In a pipe, where nobody knows how wide the reader's terminal is."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys, "argv", [program, *words.split(), "--help"])
+    [script] = entry_points(group="console_scripts", name=program)
+    with suppress(SystemExit):  # argparse's
+        script.load()()
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert len(out.splitlines()) > 3
+    assert [line for line in out.splitlines() if len(line) > 80] == []
 
 
 def test_the_data_of_a_run_are_read_and_hashed_once(tmp_path, feature_file, command, monkeypatch):

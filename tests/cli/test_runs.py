@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+from datetime import datetime
 from unittest.mock import Mock
 
 import pytest
@@ -170,6 +172,76 @@ def test_a_run_is_exported_as_one_file_that_holds_all_of_it(run, command, tmp_pa
     code, _, told = command("runs", "export", str(run), str(run))
     assert code == 2
     assert "runs export takes one complete, undamaged run" in told
+
+
+@pytest.fixture
+def listed(run, tmp_path):
+    """OUT with three complete runs, the oldest in quick/runs, and an older one of each kind that is not complete."""
+    changes = {
+        "best": {"metrics.accuracy.1": 99.5, "beta": 1.0, "metrics.plasticity_by_task.1": 101.0},
+        "last": {"metrics.accuracy.1": None, "seed": 7, "metrics.plasticity_by_task.1": None},
+    }
+    places = {"best": run.parent, "last": tmp_path / "quick" / "runs"}
+    for age, (name, changed) in enumerate(changes.items(), 1):
+        resealed(shutil.copytree(run, places[name] / name), {"run_id": name, **changed})
+        os.utime(places[name] / name / "run.json", (1e9 - age,) * 2)
+    os.utime(run / "run.json", (1e9,) * 2)
+    for age, name in enumerate(("begun", "failed", "active"), 3):
+        folder = run.parent / f"{name}-{name[0] * 12}"
+        folder.mkdir()
+        (folder / "run.log").touch()
+        os.utime(folder / "run.log", (1e9 - age,) * 2)
+    (run.parent / f"begun-{'b' * 12}" / "checkpoint").mkdir()
+    return tmp_path
+
+
+def test_runs_are_listed_the_newest_first_with_what_tells_them_apart(listed, run, command):
+    with FileLock(run.parent / ".locks" / f"active-{'a' * 12}.lock"):
+        code, printed, told = command("runs", "list", f"out={listed}")
+    assert (code, told) == (0, "")
+    head, *lines = (re.split(r"\s{2,}", line.strip()) for line in printed.splitlines())
+    assert head == ["run", "id", "A_avg (%)", "A_T (%)", "upload (MiB)", "date"]
+    assert [(line[0], line[3], line[1]) for line in lines] == [
+        ("afl digits beta=0.1 seed=0", "95.21", run.name[-12:]),
+        ("afl digits beta=1 seed=0", "99.50", "best"),
+        ("afl digits beta=0.1 seed=7", "-", "last"),
+        ("begun [unfinished]", "-", "b" * 12),
+        ("failed [failed or stopped]", "-", "f" * 12),
+        ("active [running]", "-", "a" * 12),
+    ]
+    assert {line[5] for line in lines} == {f"{datetime.fromtimestamp(1e9 - 1):%Y-%m-%d %H:%M}"}
+
+
+def test_a_list_is_sorted_by_a_measure_and_filtered_as_tables_are(listed, run, command):
+    own = run.name[-12:]
+    head, *lines = command("runs", "list", f"out={listed}", "--sort", "P_T")[1].splitlines()
+    assert "plasticity (%)" in head
+    assert [re.split(r"\s{2,}", line)[1] for line in lines] == ["best", own, "last", *(letter * 12 for letter in "bfa")]
+    chosen = command("runs", "list", f"out={listed}", "--where", "seed=0", "--where", "beta=0.1")[1]
+    assert [re.split(r"\s{2,}", line)[1] for line in chosen.splitlines()] == ["id", own]
+    code, printed, told = command("runs", "list", "--sort", "A_t")
+    assert (code, printed) == (2, "")
+    assert told == "fcl-bench: error: --sort=A_t is not known (did you mean A_T? one of 48 choices)\n"
+
+
+@pytest.mark.parametrize(("columns", "has_date"), [(60, False), (80, False), (120, True)])
+def test_a_list_fits_a_terminal_with_whole_ids_and_numbers(columns, has_date, listed, run, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = command("runs", "list", f"out={listed}")[1].splitlines()
+    assert max(map(len, lines)) <= columns
+    [own] = [line for line in lines if run.name[-12:] in line]
+    assert " 95.21 " in own
+    assert ("2001-09-" in own) == has_date
+    assert (lines[-1] == "No room for: date.") != has_date
+
+
+def test_a_folder_without_runs_is_told_in_a_line(tmp_path, command):
+    assert command("runs", "list", f"out={tmp_path}") == (
+        0,
+        f"no run in {tmp_path / 'runs'}: fcl-bench makes runs\n",
+        "",
+    )
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,11 +13,11 @@ from matplotlib.collections import FillBetweenPolyCollection
 
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
-from fcl_bench.results.figures.curves import progress
+from fcl_bench.results.figures.curves import chart_rows, progress
 from fcl_bench.results.figures.figure_set import FIGURES, figure_set
 from fcl_bench.results.figures.selection import METHODS, drawn
 from fcl_bench.results.reference import FROM
-from fcl_bench.results.summarise import split_by_setting
+from fcl_bench.results.summarise import split_by_setting, summarise, used_runs
 from tests.results.frames import made_up, real_runs
 
 # pandas complains about the many columns of a frame that it is given.
@@ -280,6 +281,23 @@ def test_rounds_are_drawn_against_rounds_upload_and_seconds(tmp_path):
         assert all(float(tick.get_text()) > 0 for tick in names)
         ends = [tick.get_window_extent() for tick in names]
         assert all(left.x1 < right.x0 for left, right in itertools.pairwise(sorted(ends, key=lambda end: end.x0)))
+
+
+def test_a_pages_charts_have_curves_over_rounds_where_any_run_was_tested_within_its_tasks(tmp_path, monkeypatch):
+    trained, others = {"method": "fedavg", "A_T_best": 60.0}, ("afl", "centralised_ridge")
+    frame = made_up(trained, {**trained, "seed": 1}, *({"method": name} for name in others)).assign(tasks=1, gates="")
+    frame = frame.assign(path=[str(tmp_path / run) for run in frame["run_id"]])
+    curves = ([10.0, 60.0, 50.0], [14.0, 62.0, 58.0], [70.0], [80.0])
+    for path, accuracies in zip(map(Path, frame["path"]), curves, strict=True):
+        trained_for_rounds(path, accuracies, tested=len(accuracies) > 1)
+        (path / "run.json").write_text(json.dumps({"metrics": {"accuracy": accuracies[-1:]}}))
+        (path / "accuracy_matrix.csv").write_text(f"task0\n{accuracies[-1]}\n")
+    summary = summarise(used_runs(frame))
+    found = {row["name"]: row.get("rounds") for row in chart_rows(summary)}
+    whole = [[1, 12.0, 2.828], [2, 61.0, 1.414], [3, 54.0, 5.657]]
+    assert found == {"fedavg": whole, "afl": [[1, 70.0, None]], "centralised_ridge": None}
+    monkeypatch.setattr("fcl_bench.results.figures.curves._MOST_TESTS", 2)
+    assert [row["rounds"] for row in chart_rows(summary) if row["name"] == "fedavg"] == [[whole[0], whole[-1]]]
 
 
 @pytest.mark.slow

@@ -194,6 +194,12 @@ def charted():
     rows = [
         {"row": i, "name": label, "ceiling": False, "gated": i == 5, "curve": [99.0, 90.0 + i], "spread": [0.1, 0.5]}
         | {"matrix": [[99.0, None], [80.0 + i, 95.0]]}
+        # The second method was tested after each of three rounds in each task.
+        | {
+            "rounds": [[r + 1, 40.0 + i + r, None] for r in range(6)]
+            if i % 3 == 1
+            else [[1, 99.0, 0.1], [2, 90.0 + i, 0.5]]
+        }
         for i, label in enumerate(labels)
     ]
     faceted = dataclasses.replace(sheet(columns), texts=2, facets=(0,))
@@ -225,19 +231,32 @@ def test_the_charts_show_what_search_filters_and_choices_leave(chromium, tmp_pat
     asking += [typing("tr.filters th:nth-child(3) input", "<91")]
     found = asked(chromium, tmp_path, charted(), asking)
     every = ["afl", "fedran r=64", "fedran r=8"]
-    there = [False] * 5
+    there = [False] * 6
     assert found[0] == [every, every, there, "beta 0.1"]
     # The best of the setting comes first: its matrix is shown.
     assert found[1] == ["99.0", "", "82.0", "95.0"]
     assert found[2] == [every[1:], every[1:], there, "beta 0.1"]
     assert found[3] == found[0]
     # One value of beta is left, so there is nothing to draw against it.
-    assert found[4] == [every, every, [False, False, True, False, False], "beta 1"]
+    assert found[4] == [every, every, [False, False, False, True, False, False], "beta 1"]
     assert found[5] == ["99.0", "", "85.0", "95.0"]
     assert found[6] == [every, every, there, "beta 1"]
     assert found[7] == [every, every, there, "beta 1"]
     # A column's filter of the first table leaves one method, which is no comparison.
-    assert found[8] == [["afl"], ["afl"], [False, True, True, False, False], "beta 0.1"]
+    assert found[8] == [["afl"], ["afl"], [False, True, True, True, False, False], "beta 0.1"]
+
+
+@pytest.mark.slow
+def test_curves_over_rounds_follow_the_filters_and_are_named_at_their_ends(chromium, tmp_path):
+    answer = """[document.querySelector("#rounds").closest("figure").hidden,
+      document.querySelector("#rounds desc")?.textContent,
+      document.querySelectorAll("#rounds svg path.line").length]"""
+    typed = "{{ type(document.querySelector('#everywhere'), {!r}); return {}; }}"
+    found = asked(chromium, tmp_path, charted(), [answer, *(typed.format(words, answer) for words in ("r=8", "r=64"))])
+    ends = ("fedran r=8 46.00 %", "fedran r=64 92.00 %", "afl 90.00 %")
+    assert found[0] == [False, f"At the end: {'; '.join(ends)}.", 3]
+    assert found[1] == [False, f"At the end: {ends[0]}.", 1]
+    assert found[2][0], "a method that was tested after its tasks has no curve over rounds"
 
 
 @pytest.mark.slow

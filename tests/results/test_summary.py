@@ -10,7 +10,7 @@ from scipy import stats
 from fcl_bench.errors import UserError
 from fcl_bench.results.collect import collect
 from fcl_bench.results.summarise import split_by_setting, summarise, used_runs, varying_setting
-from fcl_bench.results.tables.markup import markdown_page
+from fcl_bench.results.tables.markup import latex_table, markdown_page
 from fcl_bench.results.tables.rivals import constants
 from fcl_bench.results.tables.sections import screen_table, sections, summary_table
 from tests.results.frames import made_up
@@ -206,6 +206,22 @@ def test_what_is_not_distinguishable_over_seeds_is_marked_with_the_best():
     assert numbers.tolist() == pytest.approx([2 / 3, oracle.low, oracle.high], rel=1e-3)
     assert values.loc["stsa", "A_avg_behind_low"] == pytest.approx(10.0)
     assert values.loc["fedncm", "A_avg_behind"] == "not defined"
+
+
+def test_the_least_forgetting_is_marked_by_the_same_rule_and_no_cost_is():
+    forgotten = {"afl": (4.0, 5.0, 7.0), "fedran": (5.0, 4.0, 8.0), "stsa": (14.0, 15.0, 17.0)}
+    summary = summary_of(
+        *({"method": m, "forgetting": f, "seed": seed} for m, own in forgotten.items() for seed, f in enumerate(own)),
+        {"method": "centralised_ridge", "forgetting": 0.0},
+        {"method": "fedncm", "forgetting": 0.0, "gates": "chance"},
+    )
+    marks = {text.partition(" ")[0]: mark for text, mark in column(summary, "method")}
+    marks = dict(zip(marks, (mark for _, mark in column(summary, "forgetting (%)")), strict=True))
+    assert marks == {"afl": "bold", "centralised_ridge": "", "fedncm": "", "fedran": "bold", "stsa": ""}
+    assert {mark for _, mark in column(summary, "upload (MiB)")} == {""}
+    tex = latex_table(summary_sheet(summary))
+    assert r"& \bfseries 5.33 +- 1.53 &" in tex
+    assert r"& \bfseries 5.67 +- 2.08 &" in tex
 
 
 def test_a_row_that_meets_a_gate_says_so_and_is_never_the_best():

@@ -106,14 +106,9 @@ def read_choice(group: str, name: str) -> Choice:
 @functools.cache
 def top_level() -> dict[str, Knob]:
     """The keys of `conf/config.yaml` that belong to no group, with their defaults and comments."""
-    found = _knobs(settings_text())
-    return {key: knob for key, knob in found.items() if key not in _parts(found)}
-
-
-def settings_text() -> str:
-    """The lines of `conf/config.yaml` that hold these keys."""
     text = (config_dir() / "config.yaml").read_text()
-    return text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0].strip("\n")
+    found = _knobs(text.split("override hydra/job_logging: none\n")[1].split("\nhydra:")[0])
+    return {key: knob for key, knob in found.items() if key not in _parts(found)}
 
 
 def unreadable(error: yaml.MarkedYAMLError, file: Path | None = None) -> UserError:

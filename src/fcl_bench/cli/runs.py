@@ -1,4 +1,4 @@
-"""`fcl-bench runs`: compare two runs, verify or sign them, pack one into a file, and delete what is of no use."""
+"""`fcl-bench runs`: list runs, compare two, verify or sign them, pack one into a file, and delete what is of no use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from fcl_bench.cli.command import DONE, Parser
-from fcl_bench.errors import UserError, printable
+from fcl_bench.errors import UserError, printable, require_choice
 from fcl_bench.files import remove, replacing, user_path
+from fcl_bench.results.measures import MEASURES
+from fcl_bench.tracking.console import log_to_terminal
 
 if TYPE_CHECKING:
     from fcl_bench.config import Settings
@@ -26,6 +28,7 @@ _VERIFY = (
     "whole agrees with itself."
 )
 _COMPARED = ("A_avg", "A_T", "forgetting", "up_max_mib", "up_total_max_mib", "down_max_mib", "seconds_per_task")
+_PLACES = ("runs", "quick/runs")
 #: How a run's folder ends, and what is said of a second folder with the same run.
 _NAMED, _DOUBLE = re.compile("-[0-9a-f]{12}$"), "the same run as "
 _SIGN = "Sign each run's record, and so all files whose checksums it has, with an Ed25519 key (RFC 8032)."
@@ -47,8 +50,15 @@ def work(arguments: list[str]) -> int:
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="fcl-bench runs", description="Compare, verify, sign or pack complete runs; delete others.")
+    what = "List runs; compare, verify, sign or pack complete ones; delete others."
+    parser = Parser(prog="fcl-bench runs", description=what)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    what = "a row per run, the newest first: method, data set, the settings in which they differ, accuracies, upload"
+    listed = commands.add_parser("list", help="a row per run, the newest first", description=what)
+    listed.set_defaults(work=_list)
+    where = "only complete runs like these: beta=0.1, method=afl,stsa, profile=quick; may be given repeatedly"
+    listed.add_argument("--where", action="append", default=[], metavar="KEY=VALUE", help=where)
+    listed.add_argument("--sort", metavar="MEASURE", help="the best first: A_T, A_avg or another of fcl-tables")
     verify = commands.add_parser("verify", help="recompute what runs say from what they store", description=_VERIFY)
     verify.set_defaults(work=_verify)
     signer = "a public key that must have signed them: base64 as printed, or a PEM file"
@@ -67,9 +77,52 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     clean.add_argument("--yes", action="store_true", help="delete without asking")
     for command in (compare, verify, sign, export):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
-    for command in (compare, verify, sign, export, clean):
-        command.add_argument("--out", default="outputs", metavar="FOLDER", help="where runs are looked for by id")
+    for command in (listed, compare, verify, sign, export, clean):
+        out = "has the runs, in runs/ and quick/runs/ (outputs)"
+        command.add_argument("--out", default="outputs", metavar="FOLDER", help=out)
     return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
+
+
+def _list(_: list[Path], options: argparse.Namespace) -> None:
+    """Print a row per run; where the terminal is narrow, without the last columns."""
+    import pandas as pd
+
+    from fcl_bench.execution.screen import ScreenConsole
+    from fcl_bench.results.collect import collect, selected
+    from fcl_bench.results.listing import listing, named
+    from fcl_bench.results.tables.sections import screen_table
+
+    if options.sort:
+        require_choice("--sort", options.sort, MEASURES)
+    log_to_terminal("fcl-bench: warning", notes=False)
+    out = user_path("--out", options.out)
+    runs = pd.concat([collect(out / place) for place in _PLACES], ignore_index=True)
+    begun = pd.DataFrame([] if options.where else _begun(out))
+    if runs.empty and begun.empty:
+        print(f"no run in {out / 'runs'}: fcl-bench makes runs")
+        return
+    runs = runs if runs.empty else named(selected(runs, options.where))
+    sheet, console = listing(pd.concat([runs, begun], ignore_index=True), options.sort), ScreenConsole()
+    table, left_out = screen_table(pd.DataFrame(index=range(len(sheet.rows))), sheet, console.width, whole=True)
+    if not console.is_terminal:  # plain lines for other programs
+        table.box, table.pad_edge = None, False
+    console.print(table)
+    if left_out:
+        console.print(f"No room for: {', '.join(left_out)}.", markup=False)
+
+
+def _begun(out: Path) -> Iterator[dict[str, Any]]:
+    """The rows of `listing` of runs that are not complete."""
+    for folder in _folders(out):
+        (name, _, run), log = folder.name.rpartition("-"), folder / "run.log"
+        if _NAMED.search(folder.name) and log.exists() and not (folder / "run.json").exists():
+            state = "unfinished" if (folder / "checkpoint").is_dir() else "failed or stopped"
+            try:
+                with _lock(folder):
+                    pass
+            except (Timeout, PermissionError) as error:  # of somebody else's folder
+                state = "running" if isinstance(error, Timeout) else state
+            yield {"run": f"{name} [{state}]", "run_id": run, "written": log.stat().st_mtime}
 
 
 def _compare(folders: list[Path], _: argparse.Namespace) -> None:
@@ -79,7 +132,6 @@ def _compare(folders: list[Path], _: argparse.Namespace) -> None:
     from fcl_bench.execution.screen import ScreenConsole, screen_table
     from fcl_bench.results.best import BEST, judged
     from fcl_bench.results.collect import RUN_COLUMNS, frame_of, run_row
-    from fcl_bench.results.measures import MEASURES
     from fcl_bench.results.tables.cells import NOT_DEFINED
 
     records = [RunFolder(folder).complete_record() for folder in folders]
@@ -144,14 +196,17 @@ def _agreed(question: str) -> bool:
 def _useless(out: Path) -> Iterator[tuple[Path, str]]:
     """The folders that hold no complete run, or one that another folder has, and why; none that a process works on."""
     known: dict[str, Path] = {}
-    places = (path for place in ("runs", "quick/runs") for path in (out / place).glob("[!.]*/"))
-    # Each once, whatever links lead to it. A link itself is not looked at: what it leads to may be there only once.
-    folders = {path.resolve(): path for path in places if not path.is_symlink()}.values()
     # Of two copies, the one that stays has the run's own name, by which its command finds it.
-    for folder in sorted(folders, key=lambda path: (not _NAMED.search(path.name), path)):
+    for folder in sorted(_folders(out), key=lambda path: (not _NAMED.search(path.name), path)):
         if why := _of_no_use(folder, known):
             with suppress(Timeout), _lock(folder):
                 yield folder, why
+
+
+def _folders(out: Path) -> Collection[Path]:
+    """The folders in `_PLACES`, each once, whatever links lead to it; no links, which may lead to the only copy."""
+    places = (path for place in _PLACES for path in (out / place).glob("[!.]*/"))
+    return {path.resolve(): path for path in places if not path.is_symlink()}.values()
 
 
 def _of_no_use(folder: Path, known: dict[str, Path]) -> str:

@@ -17,7 +17,6 @@ from fcl_bench.cli.knobs import (
     meant,
     owners,
     read_choice,
-    settings_text,
     top_level,
 )
 from fcl_bench.composition import NAMED_BY, choices_of, current, groups
@@ -111,14 +110,14 @@ def _rows(knobs: Mapping[str, Knob]) -> str:
     return "\n".join(_two_columns((f"{key}={knob.default}", knob.comment) for key, knob in knobs.items()))
 
 
-def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ") -> list[str]:
-    """Lines of names and texts, wrapped to the terminal's width; a name that is too long has its own line."""
+def _two_columns(rows: Iterable[tuple[str, str]], indent: str = "  ", most: int | None = None) -> list[str]:
+    """Lines of names and texts, each wrapped to `most` lines at most; a name that is too long has its own line."""
     pairs = list(rows)
     left = min(max((len(name) for name, _ in pairs), default=0), 44, _width() - 30)
     wide = max(24, _width() - left - len(indent) - 2)
     lines = []
     for name, text in pairs:
-        folded = textwrap.wrap(text, wide, break_long_words=False) or [""]
+        folded = textwrap.wrap(text, wide, break_long_words=False, max_lines=most, placeholder=" ...") or [""]
         if len(name) > left:
             lines.append(f"{indent}{name}")
             name = ""
@@ -132,22 +131,19 @@ def _wrapped(text: str) -> str:
 
 
 def _width() -> int:
-    return max(60, shutil.get_terminal_size((120, 24)).columns)
+    return max(60, shutil.get_terminal_size().columns)
 
 
 def usage() -> str:
+    """The general help: what can be typed, every choice of every group, and the top-level keys."""
     parts = [
         Path(__file__).with_name("help.txt").read_text(),
-        "groups (group=choice; the keys of a choice are group.key, `fcl-bench show group=choice` lists them):",
+        "groups and their choices, of which `fcl-bench show GROUP` says more:",
     ]
     for group in groups():
-        parts.append(f"  {group}")
-        names = choices_of(group)
-        width = max(18, *map(len, names))
-        for name in names:
-            mark = "*" if name == default_choices().get(group) else " "
-            parts.append(f"   {mark} {name:<{width}} {read_choice(group, name).description}")
-    parts.append("  (* default; a data set may bring the backbone that suits it)\n")
-    parts.append("top-level keys and their defaults:")
-    parts += [f"  {line}".rstrip() for line in settings_text().splitlines()]
-    return "\n".join(parts) + "\n"
+        default = default_choices().get(group)
+        names = {name: f"{'*' if name == default else ' '} {name}" for name in choices_of(group)}
+        about = ((shown, read_choice(group, name).description) for name, shown in names.items())
+        parts += [f"  {group}", *_two_columns(about, indent="   ", most=1)]
+    parts += ["  (* default; a data set may bring the backbone that suits it)\n", "top-level keys and their defaults:"]
+    return "\n".join([*parts, _rows(top_level())]) + "\n"

@@ -228,8 +228,7 @@ def _show(summary: pd.DataFrame, sheet: Sheet, whole: bool, doubts: list[str]) -
     console.print(table)
     for note in (*doubts, sheet.notes[-1]):
         console.print(note, markup=False)
-    more = ["settings", *left_out]
-    console.print(f"In the files only: {'; '.join(more)}.", markup=False)
+    console.print(f"In the files only: {'; '.join(['settings', *left_out])}.", markup=False)
 
 
 def _papers(arguments: argparse.Namespace, out: Path, frame: pd.DataFrame) -> list[Path]:

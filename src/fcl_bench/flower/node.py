@@ -27,19 +27,7 @@ from fcl_bench.files import user_path, writable
 # The name is written out, since a module that is run as a program has another `__name__`.
 log = logging.getLogger("fcl_bench.flower.node")
 
-USAGE = """fcl-bench-node KEY=VALUE ...   one node of a federation over Flower (docs/how-to/federation.md)
-fcl-bench-node init [FILE]     write a policy (policy.yaml) that lets out sums over 5 samples or more, and no sample
-fcl-bench-node check KEY=...   try the policy, the data, the keys and the SuperLink before joining
-fcl-bench-node audit [out=...] check the ledger of all that left this node, and sum it up
-
-  link=HOST:PORT   the SuperLink (localhost:8000)
-  clients=K        of this node, from 0: 3, or 0,3,6
-  out=FOLDER       clients' states between their turns, and the cache (outputs)
-  ca=FILE          the authority that signed the SuperLink's certificate, in PEM; left out: without TLS
-  key=FILE         this node's private key, where the SuperLink knows its nodes by keys
-  policy=FILE      what may leave this site; left out: what init writes; none: everything, for data that are public
-  data.path=...    and any other key of the run's config.yaml that differs here; not what would change the result
-"""
+USAGE = Path(__file__).with_name("help.txt").read_text()
 #: Seconds before a process that has ended is started again.
 _PAUSE = 2.0
 _WORKER = "--worker"

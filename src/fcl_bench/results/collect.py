@@ -243,12 +243,8 @@ def _runs_of(sweep: Path) -> set[str]:
 def mixed(frame: pd.DataFrame) -> list[str]:
     """Return one line for each of profile, device and code revision that is mixed, with how to select one value."""
     lines = []
-    for what, key, values in (
-        ("profiles", "profile", frame["profile"]),
-        ("devices", "device", frame["device"]),
-        ("code revisions", "git_commit", frame["git_commit"]),
-    ):
-        count = values.map(lambda value: text(value) or _UNKNOWN).value_counts(sort=False)
+    for what, key in (("profiles", "profile"), ("devices", "device"), ("code revisions", "git_commit")):
+        count = frame[key].map(lambda value: text(value) or _UNKNOWN).value_counts(sort=False)
         if len(count) > 1:
             listed = ", ".join(f"{str(value)[:_SHOWN]} ({runs})" for value, runs in list(count.items())[:_VALUES])
             more = f" and {len(count) - _VALUES} more" if len(count) > _VALUES else ""

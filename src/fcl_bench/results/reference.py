@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,10 @@ def load(name: str) -> pd.DataFrame:
 
 def _value(read: Any) -> Any:
     """Return a number if the text is one as tables write it; a fingerprint that looks like a number stays text."""
-    if not isinstance(read, str):
-        return read
-    for kind in (int, float):
-        try:
-            number = kind(read)
-        except ValueError:
-            continue
-        if text(number) == read:
-            return number
+    for kind in (int, float) if isinstance(read, str) else ():
+        with suppress(ValueError):
+            if text(number := kind(read)) == read:
+                return number
     return read
 
 

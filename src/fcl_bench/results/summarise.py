@@ -108,7 +108,7 @@ def used_runs(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
     Args:
         apart: knobs that labels leave out because the table has columns for them.
     """
-    frame = pd.concat(_named(runs, set(apart)) for _, runs in frame.groupby("method"))
+    frame = labelled(frame, apart)
     configuration = [*setting(frame), "method", *knobs(frame)]
     frame = frame.sort_values("written", kind="stable")
     # Their results are the same, and they say more.
@@ -207,6 +207,11 @@ def gates_of(runs: pd.DataFrame) -> str:
     """Return the gates that any of the runs meets; "" for none."""
     met = runs.get("gates", [])  # reference tables have none, or empty cells
     return ", ".join(sorted({gate for gates in map(text, met) for gate in gates.split(", ") if gate}))
+
+
+def labelled(frame: pd.DataFrame, apart: Iterable[str] = ()) -> pd.DataFrame:
+    """Return the runs, method by method, with their labels and families; see `used_runs`."""
+    return pd.concat(_named(runs, set(apart)) for _, runs in frame.groupby("method"))
 
 
 def _named(runs: pd.DataFrame, apart: set[str]) -> pd.DataFrame:

@@ -128,11 +128,8 @@ class Sweep:
         if told := unmoved(moot, keys):
             console.print(told, soft_wrap=True, markup=False)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
-        lines = [
-            f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}",
-            f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}",
-        ]
-        say("\n".join(lines), self._screen)
+        say(f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}", self._screen)
+        say(f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}", self._screen)
 
     @functools.cached_property
     def _varying(self) -> set[str]:

@@ -130,10 +130,8 @@ def _numeric_knobs(rows: pd.DataFrame) -> list[str]:
 
 def _legend(rows: pd.DataFrame, numeric: list[str]) -> str:
     """Name a family, with the range of each numeric knob; the last one varies along a line."""
-    family, ends = (
-        rows["family"].iloc[0],
-        {knob: sorted(pd.to_numeric(rows[knob], errors="coerce").dropna()) for knob in numeric},
-    )
+    family = rows["family"].iloc[0]
+    ends = {knob: sorted(pd.to_numeric(rows[knob], errors="coerce").dropna()) for knob in numeric}
     ranges = [f"{knob.removeprefix('method.')} {text(of[0])} to {text(of[-1])}" for knob, of in ends.items()]
     return f"{family} [{', '.join(ranges)}]" if ranges else str(family)
 

@@ -27,6 +27,8 @@ ALIKE = 0.05
 _BAND = "Line: mean over seeds; band: one standard deviation either way."
 #: How much wider each coinciding line is than the next one above it, and how much larger its markers are, in points.
 _WIDER, _LARGER = 2.0, 3.5
+#: How many tests of a row a page has.
+_MOST_TESTS = 200
 
 
 def accuracies(runs: Sequence[str], folders: Mapping[str, Path]) -> np.ndarray:
@@ -49,21 +51,32 @@ def chart_rows(summary: pd.DataFrame) -> list[dict[str, Any]]:
     varying = varying_setting(summary)
     apart = [key for key in ALWAYS_APART if key in varying]
     places = pd.factorize(signature(summary, ["label", *(key for key in varying if key not in apart)]))[0]
+    has_rounds = summary["A_T_best_mean"].notna().any()
     found = []
     for place, own, row in zip(places, is_own(summary), summary.to_dict("records"), strict=True):
-        names = [row["label"], *(text(row[key]) for key in apart)]
-        entry = {"row": int(place), "name": ", ".join(names), "ceiling": row["method"] in CEILINGS}
+        name, is_ceiling = ", ".join([row["label"], *(text(row[key]) for key in apart)]), row["method"] in CEILINGS
+        entry = {"row": int(place), "name": name, "ceiling": is_ceiling, "gated": bool(row["gates"])}
         if own:
             folders = dict(zip(row["run_ids"], map(Path, row["folders"]), strict=True))
             curves, matrix = accuracies(row["run_ids"], folders), mean_matrix(row["run_ids"], folders)
-            spread = curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(len(matrix), np.nan)
-            numbers = {"curve": curves.mean(axis=0), "spread": spread, "matrix": matrix}
-            for key, values in numbers.items():
-                rounded = values.round(3).astype(object)
-                rounded[np.isnan(values)] = None
-                entry[key] = rounded.tolist()
-        found.append({**entry, "gated": bool(row["gates"])})
+            numbers = {"curve": curves.mean(axis=0), "spread": _deviation(curves), "matrix": matrix}
+            numbers |= {"rounds": _over_rounds([*folders.values()])} if has_rounds and not is_ceiling else {}
+            entry |= {key: np.where(np.isnan(v), np.array(None), v.round(3)).tolist() for key, v in numbers.items()}
+        found.append(entry)
     return found
+
+
+def _deviation(curves: np.ndarray) -> np.ndarray:
+    """Return (n,) the standard deviation over runs of their curves (runs, n); NaN for a single run."""
+    return curves.std(axis=0, ddof=1) if len(curves) > 1 else np.full(curves.shape[1], np.nan)
+
+
+def _over_rounds(folders: Sequence[Path]) -> np.ndarray:
+    """Return (n, 3): rounds so far, mean accuracy and its standard deviation at each test, `_MOST_TESTS` at most."""
+    runs = _alike([progress(folder) for folder in folders])
+    curves = np.array([run["accuracy"].to_numpy(float) for run in runs])
+    numbers = np.stack([runs[0]["rounds"].to_numpy(float), curves.mean(axis=0), _deviation(curves)], axis=1)
+    return numbers[np.unique(np.linspace(0, len(numbers) - 1, _MOST_TESTS).round().astype(int))]
 
 
 def coinciding(curves: Mapping[str, np.ndarray]) -> list[list[str]]:

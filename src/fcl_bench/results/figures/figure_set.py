@@ -48,9 +48,8 @@ def _line(rows: pd.DataFrame, quantity: str) -> pd.Series:
 def _flat(rows: pd.DataFrame, quantity: str) -> list[str]:
     """Return the labels all of whose lines are flat, to rounding."""
     lines = rows[[f"{measure}_mean" for measure in ACCURACIES]].groupby(_line(rows, quantity))
-    moves = (
-        ((lines.transform("max") - lines.transform("min")) > 1e-9).any(axis=1).groupby(rows["label"], sort=False).any()
-    )
+    moved = (lines.transform("max") - lines.transform("min") > 1e-9).any(axis=1)
+    moves = moved.groupby(rows["label"], sort=False).any()
     return list(moves.index[~moves])
 
 

@@ -7,6 +7,7 @@ const charts = (() => {
   const RADIUS = 5;
   const STRONG = 600;
   const MOST_NAMES = 15;
+  const MOST_DOTS = 40;
   const node = (name, attributes = {}, ...inside) => {
     const element = document.createElementNS(SVG, name);
     for (const [key, value] of Object.entries(attributes)) if (value !== null) element.setAttribute(key, value);
@@ -282,7 +283,7 @@ const charts = (() => {
       const dots = line.values.map(([at, value]) => [px(at), py(value)]);
       const style = `stroke: ${line.color}; color: ${line.color}`;
       svg.append(node("path", { d: path(dots), class: "line", style, "stroke-dasharray": line.dash ?? null }));
-      for (const [a, b] of dots) svg.append(node("circle", { cx: a.toFixed(1), cy: b.toFixed(1), r: 2.6, style: `fill: ${line.color}` }));
+      for (const [a, b] of dots.length > MOST_DOTS ? [] : dots) svg.append(node("circle", { cx: a.toFixed(1), cy: b.toFixed(1), r: 2.6, style: `fill: ${line.color}` }));
       line.values.forEach(([at, value, half], step) => {
         const told = `${say(at)}: ${value.toFixed(2)}${half ? ` ± ${half.toFixed(2)}` : ""} %`;
         spots.push({ at: dots[step], tip: [line.name, told] });

@@ -142,6 +142,19 @@
       show("#lines", lines.length);
       charts.lines(find("#lines"), { title: "Accuracy after each task", x: "task", y: "accuracy (%)", say: (task) => `after task ${task}`, lines });
     };
+    // Rows that were tested within their tasks, then others, with a point per task.
+    const drawRounds = (shown, colorOf) => {
+      const isTested = (one) => one.rounds?.length > one.curve.length;
+      const lines = [...shown.filter(isTested), ...shown.filter((one) => !isTested(one))].map((one) => ({
+        name: one.name, values: (one.rounds ?? []).filter(([, value]) => value !== null), color: colorOf(one),
+      })).filter((line) => line.values.length).slice(0, MOST_LINES);
+      const lasts = lines.map((line) => line.values.at(-1)[0]);
+      show("#rounds", shown.some(isTested));
+      charts.lines(find("#rounds"), {
+        title: "Accuracy over rounds", x: "rounds so far", y: "accuracy (%)", say: (round) => `after round ${round}`, lines,
+        log: Math.max(...lasts) >= 8 * Math.min(...lasts),
+      });
+    };
     const drawPoints = (shown, colorOf) => {
       const known = shown.filter((one) => at(one, height.value) !== null);
       const points = known.filter((one) => !one.ceiling && at(one, cost.value) !== null).map((one) => ({
@@ -204,6 +217,7 @@
       const slots = names.length <= MOST_LINES ? names : shown.slice(0, MOST_LINES).map((one) => one.name);
       const colorOf = (one) => (slots.includes(one.name) ? `var(--s${slots.indexOf(one.name)})` : "var(--plain)");
       drawLines(shown, colorOf);
+      drawRounds(shown, colorOf);
       drawPoints(shown, colorOf);
       drawSwept(left, colorOf);
       drawMatrix(shown);

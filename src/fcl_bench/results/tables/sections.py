@@ -102,7 +102,7 @@ def _table(
     keys = ["label" if key == "method" else key for key in by]
     apart = [key for key in dict.fromkeys((*ALWAYS_APART, *varying)) if key in varying and key not in by]
     apart += [] if "label" in keys else ["label"]
-    rated = [measure for measure in measures if name != "summary" or measure.name.startswith("A_")]
+    rated = [measure for measure in measures if name != "summary" or measure.section == "accuracy"]
     known = {} if known is None else known
     known |= verdicts(summary, [measure for measure in rated if measure.name not in known])
     found = {measure.name: known[measure.name] for measure in rated}
