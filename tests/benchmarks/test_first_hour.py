@@ -79,9 +79,10 @@ def test_a_command_that_hangs_is_given_up_and_ended(tmp_path, monkeypatch):
 
 def test_the_quick_start_takes_the_numbers_and_keeps_what_was_not_measured():
     page = first_hour.PAGE.read_text()
-    new = first_hour.renewed(page, {"a typing error": 1000.04, "printed numbers beside ours": 7.26})
+    used = {"a typing error": 1000.04, "printed numbers beside ours": 7.26, "own features to a paper's table": 9}
+    new = first_hour.renewed(page, used)
     rows = dict(re.findall(r"^\| ([a-z][\w' ,-]+) \| ([\d.]+) \|$", page, flags=re.M))
-    changed = {**rows, "a typing error": "1000.0", "printed numbers beside ours": "7.3"}
+    changed = {**rows, **{task: f"{seconds:.1f}" for task, seconds in used.items()}}
     together = sum(float(seconds) for task, seconds in changed.items() if task != "together")
     assert dict(re.findall(r"^\| ([a-z][\w' ,-]+) \| ([\d.]+) \|$", new, flags=re.M)) == {
         **changed,
