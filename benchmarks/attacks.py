@@ -16,7 +16,9 @@ chooses, with a validation set of honest samples like the server's, the stronges
   have the pattern.
 
 With the clip as a defence (`noise=gaussian noise.multiplier=0`), which the server checks, an attacker may break it or
-obey it ("clipped"). Accuracies are of the test set; the attacker chooses between strengths on validation samples alone.
+obey it ("clipped"). Against robust sums (`robust_groups`, `client_share`) it may also stay near to honest uploads, or
+announce 20 copies of each sample and send the sums of all these ("copied"). Accuracies are of the test set; the
+attacker chooses between strengths on validation samples alone.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ import torch
 import fcl_bench
 from benchmarks import report
 from fcl_bench.engine import transport
+from fcl_bench.engine.in_process import InProcess
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.context import ClientData, Context
 from fcl_bench.protocol.message import Message
@@ -49,17 +52,21 @@ METHODS: dict[str, tuple[str, ...]] = {
     **{"fedran": ("method.M=512", "method.rank=64"), "gaussian_sketch": ("method.M=512", "method.rank=64")},
     **{"fedavg": HEADS, "scaffold": HEADS, "feddyn": HEADS},
 }
+KINDS = ("labels", "trigger")
 KEYS = ["method", "defence", "attackers", "clients"]
 COLUMNS = [*KEYS, "attack", "A_T", "validation", "success", "refused", "ended"]
 #: Points of validation accuracy that nobody misses.
 _UNNOTICED = 2
 #: Those that average models, for which robust means exist.
 AVERAGING = ("fedavg",)
+#: Those whose uploads add up, for which robust sums exist, with the knobs that this takes.
+SUMMING = {"fedncm": (), "fedlda": (), "afl": ("method.upload=sums",), "stsa": (), "air": ()}
 #: Method -> the clip of its features, about their median length on the digits.
 CLIPS = {"fedncm": 3.5, "fedlda": 3.5, "stsa": 56}
 DEFENCES = {
     "none": (),
     "clip": ("noise=gaussian", "noise.multiplier=0", "noise.clip={clip}"),
+    "robust_sum": ("robust_groups={clients}", "client_share={share}"),
     "median": ("method.training.aggregate=median",),
     "trimmed_mean": ("method.training.aggregate=trimmed_mean", "method.training.trimmed=0.3"),
     "krum": ("method.training.aggregate=krum", "method.training.byzantine={attackers}"),
@@ -75,9 +82,11 @@ class Attack:
         boosted: it moves a model away from the broadcast.
         trigger: it plants a backdoor in the last task in place of wrong labels in all.
         obeys: it shortens its features as the run asks, so that the server cannot tell.
+        copies: of each of its samples, which it announces too.
     """
 
     scale: float = 1.0
+    copies: int = 1
     boosted: bool = False
     trigger: bool = False
     obeys: bool = False
@@ -85,13 +94,23 @@ class Attack:
     @property
     def name(self) -> str:
         how = f" x {self.scale:g}" if self.scale != 1 else " boosted" if self.boosted else ""
-        return ("trigger" if self.trigger else "labels") + how + (", clipped" if self.obeys else "")
+        how += (", clipped" if self.obeys else "") + (", copied" if self.copies > 1 else "")
+        return ("trigger" if self.trigger else "labels") + how
 
 
-_STRENGTHS = ({}, {"scale": 10.0}, {"scale": 100.0}, {"boosted": True})
-#: With the clip as a defence also the strongest that it admits.
-_ADMITTED = ({"obeys": True}, {"scale": 100.0, "obeys": True})
-ATTACKS = [Attack(trigger=trigger, **how) for trigger in (False, True) for how in (*_STRENGTHS, *_ADMITTED)]
+_STRENGTHS: tuple[dict[str, Any], ...] = ({}, {"scale": 10.0}, {"scale": 100.0}, {"boosted": True})
+#: Against a defence: the strongest that the clip admits; what robust sums may take for honest.
+_AGAINST: dict[str, tuple[dict[str, Any], ...]] = {
+    "clip": ({"obeys": True}, {"scale": 100.0, "obeys": True}),
+    "robust_sum": ({"scale": 2.0}, {"copies": 20}, {"scale": 10.0, "copies": 20}),
+}
+
+
+def attacks(method: str, defence: str, kinds: Collection[str] = KINDS) -> list[Attack]:
+    """What is tried against a method with a defence. Boosted sums would be the sums of the first attack."""
+    own = [how for how in _STRENGTHS if "boosted" not in how or method not in SUMMING]
+    every = [*own, *_AGAINST.get(defence, ())]
+    return [Attack(trigger=kind == "trigger", **how) for kind in KINDS if kind in kinds for how in every]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +151,11 @@ def poisoned(data: ClientData, attack: Attack, setting: Setting) -> ClientData:
     return dataclasses.replace(data, inputs=attack.scale * inputs, labels=labels)
 
 
+def copied(data: ClientData, times: int) -> ClientData:
+    """Each sample that often."""
+    return dataclasses.replace(data, inputs=data.inputs.repeat(times, 1), labels=data.labels.repeat(times))
+
+
 def moved(upload: Message, broadcast: Message, times: float) -> Message:
     """An upload whose tensors of the broadcast's model are `times` as far from it."""
     tensors = dict(upload.items())
@@ -156,7 +180,7 @@ def attacked(attack: Attack | None, setting: Setting) -> Iterator[None]:
         def update(data: ClientData, broadcast: Message, state: Any) -> Any:
             if attack is None or data.client >= setting.attackers or not len(data.labels):
                 return honest(data, broadcast, state)
-            upload, state = update_of(poisoned(data, attack, setting), broadcast, state)
+            upload, state = update_of(copied(poisoned(data, attack, setting), attack.copies), broadcast, state)
             last = data.task == setting.tasks - 1
             boosted = attack.boosted and (last or not attack.trigger)
             return (moved(upload, broadcast, setting.clients / setting.attackers) if boosted else upload), state
@@ -164,7 +188,14 @@ def attacked(attack: Attack | None, setting: Setting) -> Iterator[None]:
         client.update = update
         return node(client, context, *rest)
 
-    with mock.patch.object(transport, "Node", hostile):
+    samples = InProcess.samples
+
+    def announced(clients: InProcess, task: int) -> tuple[np.ndarray, np.ndarray]:
+        times = np.where(np.arange(clients.clients) < setting.attackers, attack.copies if attack else 1, 1)
+        held, labelled = samples(clients, task)
+        return held * times, labelled * times
+
+    with mock.patch.object(transport, "Node", hostile), mock.patch.object(InProcess, "samples", announced):
         yield
 
 
@@ -191,9 +222,11 @@ def measured(
     }
 
 
-def rows(method: str, setting: Setting, more: Sequence[str], defence: str, out: Path) -> Iterator[dict[str, Any]]:
-    """One row for no attack, and one for each attack, of one method with one defence."""
-    for attack in (None, *(attack for attack in ATTACKS if defence == "clip" or not attack.obeys)):
+def rows(
+    method: str, setting: Setting, more: Sequence[str], defence: str, kinds: Collection[str], out: Path
+) -> Iterator[dict[str, Any]]:
+    """One row for no attack, and one for each attack of some kinds, of one method with one defence."""
+    for attack in (None, *attacks(method, defence, kinds)):
         found = measured(method, attack, setting, more, out)
         row = dict(zip(KEYS, (method, defence, setting.attackers, setting.clients), strict=True))
         yield {**row, "attack": attack.name if attack else "none", **found}
@@ -224,7 +257,7 @@ def worst(found: pd.DataFrame) -> str:
 
 def possible(defence: str) -> Collection[str]:
     """The methods for which there is this defence."""
-    return METHODS if defence == "none" else CLIPS if defence == "clip" else AVERAGING
+    return {"none": METHODS, "clip": CLIPS, "robust_sum": SUMMING}.get(defence, AVERAGING)
 
 
 def digits(folder: Path) -> Path:
@@ -244,11 +277,14 @@ def main() -> None:
     parser.add_argument("--classes", type=int, default=10, help="of the features")
     parser.add_argument("--attackers", default="1,3", help="numbers of attackers among the clients")
     parser.add_argument("--clients", type=int, default=10)
+    parser.add_argument("--attacks", default=",".join(KINDS), help="kinds, with commas between them")
+    parser.add_argument("--defences", default=",".join(DEFENCES), help="names, with commas between them")
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--out", type=Path, required=True, help="CSV, one row per run; existing rows are kept")
     given = parser.parse_args()
-    if unknown := set(given.methods.split(",")) - set(METHODS):
-        parser.error(f"--methods: {', '.join(sorted(unknown))} (expected: some of {','.join(METHODS)})")
+    for key, known in {"methods": METHODS, "defences": DEFENCES, "attacks": KINDS}.items():
+        if unknown := set(getattr(given, key).split(",")) - set(known):
+            parser.error(f"--{key}: {', '.join(sorted(unknown))} (expected: some of {','.join(known)})")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     logging.getLogger("fcl_bench").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as scratch:
@@ -263,10 +299,12 @@ def main() -> None:
                 setting = Setting(arguments, given.clients, given.tasks, given.classes // given.tasks, attackers)
                 for defence, texts in DEFENCES.items():
                     key = (method, defence, attackers, given.clients)
-                    if key in ready or method not in possible(defence):
+                    if key in ready or method not in possible(defence) or defence not in given.defences.split(","):
                         continue
-                    more = [text.format(attackers=attackers, clip=CLIPS.get(method)) for text in texts]
-                    done += rows(method, setting, more, defence, Path(scratch) / "out")
+                    known = {"attackers": attackers, "clip": CLIPS.get(method), "share": 1.5 / given.clients}
+                    more = [text.format(clients=given.clients, **known) for text in texts]
+                    more += SUMMING[method] if defence == "robust_sum" else ()
+                    done += rows(method, setting, more, defence, given.attacks.split(","), Path(scratch) / "out")
                     pd.DataFrame(done, columns=COLUMNS).to_csv(given.out, index=False)
     print(worst(pd.DataFrame(done, columns=COLUMNS)))
 

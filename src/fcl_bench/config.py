@@ -176,6 +176,8 @@ class _Scalars:
     checkpoint_rounds: int = knob(least=1, identity=False)
     evaluate_rounds: int = knob(0, least=0)
     on_bad_upload: str = knob("fail", choices=("fail", "drop"))
+    robust_groups: int = knob(0, least=0, neutral=0)
+    client_share: float = knob(1.0, above=0, most=1, neutral=1.0)
     predictions: bool = False
     details: bool = knob(False, identity=False)
     # Clients side by side, and algorithms chosen by their time, round differently.

@@ -6,7 +6,19 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks.attacks import COLUMNS, Attack, Setting, digits, measured, moved, pattern, poisoned, worst
+from benchmarks.attacks import (
+    COLUMNS,
+    Attack,
+    Setting,
+    attacks,
+    copied,
+    digits,
+    measured,
+    moved,
+    pattern,
+    poisoned,
+    worst,
+)
 from fcl_bench.protocol.context import ClientData
 from fcl_bench.protocol.message import Message
 
@@ -69,3 +81,11 @@ def test_one_client_outweighs_all_others_unless_features_are_clipped(tmp_path):
     obeyed = found(Attack(scale=100.0, obeys=True), clip)
     assert obeyed["A_T"] > 80
     assert obeyed["refused"] == 0
+
+
+def test_robust_sums_are_attacked_by_copies_and_from_near_but_not_by_boosted_sums():
+    assert copied(DATA, 3).labels.tolist() == 3 * DATA.labels.tolist()
+    names = [attack.name for attack in attacks("stsa", "robust_sum")]
+    assert {"labels x 2", "labels, copied", "trigger x 10, copied"} <= set(names)
+    assert not any("boosted" in name for name in names)
+    assert "labels boosted" in [attack.name for attack in attacks("fedavg", "none")]

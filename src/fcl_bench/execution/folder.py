@@ -234,9 +234,10 @@ def ignores_partition(config: Mapping[str, Any]) -> bool:
 
     A `UserError` says that the method's class cannot be imported.
     """
-    # Each of these goes by client: who answers, what is noised, and which samples have a label or are held out.
+    # Each of these goes by client: who answers, what is noised, who counts, which samples have a label or are held out.
     plain = all(config[group]["_target_"].endswith(".NoOption") for group in ("adapt", "faults", "noise"))
-    if not plain or config["label_rate"] != 1 or config["data"].get("validation"):
+    robust = config.get("robust_groups") or config.get("client_share", 1) != 1
+    if not plain or robust or config["label_rate"] != 1 or config["data"].get("validation"):
         return False
     knobs = {name: value for name, value in config["method"].items() if name != "_target_"}
     method: Method = typed_instance(target_class("method", config["method"]["_target_"]), knobs, "method")

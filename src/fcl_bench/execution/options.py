@@ -79,6 +79,11 @@ def exchange_steps(method: Method, context: Context, settings: Settings) -> list
         from fcl_bench.options.secure.transport import SummedUploads
 
         found.append(lambda accounting, validation: SummedUploads(accounting, context))
+    groups, share = settings.scalars.robust_groups, settings.scalars.client_share
+    if groups or share < 1:
+        from fcl_bench.options.robust import RobustSums
+
+        found.append(lambda accounting, validation: RobustSums(method, context, validation, groups, share))
     fan_in = settings.transport.fan_in
     if fan_in is not None:
         from fcl_bench.options.tree.tree import Tree

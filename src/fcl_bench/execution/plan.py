@@ -137,7 +137,10 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     plan = Plan(settings, dealt, extractor, context, features, identity, fingerprint, checkpoint)
     settings.faults.check(scalars.clients, scalars.tasks)
     settings.secure.check(settings.method, context, scalars.clients, scalars.drops)
-    _check_sums(settings)
+    if scalars.robust_groups or scalars.client_share < 1:
+        from fcl_bench.options.robust import require_sums
+
+        require_sums(settings, context)
     transport, audited = settings.transport, bool(settings.method.audits(context))
     if (settings.faults.fails or scalars.drops or transport.minimum is not None) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
@@ -202,6 +205,11 @@ def _target_of(group: str, name: str) -> str | None:
 
 def _check_tree(settings: Settings, context: Context) -> None:
     """Raise a `UserError` where uploads cannot be combined on their way."""
+    if settings.secure.sums:
+        raise UserError(
+            f"secure=sums: transport={settings.transport.name} has no way for the exchanges that masks take",
+            "transport=in_process, ranks or flower, or secure=none",
+        )
     stage = cast("FirstStage", settings.adapt) if settings.adapt.trains_network else None
     if stage is not None and stage.method().combination(context) is None:
         raise UserError(
@@ -246,15 +254,6 @@ def threads_of(settings: Settings, context: Context, samples: int | None) -> int
         return int(wanted)
     on_cpu = context.device.type == "cpu"
     return 1 if on_cpu and samples is not None and settings.method.small(context, samples) else None
-
-
-def _check_sums(settings: Settings) -> None:
-    """Raise a `UserError` where masks could not be agreed on."""
-    if settings.secure.sums and settings.transport.fan_in is not None:
-        raise UserError(
-            f"secure=sums: transport={settings.transport.name} has no way for the exchanges that masks take",
-            "transport=in_process, ranks or flower, or secure=none",
-        )
 
 
 def _check_noise(settings: Settings, context: Context) -> None:
