@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fcl_bench.cli import runs
+from fcl_bench.engine import validation
 from fcl_bench.engine.checkpoint import Checkpoint
 from fcl_bench.errors import UserError
 from fcl_bench.execution import withdrawing
@@ -75,7 +76,7 @@ def weights(folder):
     return load_file(folder / "model.safetensors")["W"]
 
 
-def solution_of(folder, clients, until: int = 2):
+def solution_of(folder, clients):
     """W by the equations in float64, (sum X'X)^-1 sum X'Y over these clients' samples."""
     held = [np.load(folder / f"site-{client}.npz") for client in clients]
     X = np.concatenate([own["x"] for own in held]).astype(np.float64)
@@ -126,6 +127,23 @@ def test_a_run_goes_on_without_the_site(sites):
     assert [entry["client"] for entry in done.record["transport"]["withdrawn"]] == [1]
     with pytest.raises(UserError, match="who was taken out already"):
         sites.forget(folder, sent)
+
+
+@pytest.mark.slow
+def test_an_upload_that_was_left_out_is_not_subtracted(sites, monkeypatch):
+    checked = validation.validate_upload
+
+    def dropping(arrival, *rest):
+        if (arrival.client, arrival.upload.task) == (1, 0):
+            raise validation.BadUpload(1, arrival.upload, "it is odd", "another one")
+        return checked(arrival, *rest)
+
+    monkeypatch.setattr(validation, "validate_upload", dropping)
+    done = sites.run(*SUMS, "on_bad_upload=drop")
+    assert done.record["dropped"]["uploads"] == 1
+    assert np.abs(weights(done.folder) - solution_of(sites.folder, (0, 1, 2))).max() > 1e-3
+    sites.forget(done.folder, sites.leave(1, done.folder))
+    assert np.abs(weights(done.folder) - solution_of(sites.folder, (0, 2))).max() < 1e-9
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def audit(out: str) -> int:
 
 def withdraw(node: NodeArguments) -> int:
     """Let no more of a run leave; it can then forget what has left. Raises a `UserError` for what cannot be undone."""
-    folder, run = user_path("out", node.out) / "nodes", str(node.changes.get("run"))
+    folder, run = user_path("out", node.out) / "nodes", str(node.changes.get("run", ""))
     ledger = SiteLedger(folder / LEDGER, Policy.read(node.policy))
     methods = {entry["run"]: entry["method"] for entry, _ in read(ledger.path)}
     for client in node.clients:
