@@ -20,7 +20,7 @@ SENTENCES = {
     KEEPS_SAMPLES: "its policy lets no client keep samples of earlier tasks",
     SPENT: "no more leaves the site, by its policy",
     PEER: "public keys are not signed by the node whose client they are said to be of",
-    WITHDRAWN: "it has withdrawn from this run",
+    WITHDRAWN: "it has withdrawn from this run (fcl-bench runs withdraw)",
     DOES_NOT_FIT: "its data or its own keys do not fit this run",
     STATE_LOST: "it lacks a state from which the last checkpoint goes on",
     TURN_FAILED: "its turn failed",
