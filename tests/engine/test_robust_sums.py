@@ -188,6 +188,10 @@ def labels_of(labels: torch.Tensor, first: int) -> torch.Tensor:
         (["robust_groups=3", "method=fedran"], "with method=fedran: not all of its uploads add up"),
         (["client_share=0.5", "method=afl"], "client_share=0.5 with method=afl: not all of its uploads add up"),
         (["robust_groups=3", "secure=sums"], "with secure=sums: the server sees no client's upload by itself"),
+        (
+            ["robust_groups=3", "transport=flower", "transport.withdrawal=true"],
+            "of a robust sum no client can be taken out",
+        ),
         (["robust_groups=3", "transport=tree"], "with transport=tree: the server sees no client's"),
         (["robust_groups=3", "faults=random", "faults.late=0.2"], "with faults.late: a late upload is in no group"),
         (["client_share=0"], "client_share=0"),

@@ -104,7 +104,7 @@ def test_the_summary_counts_what_left_and_what_did_not(tmp_path):
 def test_the_summary_of_a_run_has_no_lines_of_its_own(tmp_path):
     path = tmp_path / "ledger.jsonl"
     sent(SiteLedger(path, Policy()), entry(run="abc\n  refused: none\x1b[2K"))
-    assert len(summary(path).splitlines()) == 7
+    assert len(summary(path).splitlines()) == 8
     assert "\x1b" not in summary(path)
 
 

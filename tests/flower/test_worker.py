@@ -19,7 +19,7 @@ from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Client, Method
 from tests.engine.counting import CONTEXT, CountingServer
 
-RUN = {"id": "abc", "stage": "run"}
+RUN = {"id": "abc", "stage": "run", "config": {"transport": {"withdrawal": False}}}
 
 
 class Turns(Client):

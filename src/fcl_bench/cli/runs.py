@@ -72,12 +72,16 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     export = commands.add_parser("export", help="pack a run into one file, FOLDER'S NAME.zip", description=_EXPORT)
     export.set_defaults(work=_export)
     export.add_argument("--to", metavar="FILE", help="another name for the file")
+    withdraw = commands.add_parser("withdraw", help="take a site out of the model of a run that is not going on")
+    withdraw.set_defaults(work=_withdraw)
+    withdraw.add_argument("run", metavar="RUN", help="folder of a run, or id of a complete one")
+    withdraw.add_argument("sent", metavar="FOLDER", help="what the site sent, as fcl-bench-node withdraw names it")
     clean = commands.add_parser("clean", help="delete unfinished, damaged and double runs", description=_CLEAN)
     clean.set_defaults(work=_clean)
     clean.add_argument("--yes", action="store_true", help="delete without asking")
     for command in (compare, verify, sign, export):
         command.add_argument("runs", metavar="RUN", nargs="+", help="folder or id of a run")
-    for command in (listed, compare, verify, sign, export, clean):
+    for command in (listed, compare, verify, sign, export, clean, withdraw):
         out = "has the runs, in runs/ and quick/runs/ (outputs)"
         command.add_argument("--out", default="outputs", metavar="FOLDER", help=out)
     return parser.parse_args([f"--{typed}" if typed.startswith("out=") else typed for typed in arguments])
@@ -240,6 +244,20 @@ def _sign(folders: list[Path], options: argparse.Namespace) -> None:
 
     for folder in folders:
         print(f"{folder.name}: signed by {sign(folder, options.key)}")
+
+
+def _withdraw(_: list[Path], options: argparse.Namespace) -> None:
+    from fcl_bench.execution.folder import run_folder
+    from fcl_bench.execution.withdrawing import withdraw
+
+    given = user_path("run", options.run)
+    folder = (given if (given / "checkpoint").is_dir() else run_folder(options.run, options.out)).resolve()
+    try:
+        with _lock(folder):
+            for client in withdraw(folder, user_path("FOLDER", options.sent)):
+                print(f"client {client} is not in the model of {folder.name} any more")
+    except Timeout as error:
+        raise UserError(f"{folder.name} is going on", "Ctrl-C there, and its command again after this one") from error
 
 
 def _verify(folders: list[Path], options: argparse.Namespace) -> None:

@@ -100,7 +100,7 @@ class Checkpoint:
                 for name, done in grown.items()
             },
         }
-        write_json(self.folder / "state.json", {**header, **state})
+        write_json(self.folder / "state.json", {**state, **header})
         self._grown, self._tensors = grown, file.name
         self.tidy()
 

@@ -29,7 +29,7 @@ class Metrics(TypedDict):
 class Gate(TypedDict):
     """A sign that a run is no fair sample of its method (`engine.gates`)."""
 
-    gate: str  # chance, growth, rising, idle_term
+    gate: str  # chance, growth, rising, idle_term, withdrawn
     task: int  # after which it was seen
     text: str
 

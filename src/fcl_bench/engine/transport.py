@@ -270,6 +270,7 @@ class TransportChoice(ABC):
     sees_everything: ClassVar[bool] = False
     reaches_sites: ClassVar[bool] = False
     launched: ClassVar[bool] = False
+    withdrawal: ClassVar[bool] = False  # whether clients can be taken out again
     minimum: ClassVar[float | None] = None
     fan_in: ClassVar[int | None] = None
 

@@ -186,7 +186,7 @@ class RunFolder:
     def write(
         self,
         record: Result,
-        config: dict[str, object],
+        config: dict[str, Any],
         tables: dict[str, Table],
         archives: dict[str, dict[str, np.ndarray]],
         model: tuple[dict[str, torch.Tensor], dict[str, Any]],
@@ -217,7 +217,8 @@ class RunFolder:
         names = ["config.yaml", *tables, *archives, "model.safetensors", *others]
         checksums = {name: file_checksum(self.path / name) for name in names}
         written = write_json(self.path / "run.json", {**record, "files": checksums})
-        self.checkpoint.remove()
+        if not config["transport"].get("withdrawal"):
+            self.checkpoint.remove()
         return cast("RunRecord", written)
 
 

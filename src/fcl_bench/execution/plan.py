@@ -138,9 +138,15 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
     settings.faults.check(scalars.clients, scalars.tasks)
     settings.secure.check(settings.method, context, scalars.clients, scalars.drops)
     if scalars.robust_groups or scalars.client_share < 1:
-        from fcl_bench.options.robust import require_sums
+        from fcl_bench.options import robust
 
-        require_sums(settings, context)
+        robust.require_sums(settings, context)
+    if settings.transport.withdrawal:
+        from fcl_bench.options import withdrawal
+
+        withdrawal.require_sums(settings.method, context, first)
+        if settings.faults.fails:
+            raise UserError("transport.withdrawal=true with clients that fail on purpose", "faults=none")
     transport, audited = settings.transport, bool(settings.method.audits(context))
     if (settings.faults.fails or scalars.drops or transport.minimum is not None) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"

@@ -74,7 +74,8 @@ def _run(settings: Settings, tracking: Tracker, link: Connection) -> Outcome:
         if settings.scalars.force:
             folder.clear(keep_checkpoint=_queued_again(folder))
         if (record := folder.complete_record()) is not None:
-            folder.checkpoint.remove()  # of a process that was killed between the two
+            if not settings.transport.withdrawal:
+                folder.checkpoint.remove()  # of a process that was killed between the two
             return Outcome(record, folder.path, was_complete=True)
         folder.clear(keep_checkpoint=True)
         try:

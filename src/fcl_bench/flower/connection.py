@@ -15,7 +15,7 @@ from fcl_bench.config import knob
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
 from fcl_bench.engine.transport import Clients, Connection, PartialRounds, Transport
 from fcl_bench.errors import UserError
-from fcl_bench.files import json_hash, user_path
+from fcl_bench.files import user_path
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry, require_same_software
 from fcl_bench.flower.relay import Relay, SuperLinkLost, require_flower
 from fcl_bench.flower.transport import FlowerTransport
@@ -30,12 +30,10 @@ class NodesConnection(Connection):
 
     Args:
         relay: to the SuperLink, not open yet: a run that is complete needs none.
-        deadline: seconds that a round waits for its replies.
-        other_software: whether nodes may run other code than this process.
     """
 
-    def __init__(self, relay: Relay, deadline: float, other_software: bool) -> None:
-        self._relay, self._deadline, self._other_software = relay, deadline, other_software
+    def __init__(self, relay: Relay, choice: OverFlower) -> None:
+        self._relay, self._choice = relay, choice
         self._infos: list[NodeInfo] = []
         self._transport: FlowerTransport | None = None
 
@@ -47,8 +45,7 @@ class NodesConnection(Connection):
         return self._transport
 
     def data_of(self, clients: Clients) -> str:
-        # Of the nodes' hashes of their data, in the order of the clients.
-        return json_hash(self._opened(clients).data)
+        return self._opened(clients).data
 
     def _opened(self, clients: Clients) -> FlowerTransport:
         try:
@@ -70,19 +67,23 @@ class NodesConnection(Connection):
 
         def check(info: NodeInfo) -> None:
             # Sites have the machines that they have, and there is no run in one process to be identical with.
-            if not self._other_software:
+            if not self._choice.other_software:
                 require_same_software(info)
             if clients.elsewhere:
                 info = replace(info, threads=here.threads, preparing=here.preparing, device=here.device)
             require_alike(here, [info])
 
         registry = NodeRegistry(clients.count, clients.tasks, check)
-        transport = FlowerTransport(self._relay, run, registry, self._deadline, own_numbers=clients.elsewhere)
+        transport = FlowerTransport(self._relay, run, registry, self._choice.deadline or _DEADLINE)
+        if self._choice.withdrawal:
+            transport.kept = {"absorbed": {}, "withdrawn": [], "config": clients.config}
         self._infos = transport.open()
         return transport
 
     def about(self) -> dict[str, Any]:
-        return {"processes": 1 + len(self._infos), "nodes": [info.record_entry() for info in self._infos]}
+        kept = self._transport.kept if self._transport else None
+        withdrawn = {"withdrawn": kept["withdrawn"]} if kept else {}
+        return {"processes": 1 + len(self._infos), "nodes": [info.record_entry() for info in self._infos], **withdrawn}
 
     def complete(self) -> None:
         if self._transport is not None:
@@ -109,6 +110,7 @@ class OverFlower(PartialRounds):
         ca: file of the authority that signed the SuperLink's certificate; None: without TLS.
         key: file of the private key with which requests are signed; None: they are not.
         other_software: whether nodes may run other code, or other versions of packages, than the server.
+        withdrawal: whether clients can be taken out of the model again.
     """
 
     name: ClassVar[str] = "flower"
@@ -120,6 +122,7 @@ class OverFlower(PartialRounds):
     ca: str | None = knob(None, identity=False)
     key: str | None = knob(None, identity=False)
     other_software: bool = knob(False, identity=False)
+    withdrawal: bool = knob(False, identity=False)  # type: ignore[misc]
 
     @contextmanager
     def connect(self) -> Iterator[NodesConnection]:
@@ -129,4 +132,4 @@ class OverFlower(PartialRounds):
             raise UserError(f"transport.ca={self.ca} is no file", "the certificate of the authority, in PEM")
         key = None if self.key is None else read_key("transport.key", self.key, "private")
         with closing(Relay(self.link, authority, key)) as relay:
-            yield NodesConnection(relay, self.deadline or _DEADLINE, self.other_software)
+            yield NodesConnection(relay, self)

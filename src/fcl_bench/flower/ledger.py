@@ -18,12 +18,15 @@ from typing import Any
 from fcl_bench.errors import UserError, printable
 from fcl_bench.files import content_hash, locked
 from fcl_bench.flower.policy import Policy
-from fcl_bench.flower.refusals import SPENT, Refusal
+from fcl_bench.flower.refusals import SPENT, WITHDRAWN, Refusal
+from fcl_bench.options.withdrawal import WITHDRAWAL
 
 log = logging.getLogger(__name__)
 
 #: The name of the file.
 LEDGER = "ledger.jsonl"
+#: The folder beside it that has what left in runs with `transport.withdrawal`, as run/client/receipt.
+SENT = "sent"
 
 
 def _hash_of(entry: dict[str, Any]) -> str:
@@ -47,12 +50,15 @@ class SiteLedger:
         self._days: Counter[str] = Counter()
         self._epsilon: dict[str, float] = {}
         self._released: defaultdict[str, set[tuple[int, str]]] = defaultdict(set)
+        self.withdrawn: set[tuple[str, int]] = set()  # from which run which client
         self._catch_up()
 
     def _catch_up(self) -> None:
         """Count the lines that are new: other nodes of this machine may write to the same file."""
         for entry, size in read(self.path, self._lines, self._size, self._last):
             self._lines, self._size, self._last = self._lines + 1, self._size + size, entry["hash"]
+            if entry["kind"] == WITHDRAWAL:
+                self.withdrawn.add((entry["run"], entry["client"]))
             if entry["left"] and entry["kind"] == "turn":
                 self._days[entry["time"][:10]] += 1
                 if (noise := entry["noise"]) is not None and entry["fields"]:
@@ -62,6 +68,8 @@ class SiteLedger:
     def require_left(self, entry: dict[str, Any]) -> None:
         """Raise a `Refusal` if the policy lets no upload with this entry out any more."""
         self._catch_up()
+        if (entry["run"], entry["client"]) in self.withdrawn:
+            raise Refusal(WITHDRAWN, f"client {entry['client']} has withdrawn from run {entry['run']}", "another run")
         policy, most = self.policy, self.policy.messages_per_day
         if most is not None and self._days[_now()[:10]] >= most:
             raise Refusal(SPENT, f"{most} uploads left today: policy messages_per_day={most}", "another day")
@@ -137,6 +145,7 @@ def summary(path: Path) -> str:
         left = [entry for entry in entries if entry["left"]]
         fields = [(f"{e['stage']}/{name}", about["least"]) for e in left for name, about in e.get("fields", {}).items()]
         epsilon = {entry["noise"]["key"]: entry["noise"]["epsilon"] for entry in left if entry.get("noise")}
+        withdrawn = {entry["client"] for entry in entries if entry["kind"] == WITHDRAWAL}
         codes = Counter(f"error {entry['code']}" for entry in entries if not entry["left"])
         found += [
             f"{run}, {entries[0]['time']} to {entries[-1]['time']}",
@@ -144,6 +153,7 @@ def summary(path: Path) -> str:
             f"  fields: {', '.join(sorted({name for name, _ in fields})) or 'none'}",
             f"  smallest group: {min((least for _, least in fields if least is not None), default='none')}",
             f"  epsilon: {', '.join(map(str, epsilon.values())) or 'no noise'}",
+            f"  withdrawn: {', '.join(f'client {client}' for client in sorted(withdrawn)) or 'nobody'}",
             f"  refused: {', '.join(f'{number} by {code}' for code, number in codes.items()) or 'none'}",
         ]
     return "\n".join(printable(line).replace("\n", "\\n") for line in found)

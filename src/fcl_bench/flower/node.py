@@ -68,6 +68,8 @@ def _work() -> int:
         return site_commands.init(arguments[1:])
     if arguments[:1] == ["audit"]:
         return site_commands.audit(parsed(["clients=0", *arguments[1:]]).out)
+    if arguments[:1] == ["withdraw"]:
+        return site_commands.withdraw(parsed(arguments[1:]))
     log_to_terminal("fcl-bench-node")
     checks = arguments[:1] == ["check"]
     node = parsed(arguments[checks:])

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from fcl_bench.errors import UserError
 
-NOT_SIGNED, RUN_FORBIDDEN, TOO_FEW, KEEPS_SAMPLES, SPENT, PEER = 10, 11, 12, 13, 14, 15
+NOT_SIGNED, RUN_FORBIDDEN, TOO_FEW, KEEPS_SAMPLES, SPENT, PEER, WITHDRAWN = 10, 11, 12, 13, 14, 15, 16
 DOES_NOT_FIT, STATE_LOST, TURN_FAILED, INSIDE = 20, 21, 22, 30
 
 SENTENCES = {
@@ -20,6 +20,7 @@ SENTENCES = {
     KEEPS_SAMPLES: "its policy lets no client keep samples of earlier tasks",
     SPENT: "no more leaves the site, by its policy",
     PEER: "public keys are not signed by the node whose client they are said to be of",
+    WITHDRAWN: "it has withdrawn from this run (fcl-bench runs withdraw)",
     DOES_NOT_FIT: "its data or its own keys do not fit this run",
     STATE_LOST: "it lacks a state from which the last checkpoint goes on",
     TURN_FAILED: "its turn failed",

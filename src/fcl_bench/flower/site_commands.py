@@ -1,4 +1,4 @@
-"""What an engineer at a site does before and after a run: `fcl-bench-node init`, `check` and `audit`."""
+"""What an engineer at a site does before and after a run: `fcl-bench-node init`, `check`, `audit` and `withdraw`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fcl_bench.data.sources.array_files import SiteFile
 from fcl_bench.errors import UserError, first_line
 from fcl_bench.files import user_path
 from fcl_bench.flower.identity import keys_in
-from fcl_bench.flower.ledger import LEDGER, read, summary
+from fcl_bench.flower.ledger import LEDGER, SENT, SiteLedger, read, summary
 from fcl_bench.flower.node_registry import software
 from fcl_bench.flower.policy import TEMPLATE, Policy
+from fcl_bench.options.withdrawal import WITHDRAWAL
 
 if TYPE_CHECKING:
     from fcl_bench.flower.node import NodeArguments
@@ -45,6 +46,25 @@ def audit(out: str) -> int:
     if not path.is_file():
         raise UserError(f"out={out} has no {path}", "out=FOLDER of a node that has answered a request")
     print(summary(path))
+    return DONE
+
+
+def withdraw(node: NodeArguments) -> int:
+    """Let no more of a run leave; it can then forget what has left. Raises a `UserError` for what cannot be undone."""
+    folder, run = user_path("out", node.out) / "nodes", str(node.changes.get("run", ""))
+    ledger = SiteLedger(folder / LEDGER, Policy.read(node.policy))
+    methods = {entry["run"]: entry["method"] for entry, _ in read(ledger.path)}
+    for client in node.clients:
+        sent = folder / SENT / run / str(client)
+        if not sent.is_dir():
+            what = f"what client {client} sent in run={run} cannot be undone (method={methods.get(run, 'unknown')})"
+            remedy = "an id of fcl-bench-node audit whose server set transport.withdrawal=true, as it can for sums"
+            raise UserError(f"{what}: nothing is in {sent}", remedy)
+        if (run, client) in ledger.withdrawn:
+            raise UserError(f"client {client} has withdrawn from run {run} already", f"{sent}, for the server")
+        entry = {"kind": WITHDRAWAL, "run": run, "client": client, "method": methods.get(run, "unknown"), "left": True}
+        ledger.write({**entry, "bytes": sum(file.stat().st_size for file in sent.iterdir())})
+        print(f"{sent}: copy it to the server, for fcl-bench runs withdraw {run} {client}; no more of the run leaves")
     return DONE
 
 

@@ -20,11 +20,13 @@ from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply
 from fcl_bench.engine.remote.replies import Received, deserialise, deserialise_reply, serialise
 from fcl_bench.errors import UserError
+from fcl_bench.files import json_hash
 from fcl_bench.flower.frames import REFUSED
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.refusals import INSIDE, SENTENCES
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
+from fcl_bench.options.withdrawal import WITHDRAWAL, kept
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices
 
@@ -84,17 +86,13 @@ class FlowerTransport:
         run: what a node needs to take part, as JSON.
         registry: that no node has entered yet.
         deadline: seconds that a round waits for its replies.
-        own_numbers: whether each client counts its samples from 0, rather than as the whole data set does.
     """
 
     everything = None
     complete, strangers = False, True
 
-    def __init__(
-        self, relay: Relay, run: dict[str, Any], registry: NodeRegistry, deadline: float, own_numbers: bool = False
-    ) -> None:
-        self._relay, self._run, self._registry = relay, run, registry
-        self._deadline, self._own_numbers = deadline, own_numbers
+    def __init__(self, relay: Relay, run: dict[str, Any], registry: NodeRegistry, deadline: float) -> None:
+        self._relay, self._run, self._registry, self._deadline = relay, run, registry, deadline
         self.clients, self.most = registry.samples.shape[1], 0
         self._requests: dict[str, _Request] = {}
         #: The save of each client's state: now, when the server's last checkpoint was saved, and, of those whose
@@ -103,22 +101,26 @@ class FlowerTransport:
         self._checkpoint: dict[int, str] = {}
         self._before: dict[int, str | None] = {}
         self._have_saved = False
+        #: What it takes to take clients out of the run (`execution.withdrawing`); None: nobody can be.
+        self.kept: dict[str, Any] | None = None
         self._looked = -math.inf
         #: Nodes that could not say who they are, and when they are asked again.
         self._again: dict[str, float] = {}
         self._notices = Notices(log)
 
     @property
-    def data(self) -> list[str]:
-        """Per client, the hash of its node's data."""
-        return [self._registry.data[client] for client in range(self.clients)]
+    def data(self) -> str:
+        """A hash of the nodes' hashes of their data, in the order of the clients."""
+        return json_hash([self._registry.data[client] for client in range(self.clients)])
 
     @property
     def raw(self) -> RawSamples:
         return self._registry.infos[0].raw
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-        return self._registry.samples[task], self._registry.labelled[task]
+        there = np.ones(self.clients, dtype=np.int64)
+        there[[entry["client"] for entry in self.kept["withdrawn"]] if self.kept else []] = 0
+        return there * self._registry.samples[task], there * self._registry.labelled[task]
 
     def open(self) -> list[NodeInfo]:
         """Wait until every client has a node; what the nodes say of themselves.
@@ -149,8 +151,10 @@ class FlowerTransport:
                 self._before[answer.client] = self._saves.pop(answer.client, None)
                 if answer.stored:
                     self._saves[answer.client], self._have_saved = save_name(broadcast), True
-                answer = self._numbered(answer) if self._own_numbers else answer
+                answer = self._numbered(answer) if "classes" in self._run else answer
             yield answer
+            if self.kept and isinstance(answer, Reply) and answer.client in self._before:  # it was not refused
+                self.kept["absorbed"][kept(answer.client, answer.upload)[0]] = answer.client, broadcast.task
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         def questions(clients: list[int], seconds: float) -> bytes:
@@ -180,7 +184,7 @@ class FlowerTransport:
             current.until += time.monotonic() - begin
 
     def _numbered(self, reply: Reply) -> Reply:
-        """The reply with numbers of samples that no other client's samples have."""
+        """The reply of a site, which counts its samples from 0, with numbers that no other client's samples have."""
         before = int(self._registry.samples[:, : reply.client].sum())
         alone = reply.revealed
         return replace(reply, revealed=alone and replace(alone, samples=alone.samples + before))
@@ -300,16 +304,22 @@ class FlowerTransport:
             self._saves[client] = before
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The save of each client's state; empty if no client has a state."""
+        """The save of each client's state, and receipts; empty if there is neither."""
         self._checkpoint = dict(self._saves)
-        return {**as_state(_NODES), _SAVES: text_tensor(json.dumps(self._saves))} if self._saves else {}
+        saves = {**as_state(_NODES), _SAVES: text_tensor(json.dumps(self._saves))}
+        if self.kept:
+            return {**saves, WITHDRAWAL: text_tensor(json.dumps({**self.kept, "sites": self.data}))}
+        return saves if self._saves else {}
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         if states and tag_of(states) != _NODES:
             raise UserError("what the clients stored was saved over another transport", "the same transport as before")
+        if (WITHDRAWAL in states) != bool(self.kept):
+            raise UserError("transport.withdrawal is not what it was when the run began", "that, or force=true")
+        self.kept = json.loads(tensor_text(states[WITHDRAWAL])) if self.kept else None
         saves = json.loads(tensor_text(states[_SAVES])) if states else {}
         self._saves = {int(client): save for client, save in saves.items()}
-        self._checkpoint, self._have_saved = dict(self._saves), bool(states)
+        self._checkpoint, self._have_saved = dict(self._saves), bool(saves)
 
     def delete_states(self) -> None:
         """Have the nodes delete the clients' states of the complete run. A node that does not answer still has them."""

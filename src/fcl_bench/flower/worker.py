@@ -22,13 +22,14 @@ from fcl_bench.engine.exchange import Reply
 from fcl_bench.engine.remote.replies import Received, deserialise, on_device, serialise, serialise_reply
 from fcl_bench.engine.transport import Clients
 from fcl_bench.errors import UserError, printable
-from fcl_bench.files import content_hash
+from fcl_bench.files import content_hash, replacing
 from fcl_bench.flower import frames, signing
 from fcl_bench.flower.identity import Identity
-from fcl_bench.flower.ledger import LEDGER, SiteLedger
+from fcl_bench.flower.ledger import LEDGER, SENT, SiteLedger
 from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.policy import Guarded, Policy
 from fcl_bench.flower.refusals import DOES_NOT_FIT, INSIDE, STATE_LOST, TURN_FAILED, Refusal, refusing
+from fcl_bench.options.withdrawal import kept
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 
@@ -112,6 +113,11 @@ class _Federation:
                     sent = packed(reply.upload, client=turn.client, asked=asked)
                     entry |= {"fields": self._guard.fields, "sent": content_hash(sent).hexdigest()}
                     self._ledger.require_left(entry)
+                    if self.run["config"]["transport"]["withdrawal"]:  # the server will have no more than a receipt
+                        receipt, copy = kept(turn.client, reply.upload)
+                        sent_before = self._ledger.path.with_name(SENT) / self.run["id"] / str(turn.client)
+                        with replacing(sent_before / receipt, 0o600) as temporary:
+                            temporary.write_bytes(copy)
                     blob = serialise_reply(reply)
             except Exception as error:
                 code = reported(error)

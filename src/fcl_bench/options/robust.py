@@ -40,6 +40,11 @@ def require_sums(settings: Settings, context: Context) -> None:
         ((groups and not 3 <= groups <= clients) or share * clients < 1, f"clients={clients}", small),
         (not sums, f"method={settings.method.name}: not all of its uploads add up", summing),
         (hidden, f"{hidden}: the server sees no client's upload by itself", "one of the two"),
+        (
+            settings.transport.withdrawal,
+            "transport.withdrawal=true: of a robust sum no client can be taken out",
+            "one of the two",
+        ),
         (getattr(settings.faults, "late", None), "faults.late: a late upload is in no group", "no late uploads"),
     ):
         if wrong:

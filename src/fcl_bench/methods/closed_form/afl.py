@@ -239,7 +239,7 @@ class AFL(RidgeMethod):
         if self.sends_sums(context):
             B = real("M", "c", least=least, of="C", combine=SUM, one_sample=column, columns=CLASSES, leaks=SUMS)
             return {"statistics": {"C": C, "B": B}}
-        W = real("M", "c", columns=CLASSES, leaks=SUMS, otherwise="method.aggregation=sum")
+        W = real("M", "c", columns=CLASSES, leaks=SUMS, otherwise="method.aggregation=sum method.upload=sums")
         return {"statistics": {"C": C, "W": W}}
 
     def combination(self, context: Context) -> Combination | None:
