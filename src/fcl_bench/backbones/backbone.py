@@ -225,8 +225,8 @@ class _PixelExtractor(Extractor):
         assert not isinstance(split.inputs, np.ndarray)
         if self._size is None and isinstance(split.inputs, ArrayImages) and split.inputs.pixels.shape[3:] in ((), (3,)):
             # Opened one by one, the digits take half of a short run's time.
-            pixels = torch.from_numpy(split.inputs.pixels[start:]).flatten(1)
-            yield from (rows.to(torch.float32) / 255 for rows in pixels.split(self.BATCH))
+            left = torch.from_numpy(split.inputs.pixels[start:]).flatten(1)
+            yield from (batch.to(torch.float32) / 255 for batch in left.split(self.BATCH))
             return
         shape: tuple[int, ...] | None = None
         for begin in range(start, len(split), self.BATCH):
