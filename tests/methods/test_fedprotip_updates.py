@@ -137,6 +137,7 @@ def test_a_resnets_updates_are_orthogonal_and_its_first_two_stages_frozen():
     assert moved == convolutions
 
 
+@pytest.mark.slow_cases("default", "energy", "sketches")  # what is frozen depends on the other knobs
 @pytest.mark.parametrize("name", VARIANTS)
 def test_everything_else_is_frozen_after_the_first_task(name):
     """Batch norms with their statistics, biases, first stages, old heads: bit for bit."""
