@@ -92,7 +92,7 @@ def test_every_link_and_picture_is_there():
 def test_every_method_has_its_page_and_row():
     table = (METHODS / "index.md").read_text()
     for name in NAMES:
-        assert f"| `{name}` |" in table
+        assert f"| [`{name}`]({name}.md) |" in table
         assert (METHODS / f"{name}.md").exists()
 
 
