@@ -128,6 +128,7 @@ def learnt(method, tasks, groups=0, share=1.0, transport=InProcess.of):
     return found
 
 
+@pytest.mark.slow_cases("air", "ds_al", "fedklda", "ranpac")
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_of_clients_that_hold_the_same_the_robust_sum_is_the_sum(method):
     tasks = [[clients[0]] * 6 for clients in feature_tasks(0, [2, 2], [[12], [9]])]
@@ -150,6 +151,7 @@ def test_the_order_of_an_uploads_fields_changes_nothing():
     assert torch.equal(usual.server.model()["W"], other.server.model()["W"])
 
 
+@pytest.mark.slow_cases("fedncm", "stsa")
 @pytest.mark.parametrize("name", ["fedncm", "stsa", "afl"])
 def test_an_attacker_that_ruins_the_sum_does_not_ruin_the_robust_one(name):
     honest = feature_tasks(1, [2, 2], [[15] * 7, [15] * 7], inputs=6)
@@ -173,6 +175,7 @@ def labels_of(labels: torch.Tensor, first: int) -> torch.Tensor:
     return first + 1 - (labels - first)
 
 
+@pytest.mark.slow_cases("robust_groups=6-", "method=fedran-", "transport=tree-", "faults.late=0.2-", "client_share=0-")
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
