@@ -30,7 +30,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -232,27 +232,70 @@ def rows(
         yield {**row, "attack": attack.name if attack else "none", **found}
 
 
-def worst(found: pd.DataFrame) -> str:
-    """A Markdown table: A_T without and with the attack that hurts most, and the backdoor, for each method and share.
+class Worst(NamedTuple):
+    """The rows of one method, defence and number of attackers that count; None: no such attack ran to its end.
 
-    The attack is the one with the lowest validation accuracy, and the backdoor the one with the most success among
-    those that cost at most two points of it, since others are noticed.
+    Attributes:
+        honest: without an attack.
+        labels: the attack with the lowest validation accuracy.
+        door: the backdoor with the most success among those that cost at most two points of it, since others are
+            noticed.
     """
+
+    honest: pd.Series
+    labels: pd.Series | None
+    door: pd.Series | None
+
+
+def strongest(own: pd.DataFrame) -> Worst:
+    """What counts of the rows of one method, defence and number of attackers."""
+    honest = own[own["attack"] == "none"].iloc[0]
+    labels = own[own["attack"].str.startswith("labels") & own["validation"].notna()]
+    hidden = own["validation"] >= honest["validation"] - _UNNOTICED
+    doors = own[own["attack"].str.startswith("trigger") & hidden]
+    lowest = labels.loc[labels["validation"].idxmin()] if len(labels) else None
+    return Worst(honest, lowest, doors.loc[doors["success"].idxmax()] if len(doors) else None)
+
+
+def worst(found: pd.DataFrame) -> str:
+    """A Markdown table: A_T without and with the attack that hurts most, and the backdoor, by method and share."""
     table = []
     for (method, defence, attackers, clients), own in found.groupby(KEYS, sort=False):
-        honest = own[own["attack"] == "none"].iloc[0]
-        labels = own[own["attack"].str.startswith("labels") & own["validation"].notna()]
-        hidden = own["validation"] >= honest["validation"] - _UNNOTICED
-        doors = own[own["attack"].str.startswith("trigger") & hidden]
+        honest, labels, door = strongest(own)
         line = [method, defence, f"{attackers} of {clients}", f"{honest['A_T']:.1f}"]
-        strongest = labels.loc[labels["validation"].idxmin()] if len(labels) else None
-        line += ["-", "-"] if strongest is None else [f"{strongest['A_T']:.1f}", strongest["attack"]]
-        best = doors.loc[doors["success"].idxmax()] if len(doors) else None
-        line += ["-", "-"] if best is None else [f"{best['success']:.0f} ({honest['success']:.0f})", best["attack"]]
+        line += ["-", "-"] if labels is None else [f"{labels['A_T']:.1f}", labels["attack"]]
+        line += ["-", "-"] if door is None else [f"{door['success']:.0f} ({honest['success']:.0f})", door["attack"]]
         refused, ended = int((own["refused"] > 0).sum()), int(own["ended"].notna().sum())
         table.append([*line, f"{refused} / {ended}"])
     header = ["method", "defence", "attackers", "A_T", "attacked", "by", "backdoor", "by", "refused / ended"]
     return report.table(header, table, words=3)
+
+
+def draw(found: pd.DataFrame, to: Path) -> None:
+    """Two panels with a line per method and defence: A_T without and with liars, and their backdoors' success."""
+    from matplotlib.figure import Figure
+
+    names, points = [], []
+    for place, ((method, defence), own) in enumerate(found.groupby(["method", "defence"], sort=False)):
+        names.append(method if defence == "none" else f"{method}, {defence}")
+        for liars, rows_of in own.groupby("attackers"):
+            honest, labels, door = strongest(rows_of)
+            hurt, success = (np.nan if row is None else row[key] for row, key in ((labels, "A_T"), (door, "success")))
+            points += [(0, place, honest["A_T"], np.nan), (liars, place, hurt, success)]
+    frame = pd.DataFrame(points, columns=["liars", "place", "A_T (%)", "backdoor: samples that get its label (%)"])
+    figure = Figure(figsize=(8, 1 + 0.26 * len(names)), layout="constrained")
+    panels, clients = figure.subplots(1, 2, sharey=True), found["clients"].iloc[0]
+    for axes, column in zip(panels, frame.columns[2:], strict=True):
+        ends = frame.groupby("place")[column].agg(["min", "max"])
+        axes.hlines(ends.index, ends["min"], ends["max"], color="0.8", zorder=1)
+        for marker, (liars, own) in zip("osD^v<>", frame.groupby("liars"), strict=False):
+            label = f"{liars} of {clients} lie" if liars else "honest"
+            axes.plot(own[column], own["place"], marker, mec="black", mfc="black" if liars else "white", label=label)
+        axes.set(xlabel=column, xlim=(-3, 103))
+    panels[0].set_yticks(range(len(names)), names)
+    panels[0].invert_yaxis()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+    figure.savefig(to, dpi=120)
 
 
 def possible(defence: str) -> Collection[str]:
@@ -280,7 +323,9 @@ def main() -> None:
     parser.add_argument("--attacks", default=",".join(KINDS), help="kinds, with commas between them")
     parser.add_argument("--defences", default=",".join(DEFENCES), help="names, with commas between them")
     parser.add_argument("--tasks", type=int, default=5)
-    parser.add_argument("--out", type=Path, required=True, help="CSV, one row per run; existing rows are kept")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="CSV, one row per run; existing rows are kept; a picture beside it"
+    )
     given = parser.parse_args()
     for key, known in {"methods": METHODS, "defences": DEFENCES, "attacks": KINDS}.items():
         if unknown := set(getattr(given, key).split(",")) - set(known):
@@ -306,7 +351,9 @@ def main() -> None:
                     more += SUMMING[method] if defence == "robust_sum" else ()
                     done += rows(method, setting, more, defence, given.attacks.split(","), Path(scratch) / "out")
                     pd.DataFrame(done, columns=COLUMNS).to_csv(given.out, index=False)
-    print(worst(pd.DataFrame(done, columns=COLUMNS)))
+    found = pd.DataFrame(done, columns=COLUMNS)
+    print(worst(found))
+    draw(found, given.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

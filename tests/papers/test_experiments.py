@@ -13,7 +13,7 @@ from fcl_bench.composition import composed, register_presets
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.errors import UserError
 from fcl_bench.execution.run import run
-from fcl_bench.papers.experiments import PROFILES, _grids, experiments, runs_of
+from fcl_bench.papers.experiments import PROFILES, experiments, grid_cells, runs_of
 from fcl_bench.papers.matching import overrides, settings_of, words_without_key
 from fcl_bench.papers.printed import printed
 from tests.small_methods import trains_by_gradient
@@ -51,16 +51,6 @@ SAMPLED = {
 }
 PRINTED = printed().query("method != ''")
 LISTED = re.compile(r"`(\w+)` \| (\d+)(?: x (\d+))? \|")
-
-
-@functools.cache  # who compares the grids asks for each many times
-def grid_cells(experiment: str, profile: str = "full") -> tuple[tuple[str, ...], ...]:
-    """Like `runs_of`, but for the first seed only: a cell is what is averaged over seeds.
-
-    The cells of both profiles are in the same order.
-    """
-    seeds = str(_grids(experiment)[profile].get("seed", 0))
-    return tuple(runs_of(experiment, profile, [f"seed={seeds.partition(',')[0]}"]))
 
 
 @functools.cache

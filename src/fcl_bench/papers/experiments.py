@@ -35,6 +35,16 @@ def runs_of(experiment: str, profile: str = "full", typed: Sequence[str] = ()) -
     return [(f"experiment={experiment}", f"profile={profile}", *run) for run in combinations([*grid, *typed])]
 
 
+@functools.cache  # who compares the grids asks for each many times
+def grid_cells(experiment: str, profile: str = "full") -> tuple[tuple[str, ...], ...]:
+    """Like `runs_of`, but for the first seed only: a cell is what is averaged over seeds.
+
+    The cells of both profiles are in the same order.
+    """
+    seeds = str(_grids(experiment)[profile].get("seed", 0))
+    return tuple(runs_of(experiment, profile, [f"seed={seeds.partition(',')[0]}"]))
+
+
 @functools.cache
 def _grids(experiment: str) -> dict[str, dict[str, str]]:
     """Return both grids: key -> its comma-separated values."""
