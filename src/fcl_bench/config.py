@@ -202,6 +202,11 @@ class _Scalars:
         return self.on_bad_upload == "drop"
 
 
+_NEUTRAL = {own.name: own.metadata.get("neutral", MISSING) for own in dataclasses.fields(_Scalars)}
+#: The top-level keys that older runs do not have -> the values that change nothing.
+NEUTRAL = {name: value for name, value in _NEUTRAL.items() if value is not MISSING}
+
+
 @dataclass
 class Settings:
     """A whole run: the top-level keys, one object per group, and the resolved configuration they came from."""

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fcl_bench.config import number_text, text
+from fcl_bench.config import NEUTRAL, number_text, text
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import content_hash, read_json, regular, replacing
@@ -263,7 +263,7 @@ def configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str
         **{key: record[key] for key in _RECORDED},
         **({"beta": math.nan} if record["beta"] is None else {}),  # a partition without beta has null
         **{key: record[key] for key in ("adapt", "faults", "noise", "secure", "protocol")},
-        **dict(_flat({key: value for key, value in config.items() if key not in (*_LEFT_OUT, *_GROUPS)})),
+        **dict(_flat({key: value for key, value in config.items() if _counts(key, value)})),
         "device": record["environment"]["device"],
         **{
             key: value
@@ -281,6 +281,11 @@ def configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str
         "features": features.hexdigest()[:8],
         "data_fingerprint": record["data_fingerprint"][:8],
     }
+
+
+def _counts(key: str, value: Any) -> bool:
+    """Return whether a top-level entry of config.yaml is of the configuration."""
+    return key not in (*_LEFT_OUT, *_GROUPS) and (key not in NEUTRAL or value != NEUTRAL[key])
 
 
 def _held_out(validation: Mapping[str, Any] | None) -> dict[str, Any]:
