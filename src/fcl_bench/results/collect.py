@@ -35,7 +35,7 @@ _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "track", "profile")
 #: Keys of a transport that say how its processes find each other.
-_MEETING = ("transport.link", "transport.ca")
+_MEETING = ("transport.link", "transport.ca", "transport.withdrawal")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: How many mixed values a message lists, and how many characters of each: a whole git commit with "-dirty" after it, so
