@@ -38,8 +38,8 @@ def bench_solve(case, beside: Beside, device) -> None:
 
 @sizes(
     smoke=[{"M": 64, "C": 10}],
-    quick=[{"M": 2048, "C": 100}],
-    full=[{"M": 8192, "C": 100}],
+    quick=[{"M": 8192, "C": 100}],
+    full=[{"M": 16384, "C": 100}],
 )
 def bench_float32_solve(case, beside: Beside, device) -> None:
     """A float32 factor whose solution is refined, as the wide sketches have it, beside float64 throughout."""

@@ -137,7 +137,7 @@ def test_scipys_factor_is_torchs_to_rounding(monkeypatch, M):
 @pytest.mark.parametrize(("condition", "single"), [(1e2, True), (1e5, True), (1e9, False)])
 def test_a_float32_system_is_solved_as_if_in_float64(monkeypatch, condition, single):
     factors = []
-    monkeypatch.setattr(gram, "_WORTHWHILE", 0)
+    monkeypatch.setattr(solve, "_WIDE", 0)
     monkeypatch.setattr(solve, "_factored", lambda A, factored=solve._factored: factors.append(A.dtype) or factored(A))
     _, A, B = system(np.geomspace(1, condition, 60))
     S, B = A.to(torch.float32), B.to(torch.float32)

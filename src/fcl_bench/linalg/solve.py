@@ -17,6 +17,8 @@ _STEPS = 12
 _SMALL = 32
 #: Rows that are in memory at a time in float64, or squared.
 _ROWS = 64
+#: Rows from which a float32 factor and its refinement take less time than a float64 factor.
+_WIDE = 8192
 #: Refinements of a float32 factor's solution, at most; the rate from which they are too slow; the error that is none.
 _REFINEMENTS, _SLOW, _EXACT = 10, 0.2, 2.0**-30
 
@@ -45,8 +47,8 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
     independent relative errors `rounding`, 4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and
     rounding^2 of the largest from its mixing with others.
 
-    Besides S, it holds A and its factor in memory, and no other matrix of that size. Where S and B are in float32, both
-    are too, and the residual in float64 refines the solution; where that does not converge, all is done in float64.
+    Besides S, it holds A and its factor in memory, and no other matrix of that size. Where S is wide and in float32,
+    both are too, and the residual in float64 refines the solution; if that does not converge, all is done in float64.
 
     Args:
         S: (M, M) symmetric; the lower triangle is read.
@@ -54,7 +56,7 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
         rounding: relative error of the entries of S; see `relative_rounding`.
         shift: a ridge, or (below zero) the sum of the regularisers to be removed from S; their rounding errors remain.
     """
-    single = S.dtype == B.dtype == torch.float32 and large(S, len(S))
+    single = S.dtype == B.dtype == torch.float32 and len(S) >= _WIDE and S.device.type == "cpu"
     for dtype in (torch.float32, torch.float64) if single else (torch.float64,):
         A = S.to(dtype, copy=True)
         A.diagonal().add_(shift)
