@@ -94,7 +94,7 @@ asynchronous: $(VENV)/.run
 	$(OUT_OF_STEP) method=fedran method.M=$(WIDTH) method.rank=64
 	$(OUT_OF_STEP) method=fedavg,fedprox,scaffold,feddyn method.trains=features method.training.rounds=5 method.training.epochs=2
 	$(BIN)/fcl-tables --out outputs/asynchronous --figures accuracy_over_tasks --name asynchronous \
-		--where method=afl,stsa,fedlda,fedncm,fedran,gaussian_sketch,fedavg,scaffold,feddyn
+		--where method=stsa,fedncm,fedran,gaussian_sketch,fedavg,scaffold,feddyn
 
 # Does the runs of docs/results/training_study.md and writes their tables: about three hours on two cores. They were recorded with
 # plain steps, all classes seen in the loss and other knobs that have better defaults now.

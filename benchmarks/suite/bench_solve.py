@@ -37,21 +37,6 @@ def bench_solve(case, beside: Beside, device) -> None:
 
 
 @sizes(
-    smoke=[{"M": 64, "C": 10}],
-    quick=[{"M": 8192, "C": 100}],
-    full=[{"M": 16384, "C": 100}],
-)
-def bench_float32_solve(case, beside: Beside, device) -> None:
-    """A float32 factor whose solution is refined, as the wide sketches have it, beside float64 throughout."""
-    H = made.random_features(case.M, 64, case.M, torch.float32, device)
-    G, B = H.T @ H, H.T @ torch.nn.functional.one_hot(made.labels(len(H), case.C, device), case.C).float()
-    beside(
-        ours("solve_symmetric", each(partial(solve_symmetric, G, B, shift=RIDGE))),
-        peer("float64", each(lambda: solve_symmetric(G.double(), B.double(), shift=RIDGE).W.float())),
-    )
-
-
-@sizes(
     smoke=[{"M": 64, "m": 10, "C": 5}],
     quick=[{"M": 2048, "m": 500, "C": 100}],
     full=[{"M": 5000, "m": 1500, "C": 100}],

@@ -132,23 +132,3 @@ def test_scipys_factor_is_torchs_to_rounding(monkeypatch, M):
     assert float((found - expected).abs().max()) < 1e-13 * float(expected.abs().max())
     assert not found.triu(1).any()
     assert solve._factored(A - 2e4 * torch.eye(M, dtype=A.dtype)) is None
-
-
-@pytest.mark.parametrize(("condition", "single"), [(1e2, True), (1e5, True), (1e9, False)])
-def test_a_float32_system_is_solved_as_if_in_float64(monkeypatch, condition, single):
-    factors = []
-    monkeypatch.setattr(solve, "_WIDE", 0)
-    monkeypatch.setattr(solve, "_factored", lambda A, factored=solve._factored: factors.append(A.dtype) or factored(A))
-    _, A, B = system(np.geomspace(1, condition, 60))
-    S, B = A.to(torch.float32), B.to(torch.float32)
-    S = (S + S.T) / 2
-    shift = 2.0 if single else 1e-12
-    found = solve_symmetric(S, B, shift=shift)
-    expected = np.linalg.solve(S.double().numpy() + shift * np.eye(60), B.double().numpy())
-    assert found.W.dtype == torch.float32
-    if single:
-        np.testing.assert_allclose(found.W, expected.astype(np.float32), rtol=0, atol=2e-7 * np.abs(expected).max())
-        assert factors == [torch.float32]
-    else:
-        assert factors == [torch.float32, torch.float64]
-        assert torch.equal(found.W, solve_symmetric(S.double(), B.double(), shift=shift).W.to(torch.float32))

@@ -15,12 +15,8 @@ DOUBTFUL = 0.1
 _STEPS = 12
 #: Number of unknowns up to which all eigenvalues are found faster than the two extreme ones.
 _SMALL = 32
-#: Rows that are in memory at a time in float64, or squared.
+#: Rows whose squares are in memory at a time.
 _ROWS = 64
-#: Rows from which a float32 factor and its refinement take less time than a float64 factor.
-_WIDE = 8192
-#: Refinements of a float32 factor's solution, at most; the rate from which they are too slow; the error that is none.
-_REFINEMENTS, _SLOW, _EXACT = 10, 0.2, 2.0**-30
 
 
 class Solution(NamedTuple):
@@ -47,8 +43,7 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
     independent relative errors `rounding`, 4 * rounding * sqrt(sum_ij v_i^2 v_j^2 S_ij^2) along the eigenvector v, and
     rounding^2 of the largest from its mixing with others.
 
-    Besides S, it holds A and its factor in memory, and no other matrix of that size. Where S is wide and in float32,
-    both are too, and the residual in float64 refines the solution; if that does not converge, all is done in float64.
+    Besides S, it holds A and its factor in memory, and no other matrix of that size.
 
     Args:
         S: (M, M) symmetric; the lower triangle is read.
@@ -56,83 +51,31 @@ def solve_symmetric(S: torch.Tensor, B: torch.Tensor, rounding: float = 0.0, shi
         rounding: relative error of the entries of S; see `relative_rounding`.
         shift: a ridge, or (below zero) the sum of the regularisers to be removed from S; their rounding errors remain.
     """
-    single = S.dtype == B.dtype == torch.float32 and len(S) >= _WIDE and S.device.type == "cpu"
-    for dtype in (torch.float32, torch.float64) if single else (torch.float64,):
-        A = S.to(dtype, copy=True)
-        A.diagonal().add_(shift)
-        # Entries of size 1, so that no norm overflows or underflows.
-        unit = max(float(end.abs()) for end in torch.aminmax(A)) if A.numel() else 0.0
-        if unit == 0:
-            return Solution(torch.zeros_like(B), 1.0, "the system is zero" if A.numel() else "")
-        system = _System(S, shift, A.div_(unit), B.double() / unit, unit)
-        noise = _Noise(A, shift / unit, rounding)
-        solution = _definite(system, noise)
-        if solution is not None:
-            return solution._replace(W=solution.W.to(B))
-    solution = _pseudo_inverse(system, noise)
-    return solution._replace(W=solution.W.to(B))
-
-
-class _System(NamedTuple):
-    """A X = B, both divided by unit: A = (S + shift I) / unit (M, M) has entries of size 1, B (M, C) is in float64."""
-
-    S: torch.Tensor
-    shift: float
-    A: torch.Tensor
-    B: torch.Tensor
-    unit: float
-
-    def residual(self, X: torch.Tensor) -> torch.Tensor:
-        """B - A X in float64, from S itself, since A is rounded to its type."""
-        product = torch.cat([rows.double() @ X for rows in self.S.split(_ROWS)])
-        return self.B - product.add_(X, alpha=self.shift).div_(self.unit)
-
-
-def _definite(system: _System, noise: _Noise) -> Solution | None:
-    """The solution by Cholesky; None: A is not positive definite beyond noise, or too nearly so for its type."""
-    A = system.A
+    dtype, B = B.dtype, B.to(torch.float64)
+    A = S.to(torch.float64, copy=True)
+    A.diagonal().add_(shift)
+    # Entries of size 1, so that no norm overflows or underflows.
+    unit = max(float(end.abs()) for end in torch.aminmax(A)) if A.numel() else 0.0
+    if unit == 0:
+        return Solution(torch.zeros_like(B).to(dtype), 1.0, "the system is zero" if A.numel() else "")
+    A, B = A.div_(unit), B / unit
+    noise = _Noise(A, shift / unit, rounding)
     factor = _factored(A)
-    if factor is None:
-        return None
-    smallest, largest, v = extremes(A, factor)
-    floor = float(noise.along(v, largest))
-    if smallest <= floor:
-        return None
-    W = _solve_factored(factor, system.B.to(A))
-    refined = W if A.dtype == torch.float64 else _refined(system, factor, W.double())
-    if refined is None:
-        return None
-    condition = largest / smallest
-    # Judged by the norm of all errors, though the error along this one direction may be smaller.
-    doubt = max(floor, noise.norm(largest))
-    trouble = ill_conditioned(condition, largest / doubt) if doubt > DOUBTFUL * smallest else ""
-    return Solution(refined, condition, trouble)
+    if factor is not None:
+        smallest, largest, v = extremes(A, factor)
+        floor = float(noise.along(v, largest))
+        if smallest > floor:
+            condition = largest / smallest
+            # Judged by the norm of all errors, though the error along this one direction may be smaller.
+            doubt = max(floor, noise.norm(largest))
+            trouble = ill_conditioned(condition, largest / doubt) if doubt > DOUBTFUL * smallest else ""
+            return Solution(_solve_factored(factor, B).to(dtype), condition, trouble)
+    return _pseudo_inverse(A, B, noise, unit, dtype)
 
 
-def _refined(system: _System, factor: torch.Tensor, X: torch.Tensor) -> torch.Tensor | None:
-    """X += (L L')^-1 (B - A X) with the residual in float64 (Wilkinson 1963), until X is exact in float32; None: never.
-
-    Args:
-        factor: L (M, M) in float32.
-        X: (M, C) in float64, the solution by this factor alone.
-    """
-    last = 1.0
-    for _ in range(_REFINEMENTS):
-        step = _solve_factored(factor, system.residual(X).to(factor)).double()
-        X = X + step
-        size = float((step.norm(dim=0) / X.norm(dim=0).clamp_min(torch.finfo(X.dtype).tiny)).max())
-        rate, last = size / last, size
-        if rate > _SLOW:
-            return None
-        if size * rate <= _EXACT:
-            return X
-    return None
-
-
-def _pseudo_inverse(system: _System, noise: _Noise) -> Solution:
-    """The Moore-Penrose solution from the eigenvalues of A that are not noise."""
-    B, unit = system.B, system.unit
-    values, V = torch.linalg.eigh(system.A)
+def _pseudo_inverse(A: torch.Tensor, B: torch.Tensor, noise: _Noise, unit: float, dtype: torch.dtype) -> Solution:
+    """The Moore-Penrose solution from the eigenvalues of A that are not noise; A and B come divided by `unit`."""
+    values, V = torch.linalg.eigh(A)
     size = values.abs()
     largest = float(size.max())
     floors = noise.along(V, largest)
@@ -157,7 +100,7 @@ def _pseudo_inverse(system: _System, noise: _Noise) -> Solution:
     else:
         trouble = ill_conditioned(condition, largest / float(floors.min()))
     V = V[:, significant]
-    return Solution(V @ ((V.T @ B) / values[significant].unsqueeze(1)), condition, trouble)
+    return Solution((V @ ((V.T @ B) / values[significant].unsqueeze(1))).to(dtype), condition, trouble)
 
 
 class _Noise:
@@ -177,7 +120,7 @@ class _Noise:
 
     def solver(self, largest: float) -> float:
         """The noise of the solve itself."""
-        return len(self._A) * torch.finfo(torch.float64).eps * self._scale(largest)
+        return len(self._A) * torch.finfo(self._A.dtype).eps * self._scale(largest)
 
     def along(self, V: torch.Tensor, largest: float) -> torch.Tensor:
         """(k,) the noise of eigenvalues with eigenvectors V (M, k); `largest` is that of the system."""
@@ -213,9 +156,8 @@ def _factored(A: torch.Tensor) -> torch.Tensor | None:
     if not large(A, len(A)):
         factor, failed = torch.linalg.cholesky_ex(A)
         return None if bool(failed) else factor
-    potrf = lapack.dpotrf if A.dtype == torch.float64 else lapack.spotrf
     # Read by columns, A's lower triangle is the upper one of its transpose.
-    upper, failed = potrf(A.numpy().T, lower=0)
+    upper, failed = lapack.dpotrf(A.numpy().T, lower=0)
     return None if failed else torch.from_numpy(upper).mT
 
 
