@@ -1,4 +1,4 @@
-"""Takes clients out of the model of a run that has stopped or is complete, by what they kept of their uploads."""
+"""Takes clients out of the model of a run that has stopped or is complete, by their copies of their uploads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fcl_bench.files import content_hash, file_checksum, write_json
 from fcl_bench.options.withdrawal import WITHDRAWAL, take_out
 from fcl_bench.protocol.fields import Uploads
 
-_KEPT, _MODEL = CLIENT + WITHDRAWAL, "model.safetensors"
+_WITHDRAWAL, _MODEL = CLIENT + WITHDRAWAL, "model.safetensors"
 
 
 def withdraw(path: Path, sent: Path) -> list[int]:
@@ -32,23 +32,23 @@ def withdraw(path: Path, sent: Path) -> list[int]:
 
     Args:
         path: the run's folder, whose lock the caller holds.
-        sent: folder of what clients have kept (`options.withdrawal.kept`), by receipt.
+        sent: folder of the clients' copies of their uploads, by receipt (`options.withdrawal.receipt`).
     """
     record = RunFolder(path).verified(read=()) if (path / "run.json").exists() else None
     run = path.name.rpartition("-")[2] if record is None else record["run_id"]
     checkpoint = RunFolder(path, run).checkpoint
     state, tensors = checkpoint.load() or ({}, {})
-    if _KEPT not in tensors:
+    if _WITHDRAWAL not in tensors:
         raise UserError(f"{path} keeps no sums to subtract from", "a run with transport.withdrawal=true, after a task")
-    kept = json.loads(tensor_text(tensors[_KEPT]))
-    absorbed, withdrawn = kept["absorbed"], kept["withdrawn"]
+    withdrawal = json.loads(tensor_text(tensors[_WITHDRAWAL]))
+    absorbed, withdrawn = withdrawal["absorbed"], withdrawal["withdrawn"]
     leaving = sorted({client for receipt, (client, _) in absorbed.items() if (sent / receipt).is_file()})
     if not leaving:
         remedy = "what fcl-bench-node withdraw names; run.json says who was taken out already"
         raise UserError(f"nothing of {sent} is in the sums of run {run}", remedy)
     if len(leaving) == len({client for client, _ in absorbed.values()}):
         raise UserError(f"nobody else is in run {run}", f"rm -r {path}: without that client there is no model")
-    plan = make_plan(load_settings(OmegaConf.create(kept["config"])), kept["sites"])
+    plan = make_plan(load_settings(OmegaConf.create(withdrawal["config"])), withdrawal["sites"])
     if plan.id != run:
         raise UserError(f"the data here are not what run {run} was made on", "the same files and folder as before")
     method, context = plan.settings.method, plan.context
@@ -73,5 +73,5 @@ def withdraw(path: Path, sent: Path) -> list[int]:
         record["transport"]["withdrawn"], record["gates"] = withdrawn, state["gates"]["found"]
         record["files"][_MODEL] = file_checksum(path / _MODEL)
         write_json(path / "run.json", record)
-    checkpoint.save(state, {**tensors, **server.state_dict(), _KEPT: text_tensor(json.dumps(kept))})
+    checkpoint.save(state, {**tensors, **server.state_dict(), _WITHDRAWAL: text_tensor(json.dumps(withdrawal))})
     return leaving

@@ -76,13 +76,13 @@ class NodesConnection(Connection):
         registry = NodeRegistry(clients.count, clients.tasks, check)
         transport = FlowerTransport(self._relay, run, registry, self._choice.deadline or _DEADLINE)
         if self._choice.withdrawal:
-            transport.kept = {"absorbed": {}, "withdrawn": [], "config": clients.config}
+            transport.withdrawal = {"absorbed": {}, "withdrawn": [], "config": clients.config}
         self._infos = transport.open()
         return transport
 
     def about(self) -> dict[str, Any]:
-        kept = self._transport.kept if self._transport else None
-        withdrawn = {"withdrawn": kept["withdrawn"]} if kept else {}
+        withdrawal = self._transport.withdrawal if self._transport else None
+        withdrawn = {"withdrawn": withdrawal["withdrawn"]} if withdrawal else {}
         return {"processes": 1 + len(self._infos), "nodes": [info.record_entry() for info in self._infos], **withdrawn}
 
     def complete(self) -> None:

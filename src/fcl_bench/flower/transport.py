@@ -26,7 +26,7 @@ from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.refusals import INSIDE, SENTENCES
 from fcl_bench.flower.relay import Answer, Relay, SuperLinkLost
 from fcl_bench.flower.worker import Turn, save_name
-from fcl_bench.options.withdrawal import WITHDRAWAL, kept
+from fcl_bench.options.withdrawal import WITHDRAWAL, receipt
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices
 
@@ -102,7 +102,7 @@ class FlowerTransport:
         self._before: dict[int, str | None] = {}
         self._have_saved = False
         #: What it takes to take clients out of the run (`execution.withdrawing`); None: nobody can be.
-        self.kept: dict[str, Any] | None = None
+        self.withdrawal: dict[str, Any] | None = None
         self._looked = -math.inf
         #: Nodes that could not say who they are, and when they are asked again.
         self._again: dict[str, float] = {}
@@ -119,7 +119,7 @@ class FlowerTransport:
 
     def samples(self, task: int) -> tuple[np.ndarray, np.ndarray]:
         there = np.ones(self.clients, dtype=np.int64)
-        there[[entry["client"] for entry in self.kept["withdrawn"]] if self.kept else []] = 0
+        there[[entry["client"] for entry in self.withdrawal["withdrawn"]] if self.withdrawal else []] = 0
         return there * self._registry.samples[task], there * self._registry.labelled[task]
 
     def open(self) -> list[NodeInfo]:
@@ -153,8 +153,8 @@ class FlowerTransport:
                     self._saves[answer.client], self._have_saved = save_name(broadcast), True
                 answer = self._numbered(answer) if "classes" in self._run else answer
             yield answer
-            if self.kept and isinstance(answer, Reply) and answer.client in self._before:  # it was not refused
-                self.kept["absorbed"][kept(answer.client, answer.upload)[0]] = answer.client, broadcast.task
+            if self.withdrawal and isinstance(answer, Reply) and answer.client in self._before:  # it was not refused
+                self.withdrawal["absorbed"][receipt(answer.client, answer.upload)[0]] = answer.client, broadcast.task
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         def questions(clients: list[int], seconds: float) -> bytes:
@@ -307,16 +307,16 @@ class FlowerTransport:
         """The save of each client's state, and receipts; empty if there is neither."""
         self._checkpoint = dict(self._saves)
         saves = {**as_state(_NODES), _SAVES: text_tensor(json.dumps(self._saves))}
-        if self.kept:
-            return {**saves, WITHDRAWAL: text_tensor(json.dumps({**self.kept, "sites": self.data}))}
+        if self.withdrawal:
+            return {**saves, WITHDRAWAL: text_tensor(json.dumps({**self.withdrawal, "sites": self.data}))}
         return saves if self._saves else {}
 
     def load_state_dict(self, states: dict[str, torch.Tensor]) -> None:
         if states and tag_of(states) != _NODES:
             raise UserError("what the clients stored was saved over another transport", "the same transport as before")
-        if (WITHDRAWAL in states) != bool(self.kept):
+        if (WITHDRAWAL in states) != bool(self.withdrawal):
             raise UserError("transport.withdrawal is not what it was when the run began", "that, or force=true")
-        self.kept = json.loads(tensor_text(states[WITHDRAWAL])) if self.kept else None
+        self.withdrawal = json.loads(tensor_text(states[WITHDRAWAL])) if self.withdrawal else None
         saves = json.loads(tensor_text(states[_SAVES])) if states else {}
         self._saves = {int(client): save for client, save in saves.items()}
         self._checkpoint, self._have_saved = dict(self._saves), bool(saves)

@@ -29,7 +29,7 @@ from fcl_bench.flower.ledger import LEDGER, SENT, SiteLedger
 from fcl_bench.flower.node_registry import NodeInfo
 from fcl_bench.flower.policy import Guarded, Policy
 from fcl_bench.flower.refusals import DOES_NOT_FIT, INSIDE, STATE_LOST, TURN_FAILED, Refusal, refusing
-from fcl_bench.options.withdrawal import kept
+from fcl_bench.options.withdrawal import receipt
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.message import Message
 
@@ -114,9 +114,9 @@ class _Federation:
                     entry |= {"fields": self._guard.fields, "sent": content_hash(sent).hexdigest()}
                     self._ledger.require_left(entry)
                     if self.run["config"]["transport"]["withdrawal"]:  # the server will have no more than a receipt
-                        receipt, copy = kept(turn.client, reply.upload)
+                        name, copy = receipt(turn.client, reply.upload)
                         sent_before = self._ledger.path.with_name(SENT) / self.run["id"] / str(turn.client)
-                        with replacing(sent_before / receipt, 0o600) as temporary:
+                        with replacing(sent_before / name, 0o600) as temporary:
                             temporary.write_bytes(copy)
                     blob = serialise_reply(reply)
             except Exception as error:

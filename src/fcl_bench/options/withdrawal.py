@@ -22,8 +22,8 @@ from fcl_bench.protocol.method import Method, Server
 WITHDRAWAL = "withdrawal"
 
 
-def kept(client: int, upload: Message) -> tuple[str, bytes]:
-    """The receipt of an upload as it travels, and the bytes that the client keeps."""
+def receipt(client: int, upload: Message) -> tuple[str, bytes]:
+    """The receipt of an upload as it travels, and the bytes that it is of."""
     blob = packed(upload, client=client)
     return content_hash(blob).hexdigest(), blob
 

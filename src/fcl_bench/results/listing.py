@@ -18,8 +18,8 @@ def named(runs: pd.DataFrame) -> pd.DataFrame:
     runs = labelled(runs)
     keys = [*varying_setting(runs), *(key for key in ("seed", "profile") if runs[key].nunique() > 1)]
     rows = runs[keys].map(text).drop(columns="data", errors="ignore").to_dict("records")
-    told = [" ".join(f"{key}={value}" for key, value in row.items() if value) for row in rows]
-    names = runs["label"] + " " + runs["data"] + [f" {words}" if words else "" for words in told]
+    settings = [" ".join(f"{key}={value}" for key, value in row.items() if value) for row in rows]
+    names = runs["label"] + " " + runs["data"] + [f" {words}" if words else "" for words in settings]
     return runs.assign(run=names + runs["gates"].map(lambda gates: f" [gate: {gates}]" if gates else ""))
 
 
