@@ -46,6 +46,7 @@ BAD_INPUT = [
     ("method=fedrn", "method=fedrn is not known (did you mean fedran"),
     ("data=cifar11", "data=cifar11 is not known (did you mean cifar10 or cifar100?"),
     ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
+    ("experiment/preset=[sketch_half]", "experiment/preset without an experiment that has presets (experiment=NAME"),
     ("split=domain", "split=domain is not known (did you mean domain_incremental? choices: asynchronous,"),
     ("partition=dirichlt", "did you mean dirichlet or dirichlet_equal_sizes"),
     ("dp=8", "unknown key dp (did you mean noise"),

@@ -188,6 +188,8 @@ def composition_error(error: Exception, typed: list[str]) -> UserError:
         # Hydra looked for the choice's file, and the name is too long for a file.
         file = Path(str(error.filename))
         return _unknown_choice(file.parent.name, file.stem)
+    if f"Could not override '{_PRESET}'" in text:
+        return UserError(f"{_PRESET} without an experiment that has presets", f"experiment=NAME {_PRESET}=[NAME,...]")
     if found := re.search(r"Could not override '([^']+)'", text):
         return _unknown_key(found[1], typed)
     if found := re.search(r"Could not append to config. An item is already at '([^']+)'", text):
