@@ -31,7 +31,15 @@ from report import machine, table, write
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 #: The page with the table of processor seconds, and what stands above it.
-PAGE, HEADING = REPOSITORY / "docs" / "tutorials" / "quickstart.md", "| task | processor seconds |\n|---|---:|\n"
+PAGE = REPOSITORY / "docs" / "tutorials" / "quickstart.md"
+HEADING = "| task | its commands are on | processor seconds |\n|---|---|---:|\n"
+#: The pages that a newcomer opens, in this order, and their names in the table.
+PAGES = {
+    "README.md": "README",
+    "docs/tutorials/quickstart.md": "this page",
+    "docs/tutorials/paper_table.md": "[a table for your paper](paper_table.md)",
+    "docs/how-to/adding.md": "[adding](../how-to/adding.md)",
+}
 #: Seconds after which a command is given up.
 PATIENCE = 3600
 
@@ -125,6 +133,30 @@ TASKS = (
 )
 
 
+def opened(task: Task) -> list[str]:
+    """The pages that a newcomer opens for a task: for each command the first of `PAGES` that has it.
+
+    Raises ValueError for a command that none has. A command that is wrong on purpose stands nowhere.
+    """
+    texts = {page: (REPOSITORY / page).read_text() for page in PAGES}
+    found = [page for page, text in texts.items() if any(_fenced_like(text, own) for own in task.writes.values())]
+    for command in task.commands:
+        told = command.replace("{run}", "RUN").replace("{repository} .", "").partition(" > ")[0]
+        told = told.replace(":$PYTHONPATH ", " ")
+        if task.code or told.startswith(("python ", "git clone")):
+            continue
+        pages = [page for page, text in texts.items() if told in text]
+        if not pages:
+            raise ValueError(f"{task.name}: no page has {told}")
+        found += pages[:1]
+    return [page for page in PAGES if page in found]
+
+
+def _fenced_like(text: str, content: str) -> bool:
+    """Whether a page has this file to copy, with any indentation."""
+    return textwrap.dedent(content).strip() in text
+
+
 def carried_out(task: Task, folder: Path, environment: dict[str, str], known: dict[str, str]) -> tuple[float, float]:
     """Seconds and processor seconds of a task. Raises RuntimeError where it does not go as it should."""
     for name, content in task.writes.items():
@@ -192,11 +224,13 @@ def renewed(page: str, used: Mapping[str, float]) -> str:
     """
     above, below = page.split(HEADING)
     lines = re.match(r"(\|.*\n)*", below)[0]
-    rows = dict(re.findall(r"^\| (.*) \| ([\d.]+) \|$", lines, flags=re.M))
+    rows = dict(re.findall(r"^\| (.*) \| .* \| ([\d.]+) \|$", lines, flags=re.M))
     rows |= {task: f"{seconds:.1f}" for task, seconds in used.items()}
-    order = [task.name for task in (SETUP, *TASKS) if task.name in rows]
-    together = sum(float(rows[task]) for task in order)
-    table_rows = [*(f"| {task} | {rows[task]} |" for task in order), f"| together | {together:.0f} |"]
+    order = [task for task in (SETUP, *TASKS) if task.name in rows]
+    together = sum(float(rows[task.name]) for task in order)
+    pages = {task.name: ", ".join(PAGES[page] for page in opened(task)) or "no page" for task in order}
+    table_rows = [f"| {name} | {pages[name]} | {rows[name]} |" for name in pages]
+    table_rows.append(f"| together | {len(PAGES)} pages | {together:.0f} |")
     return above + HEADING + "\n".join(table_rows) + "\n" + below[len(lines) :]
 
 
