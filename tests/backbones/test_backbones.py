@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from fcl_bench.backbones.backbone import Extractor, Identity, Pixels, weights_hash
 from fcl_bench.backbones.extract import FeatureCache, extract_features
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits
 from fcl_bench.data.sources.hub_images import HubImages
@@ -76,7 +76,7 @@ def test_pixels_of_an_array_are_those_of_images_opened_one_by_one(colours, start
 def test_pixels_of_different_sizes_ask_for_a_size(tmp_path):
     small, large = (np.zeros((1, side, side), dtype=np.uint8) for side in (8, 9))
 
-    class Mixed:
+    class Mixed(Images):
         fingerprint = "mixed"
 
         def __len__(self):

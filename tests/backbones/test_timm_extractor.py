@@ -20,7 +20,7 @@ from timm.data import create_transform, resolve_model_data_config
 
 from fcl_bench.backbones.network_extractor import BATCHES_AHEAD
 from fcl_bench.backbones.timm_backbone import Timm, Transform
-from fcl_bench.data.images.stored import EncodedImages
+from fcl_bench.data.images.stored import EncodedImages, Images
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.errors import UserError
 from tests.backbones.test_backbones import CPU, NAME
@@ -29,7 +29,7 @@ from tests.conftest import REPOSITORY
 SIZES = [(32, 32), (60, 41), (41, 60), (200, 170), (32, 32), (9, 14), (170, 180)]
 
 
-class Listed:
+class Listed(Images):
     """Pictures in a list; the first `readable` can be read."""
 
     fingerprint = "listed"

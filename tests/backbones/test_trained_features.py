@@ -15,6 +15,7 @@ from fcl_bench.backbones.extract import FeatureCache, extract_features
 from fcl_bench.backbones.network_extractor import NetworkExtractor
 from fcl_bench.backbones.timm_backbone import Adapters, Timm
 from fcl_bench.backbones.tiny import Tiny
+from fcl_bench.data.images.stored import Images
 from fcl_bench.data.sources.base import Dataset, Split, image_split
 from fcl_bench.data.sources.digits import Digits
 from tests.backbones.start_cases import CPU, VIT, checkpoint, images, scratch
@@ -89,7 +90,7 @@ def test_tiny_opens_untrained_and_says_so(caplog):
 
 
 def test_images_of_several_sizes_are_brought_to_the_first_ones(tmp_path):
-    class Mixed:
+    class Mixed(Images):
         fingerprint = "mixed"
 
         def __len__(self):

@@ -1,11 +1,13 @@
-"""Text data sets of the hub, from a hub on this machine whose repositories have the layouts of the real ones."""
+"""Text data sets of the hub, and any image set of it, from a hub on this machine whose repositories have the layouts of the real ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from tests.small_runs import settings_for
 
@@ -56,3 +58,21 @@ def test_a_text_set_takes_a_file_of_ones_own(tmp_path):
     (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"t{number},c{number % 2}\n" for number in range(20)))
     data = settings_for(tmp_path, "data=ag_news", f"data.path={tmp_path}/a.csv").data.load()
     assert (len(data.train), len(data.test), data.class_names) == (16, 4, ("c0", "c1"))
+
+
+def test_any_image_set_of_the_hub_needs_its_name_alone(hub, tmp_path):
+    import datasets
+
+    pixels = [np.full((4, 4, 3), number, dtype=np.uint8) for number in range(9)]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "ant"])})
+    for side, rows in (("train", range(6)), ("test", range(6, 9))):
+        path = hub.root / "some/pets" / "data" / f"{side}-00000-of-00001.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = {"image": [Image.fromarray(pixels[row]) for row in rows], "label": [row % 2 for row in rows]}
+        datasets.Dataset.from_dict(images, features).to_parquet(path)
+    data = settings_for(tmp_path, "data=imagetable", "data.repo=some/pets", "data.revision=main").data.load()
+    assert (data.kind, data.class_names, len(data.train), len(data.test)) == ("images", ("ant", "cat"), 6, 3)
+    assert data.test.labels.tolist() == [1, 0, 1]
+    assert [np.asarray(image).max() for image in data.test.inputs.decoded([2, 0])] == [8, 6]
+    copy = settings_for(tmp_path, "data=imagetable", f"data.path={hub.root}/some/pets").data.load()
+    assert copy.fingerprint == data.fingerprint

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from fcl_bench.data.sources.rows import LabelledTexts, Table
+from fcl_bench.data.sources.rows import LabelledImages, LabelledTexts, Table
 
 GOOD = "text,label\na,x\nb,x\nc,y\nd,y\ne,x\nf,y\n"
 
@@ -84,6 +87,88 @@ def test_a_class_can_be_left_out(tmp_path):
     data = table(tmp_path / "a.csv", leave_out="5").load()
     assert data.class_names == ("4", "6")
     assert len(data.train) + len(data.test) == 40
+
+
+def picture(grey: int) -> bytes:
+    """A PNG of four pixels."""
+    content = io.BytesIO()
+    Image.fromarray(np.full((2, 2), grey, dtype=np.uint8)).save(content, "PNG")
+    return content.getvalue()
+
+
+def archive(path, members: dict[str, bytes]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def greys(split) -> list[int]:
+    return [image.getpixel((0, 0)) for image in split.inputs.decoded(range(len(split)))]
+
+
+def test_images_in_one_parquet_file_are_cut_like_other_rows(tmp_path):
+    rows = pd.DataFrame(
+        {"image": [picture(grey) for grey in range(40)], "label": ["b", "a"] * 20, "client": [3, 5] * 20}
+    )
+    rows.to_parquet(tmp_path / "a.parquet")
+    data = LabelledImages("imagetable", path=str(tmp_path / "a.parquet")).load()
+    assert (data.kind, data.class_names, np.bincount(data.test.labels).tolist()) == ("images", ("a", "b"), [4, 4])
+    for split in (data.train, data.test):
+        assert split.labels.tolist() == [(grey + 1) % 2 for grey in greys(split)]
+        assert [split.inputs[n].getpixel((0, 0)) for n in range(len(split))] == greys(split)
+    assert sorted(greys(data.train) + greys(data.test)) == list(range(40))
+    assert data.train.clients.tolist() == [grey % 2 for grey in greys(data.train)]
+    left = LabelledImages("imagetable", path=str(tmp_path / "a.parquet"), leave_out="c").load()
+    assert left.fingerprint == data.fingerprint
+
+
+def test_images_in_shards_of_each_side_are_those_of_the_archives(tmp_path):
+    for side, begin in (("train", 0), ("test", 20)):
+        for shard in range(2):
+            rows = range(begin + 10 * shard, begin + 10 * shard + 10)
+            members = {
+                f"{n:03}.{end}": made for n in rows for end, made in (("png", picture(n)), ("cls", b"%d" % (n % 3)))
+            }
+            archive(tmp_path / f"{side}-{shard:06}.tar", members)
+    knobs = {"image_column": "png", "label_column": "cls"}
+    data = LabelledImages("imagetable", path=str(tmp_path), **knobs).load()
+    assert (greys(data.train), greys(data.test)) == (list(range(20)), list(range(20, 40)))
+    assert data.test.labels.tolist() == [n % 3 for n in range(20, 40)]
+    some = LabelledImages("imagetable", path=str(tmp_path), leave_out="1", **knobs).load()
+    assert greys(some.test) == [n for n in range(20, 40) if n % 3 != 1]
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({}, "not a readable webdataset file"),
+        ({"a.png": b"x", "a.cls": b"cat", "b.png": b"x", "b.cls": b"dog"}, "not a readable webdataset file"),
+        ({"a.png": b"x", "b.png": b"x"}, "no column cls in it (choices: __key__, __url__, png)"),
+        ({"a.cls": b"1", "b.cls": b"2"}, "no column png in it"),
+        ({"a.png": b"x", "a.cls": b"1", "b.png": b"y", "b.cls": b"1"}, "has 2 rows of 1 classes"),
+        ({f"{n}.{end}": b"%d" % n for n in range(4) for end in ("cls", "png")}, "no training row has the label 0"),
+    ],
+)
+def test_a_bad_archive_is_one_line_and_exit_2(command, tmp_path, members, told):
+    archive(tmp_path / "a.tar", members)
+    keys = ("data=imagetable", f"data.path={tmp_path}/a.tar", "data.image_column=png", "data.label_column=cls")
+    code, out, err = command(*keys, "backbone=tiny", f"out={tmp_path}/out")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert told in err
+
+
+def test_a_file_that_is_no_archive_and_an_image_that_is_none_are_named(command, tmp_path):
+    (tmp_path / "a.tar").write_bytes(b"\xff" * 4096)
+    keys = ("data=imagetable", f"data.path={tmp_path}/a.tar", "data.image_column=png", "data.label_column=cls")
+    assert "a.tar in " in (told := command(*keys)[2])
+    assert "not a readable webdataset file: " in told
+    rows = {f"{n}.{end}": b"%d" % (n % 2) if end == "cls" else b"no%d" % n for n in range(40) for end in ("cls", "png")}
+    archive(tmp_path / "a.tar", rows)
+    code, _, err = command(*keys, "backbone=tiny", "tasks=2", "clients=2", f"out={tmp_path}/out")
+    assert code == 2
+    assert "cannot be read: not an image in PNG" in err
 
 
 def lines(*rows: dict) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fcl_bench.data.images.stored import ArrayImages
+from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.sources import digits
 from fcl_bench.execution import predicting
 from tests.small_runs import interrupted_in, run_in
@@ -87,7 +87,7 @@ def test_a_resumed_run_has_the_same_validation_numbers(tmp_path, monkeypatch):
         assert (again.folder / name).read_text() == (whole.folder / name).read_text()
 
 
-class Unreadable:
+class Unreadable(Images):
     """Images of a test set that nobody may look at."""
 
     fingerprint = "spoiled"

@@ -21,7 +21,6 @@ import torch
 
 from fcl_bench.backbones.backbone import PRECISIONS, Extractor, Trainable, weights_hash
 from fcl_bench.data.images.batches import Standardise, load_pixels
-from fcl_bench.data.images.stored import decoded
 from fcl_bench.data.sources.base import Split
 from fcl_bench.environment import autotunes, available_cores, exact_kernels
 from fcl_bench.errors import UserError, first_line
@@ -205,7 +204,7 @@ class TimmExtractor(FrozenNetwork):
         piece = max(1, self.batch // self.workers)
 
         def load(indices: range) -> list[np.ndarray]:
-            return [self._transform(image.convert("RGB")) for image in decoded(inputs, indices)]
+            return [self._transform(image.convert("RGB")) for image in inputs.decoded(indices)]
 
         with ThreadPoolExecutor(self.workers) as pool:
             waiting: deque[list[Future[list[np.ndarray]]]] = deque()

@@ -12,7 +12,7 @@ import torch
 from PIL import Image, ImageOps
 from torch.nn.functional import interpolate, pad
 
-from fcl_bench.data.images.stored import ArrayImages, Images, decoded
+from fcl_bench.data.images.stored import ArrayImages, Images
 from fcl_bench.data.shared import shared
 from fcl_bench.environment import available_cores
 from fcl_bench.errors import require_memory
@@ -240,7 +240,7 @@ def _decode_all(images: Images, height: int, width: int, threads: int, what: str
     out = _room(len(images), height, width, what)
 
     def decode(chunk: range) -> int:
-        for index, image in zip(chunk, decoded(images, chunk), strict=True):
+        for index, image in zip(chunk, images.decoded(chunk), strict=True):
             if not crop and image.size != (width, height):
                 raise _SizesDifferError
             rgb = image.convert("RGB")

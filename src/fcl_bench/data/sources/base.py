@@ -224,7 +224,7 @@ def _require_inputs(where: str, inputs: Any) -> None:
         texts = inputs.ndim == 1 and all(isinstance(text, str) for text in inputs)
         right = texts or (inputs.ndim == 2 and inputs.shape[1] > 0 and inputs.dtype.kind in "fiu")
     else:
-        right = hasattr(inputs, "fingerprint")
+        right = isinstance(inputs, Images)
     if not right:
         raise UserError(
             f"{where} is {kind_of(inputs)}",

@@ -9,13 +9,14 @@ import hashlib
 import logging
 import re
 import socket
+import tarfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from rich.filesize import decimal
@@ -35,7 +36,10 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     ".csv": ("csv", {"keep_default_na": False, "na_values": [""]}),
     ".jsonl": ("json", {}),
     ".parquet": ("parquet", {}),
+    ".tar": ("webdataset", {}),
 }
+#: What `datasets` lets through where a file is damaged or of another kind, besides errors of its own.
+_UNREADABLE = (OSError, ValueError, LookupError, NotImplementedError, tarfile.TarError)
 #: Seconds that the hub has to accept a connection; its own client tries for most of a minute.
 _PATIENCE = 5.0
 
@@ -179,12 +183,12 @@ def remove_file(file: Path) -> None:
     file.unlink(missing_ok=True)
 
 
-def split_of(path: str, splits: tuple[str, ...]) -> str | None:
-    """Which split a parquet file holds: train-00000-of-00001.parquet, train.parquet or train/0000.parquet.
+def split_of(path: str, splits: tuple[str, ...], endings: tuple[str, ...] = (".parquet",)) -> str | None:
+    """Which split a file holds: train-00000-of-00001.parquet, train.parquet or train/0000.parquet.
 
     A split `plus/train` is in the files of the folder plus only.
     """
-    if not path.endswith(".parquet"):
+    if not path.endswith(endings):
         return None
     for split in splits:
         if re.search(rf"(^|/){re.escape(split)}[-._][^/]*$", path):
@@ -192,10 +196,12 @@ def split_of(path: str, splits: tuple[str, ...]) -> str | None:
     return next((split for split in splits if re.search(rf"(^|/){re.escape(split)}/[^/]*$", path)), None)
 
 
-def split_files(folder: Path, splits: tuple[str, ...]) -> dict[str, list[Path]]:
-    """The parquet files of each split anywhere below `folder`, in order of their paths."""
-    files = [file for file in sorted(folder.rglob("*.parquet")) if file.exists()]
-    which = [split_of(file.relative_to(folder).as_posix(), splits) for file in files]
+def split_files(
+    folder: Path, splits: tuple[str, ...], endings: tuple[str, ...] = (".parquet",)
+) -> dict[str, list[Path]]:
+    """The files of each split anywhere below `folder`, in order of their paths."""
+    files = [file for ending in endings for file in sorted(folder.rglob(f"*{ending}")) if file.exists()]
+    which = [split_of(file.relative_to(folder).as_posix(), splits, endings) for file in files]
     return {split: [file for file, own in zip(files, which, strict=True) if own == split] for split in splits}
 
 
@@ -266,6 +272,8 @@ class HubFiles(Source):
     #: Where a user can put the files instead, and what else may be there; no knobs.
     place = Repository.place
     other_layout = ""
+    #: The endings of local files that it reads; no knob.
+    endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     def repositories(self) -> list[Repository]:
         if self.path is not None:
@@ -300,19 +308,25 @@ class HubFiles(Source):
         return f"a folder with {self._wanted_files()}"
 
     def _wanted_files(self) -> str:
-        return " and ".join(f"data/{split}-*.parquet" for split in dict.fromkeys((self.train_split, self.test_split)))
+        splits = dict.fromkeys((self.train_split, self.test_split))
+        return " and ".join(f"{'data/' if self.repo else ''}{self._pattern(split)}" for split in splits)
+
+    def _pattern(self, split: str) -> str:
+        return " or ".join(f"{split}-*{ending}" for ending in self.endings)
 
     def _local_files(self, side: str, split: str) -> list[Path]:
         folder = self._folder()
         # A copy with a side named "test" is accepted if the hub calls it "valid".
-        by_split = split_files(folder, (split, side))
+        by_split = split_files(folder, (split, side), self.endings)
         files = by_split[split] or by_split[side]
+        files = [file for file in files if file.suffix == files[0].suffix]
         missing = incomplete(files)
         if not files or missing:
-            reason = f"{missing} is missing" if missing else f"no {split}-*.parquet at any depth"
+            reason = f"{missing} is missing" if missing else f"no {self._pattern(split)} at any depth"
+            layout = f"the parquet layout of {self.repo}: " if self.repo else ""
             raise UserError(
                 f"data.path={folder} has no readable {side} split: {reason}",
-                f"the parquet layout of {self.repo}: {self._wanted_files()}{self.other_layout}",
+                f"{layout}{self._wanted_files()}{self.other_layout}",
             )
         return files
 
@@ -331,7 +345,7 @@ def read_table(files: list[Path], columns: tuple[str, ...], key: str, side: str)
     datasets.logging.set_verbosity(logging.CRITICAL)  # it logs what it then raises, and the error is reported below
     try:
         table: Any = datasets.load_dataset(kind, data_files={"train": list(map(str, files))}, split="train", **options)
-    except (OSError, ValueError, KeyError, NotImplementedError, datasets.exceptions.DatasetsError) as error:
+    except (*_UNREADABLE, datasets.exceptions.DatasetsError) as error:
         names = files[0].name if len(files) == 1 else f"one of {files[0].name} to {files[-1].name}"
         cause = error.__cause__ or error
         raise UserError(

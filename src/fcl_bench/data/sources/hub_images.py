@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from fcl_bench.data.sources.base import Dataset
 from fcl_bench.data.sources.hub import HubFiles, label_names
 from fcl_bench.data.sources.image_source import ImageFolder, ImageSource, Side, TableSide, class_names
 from fcl_bench.errors import UserError
+from fcl_bench.files import content_hash
 
 
 @dataclass
@@ -42,17 +43,8 @@ class HubImages(HubFiles, ImageSource):
 
     def _table(self, side: str, *needed: str) -> Any:
         """One side's table with the columns that are needed, its images not decoded."""
-        import datasets
-
         table = self.table(side, self.image_column, *needed)
-        kind = table.features[self.image_column]
-        # The other columns that it could cast, lists of numbers, are pixels without an encoding.
-        if not isinstance(kind, datasets.Image) and not _holds_bytes(kind):
-            raise UserError(
-                f"{self._key}: column {self.image_column} of {side} holds no encoded images",
-                "bytes of PNG, JPEG and the like",
-            )
-        return table.cast_column(self.image_column, datasets.Image(decode=False))
+        return undecoded(table, self.image_column, f"{self._key}: column {self.image_column} of {side}")
 
     def _class_folders(self) -> ImageFolder | None:
         """The local folder read as class folders of images; None if it holds parquet files, or neither."""
@@ -62,6 +54,24 @@ class HubImages(HubFiles, ImageSource):
         if any(folder.rglob("*.parquet")) or not class_names(folder / "train"):
             return None
         return ImageFolder(self.name, **{own.name: getattr(self, own.name) for own in fields(ImageSource)})
+
+
+def undecoded(table: Any, column: str, where: str) -> Any:
+    """The table with encoded images in `column`; raises a `UserError`, which calls it `where`, if it holds none."""
+    import datasets
+
+    kind = table.features[column]
+    # The other columns that it could cast, lists of numbers, are pixels without an encoding.
+    if not isinstance(kind, datasets.Image) and not _holds_bytes(kind):
+        raise UserError(f"{where} holds no encoded images", "bytes of PNG, JPEG and the like")
+    return table.cast_column(column, datasets.Image(decode=False))
+
+
+def image_hashes(table: Any, column: str) -> Iterator[str]:
+    """A hash of each image's bytes."""
+    for batch in table.select_columns([column]).with_format("arrow").iter(batch_size=1000):
+        for value in batch.column(column).combine_chunks().field("bytes"):
+            yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
 
 
 def _holds_bytes(kind: Any) -> bool:

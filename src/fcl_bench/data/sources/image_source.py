@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +206,7 @@ def samples_of(inputs: Any, texts: bool = False) -> Split:
 
 
 def _inputs(inputs: Any) -> Images | np.ndarray:
-    if hasattr(inputs, "describe") and hasattr(inputs, "__getitem__"):
+    if isinstance(inputs, Images):
         return inputs
     if isinstance(inputs, list | tuple) and inputs:
         if all(isinstance(entry, Image.Image) for entry in inputs):
@@ -234,6 +234,9 @@ class ChosenImages(Images):
 
     def __getitem__(self, index: int) -> Image.Image:
         return self._images[int(self._rows[index])]
+
+    def decoded(self, indices: Sequence[int]) -> Iterator[Image.Image]:
+        return self._images.decoded(self._rows[list(indices)].tolist())
 
     def describe(self, index: int) -> str:
         return self._images.describe(int(self._rows[index]))

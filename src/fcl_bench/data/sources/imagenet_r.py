@@ -8,16 +8,14 @@ so a parquet file and a folder with the same image files give the same cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fcl_bench.data.sources.hub_images import HubImages
+from fcl_bench.data.sources.hub_images import HubImages, image_hashes
 from fcl_bench.data.sources.image_source import Side, TableSide, class_names, labelled_files
 from fcl_bench.errors import UserError
-from fcl_bench.files import content_hash, file_checksum
+from fcl_bench.files import file_checksum
 
 #: One of this many samples of a class is a test sample.
 _SHARE = 5
@@ -57,12 +55,8 @@ class ImageNetR(HubImages):
                 "WordNet numbers such as n01443537",
             )
         labels = np.unique(np.asarray(names), return_inverse=True)[1]
-        return TableSide(labels.astype(np.int64), table, self.image_column), list(self._hashes(table))
-
-    def _hashes(self, table: Any) -> Iterator[str]:
-        for batch in table.select_columns([self.image_column]).with_format("arrow").iter(batch_size=1000):
-            for value in batch.column(self.image_column).combine_chunks().field("bytes"):
-                yield content_hash(value.as_buffer() if value.is_valid else b"").hexdigest()
+        whole = TableSide(labels.astype(np.int64), table, self.image_column)
+        return whole, list(image_hashes(table, self.image_column))
 
     def _released(self) -> tuple[Side, list[str]]:
         folder = self._folder()
