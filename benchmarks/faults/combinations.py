@@ -22,7 +22,16 @@ from tests.small_methods import ALIASES, NAMES, short_run
 #: Printed before the keys that a run was given and nothing read, and before the command.
 _UNREAD, _TYPED = "unread:", "typed:"
 _SPLITS = ("class_incremental", "class_overlap", "domain_incremental", "asynchronous", "si_blurry", "given")
-_PARTITIONS = ("dirichlet", "dirichlet_all_classes", "dirichlet_equal_sizes", "iid", "shards", "published", "given")
+_PARTITIONS = (
+    "dirichlet",
+    "dirichlet_all_classes",
+    "dirichlet_equal_sizes",
+    "dirichlet_power_law",
+    "iid",
+    "shards",
+    "published",
+    "given",
+)
 _TINY = ("backbone=tiny", "backbone.width=4", "backbone.size=8")
 _TIMM = ("backbone=timm", "backbone.pretrained=false", "backbone.transform.size=32")
 _BACKBONES = (

@@ -114,6 +114,50 @@ def equal_sizes(labels: np.ndarray, clients: int, beta: float, rng: np.random.Ge
             else:
                 waiting.append(client)
         places = waiting
+    return _handed_out(labels, classes, given, rng)
+
+
+def power_law(labels: np.ndarray, clients: int, beta: float, rng: np.random.Generator) -> list[int]:
+    """FedSpace's public code: sizes by a power law of exponent 3; client after client a Dirichlet law over the classes
+    that are left, rounded, and at most what is there; what nobody wanted fills the clients that lack samples.
+    """
+    classes = sorted(set(labels.tolist()))
+    stock = [int((labels == label).sum()) for label in classes]
+    shares = rng.power(3.0, clients)
+    sizes, running, before = [], 0.0, 0
+    for share in shares:
+        running += share
+        sizes.append(round(float(running / shares.sum() * len(labels))) - before)
+        before += sizes[-1]
+    gammas = rng.standard_gamma(beta + 1, (clients, len(classes)))
+    exponentials = rng.standard_exponential((clients, len(classes)))
+    logs = np.log(gammas) - exponentials / beta
+    given: list[list[int]] = [[0] * clients for _ in classes]
+    for client in range(clients):
+        there = [c for c in range(len(classes)) if stock[c] > 0]
+        if sizes[client] == 0:
+            continue
+        most = max(logs[client][c] for c in there)
+        weights = {c: math.exp(logs[client][c] - most) for c in there}
+        total, room = sum(weights.values()), sizes[client]
+        for c in there:
+            taken = min(round(weights[c] / total * sizes[client]), stock[c], room)
+            given[c][client] = taken
+            stock[c] -= taken
+            room -= taken
+    for client in range(clients):
+        lacks = sizes[client] - sum(own[client] for own in given)
+        for c in range(len(classes)):
+            taken = min(lacks, stock[c])
+            given[c][client] += taken
+            stock[c] -= taken
+            lacks -= taken
+    return _handed_out(labels, classes, given, rng)
+
+
+def _handed_out(labels: np.ndarray, classes: list, given: list[list[int]], rng: np.random.Generator) -> list[int]:
+    """Who owns each sample if client k gets given[c][k] samples of class c, in a random order."""
+    clients = len(given[0])
     keys = [rng.random() for _ in labels]
     owner = [-1] * len(labels)
     for c, label in enumerate(classes):

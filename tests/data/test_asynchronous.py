@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from fcl_bench.config import _identity
 from fcl_bench.data.partitions.base import Iid
 from fcl_bench.data.partitions.dirichlet import Dirichlet
+from fcl_bench.data.partitions.power_law import DirichletPowerLaw
 from fcl_bench.data.splits.asynchronous import Asynchronous
 from fcl_bench.data.splits.class_incremental import ClassIncremental
 from fcl_bench.errors import UserError
+from fcl_bench.randomness import generator
 from tests.data.split_cases import check_cover, check_stream, class_table, dataset_of, even_dataset, same
 
 DATA = even_dataset(12, 60, 20)
@@ -40,7 +42,7 @@ def arrivals(split, **problem):
 @settings(max_examples=10, deadline=None)
 @given(
     order=st.sampled_from(["same", "shifted", "independent"]),
-    speed=st.sampled_from(["constant", "lognormal", "stragglers"]),
+    speed=st.sampled_from(["constant", "uniform", "lognormal", "stragglers"]),
     missing=st.sampled_from([0.0, 0.4, 1.0]),
     groups=st.sampled_from([None, 3, 12]),
     seed=st.integers(0, 2**32),
@@ -109,6 +111,34 @@ def test_lognormal_clocks_differ_and_no_group_begins_before_the_last_one_ended()
     for own in found:
         spans = sorted((own[own[:, 1] == g, 0].min(), own[own[:, 1] == g, 0].max()) for g in range(6))
         assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
+
+
+def test_uniform_clocks_differ_by_a_share_and_end_together():
+    split = Asynchronous(speed="uniform", spread=0.3)
+    begins, ends = split._times(10, 4000, 10, np.random.default_rng(0))
+    np.testing.assert_allclose(ends.max(axis=1), 10)
+    lengths = ends - begins
+    # Nine of ten groups of a client are within the spread, but for clients whose rest was too short; the tenth may be
+    # any of them.
+    outside = (lengths < 0.7 - 1e-9) | (lengths > 1.3 + 1e-9)
+    few = outside.sum(axis=1) <= 1
+    assert few.mean() > 0.9
+    assert (outside[few].mean(axis=0) > 0.01).all()
+
+
+def test_one_client_has_the_same_classes_and_the_same_share_in_all_groups():
+    """FedSpace's code draws a client's classes and size once, and not in each task anew."""
+    stream, shards = Asynchronous(order="same").deal(DATA, DirichletPowerLaw(0.5), STEPS, CLIENTS, 0)
+    owner = np.full(len(DATA.train), -1)
+    for own in shards:
+        owner[own.indices] = np.repeat(np.arange(CLIENTS), own.sizes())
+    labels = np.concatenate([stream.train_columns[own] for own in stream.train])
+    whole = DirichletPowerLaw(0.5).assign(labels, CLIENTS, generator(0, "partition", 0))
+    assert np.array_equal(owner[np.concatenate(stream.train)], whole)
+    with pytest.raises(UserError, match=r"deals out all tasks at once.*split\.missing=0"):
+        Asynchronous(missing=0.5).deal(DATA, DirichletPowerLaw(0.5), STEPS, CLIENTS, 0)
+    with pytest.raises(UserError, match=r"split\.spread=1 with split\.speed=uniform"):
+        Asynchronous(speed="uniform", spread=1)
 
 
 def test_missing_groups_go_to_other_clients():

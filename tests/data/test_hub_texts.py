@@ -1,4 +1,4 @@
-"""Text data sets of the hub, and any image set of it, from a hub on this machine whose repositories have the layouts of the real ones."""
+"""Text data sets of the hub, and any image set: a hub on this machine has repositories laid out as the real ones."""
 
 from __future__ import annotations
 

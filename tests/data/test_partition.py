@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 from fcl_bench.data.partitions import dirichlet
 from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletEqualSizes
+from fcl_bench.data.partitions.power_law import DirichletPowerLaw
 from fcl_bench.errors import UserError
 
 RULES = [
-    *(lambda beta: Dirichlet(beta, min_size=0), DirichletEqualSizes),
+    *(lambda beta: Dirichlet(beta, min_size=0), DirichletEqualSizes, DirichletPowerLaw),
     *(lambda _: Iid(), lambda _: Shards(shards=1), lambda _: Shards(shards=3)),
 ]
 

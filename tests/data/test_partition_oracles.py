@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fcl_bench.data.partitions.base import Iid, Partition, Shards, draw_labelled
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
+from fcl_bench.data.partitions.power_law import DirichletPowerLaw
 from fcl_bench.randomness import generator
 from tests.data import partition_oracle as oracle
 from tests.data.partition_cases import counts, same_mean, uneven_labels
@@ -23,6 +24,7 @@ PLAIN = {
     "shards": (lambda _: Shards(shards=3), lambda *arguments: oracle.shards(*arguments, per_client=3)),
     "dirichlet": (lambda beta: Dirichlet(beta, min_size=0), oracle.dirichlet),
     "dirichlet_equal_sizes": (DirichletEqualSizes, oracle.equal_sizes),
+    "dirichlet_power_law": (DirichletPowerLaw, oracle.power_law),
 }
 RULES: list[Partition] = [*(rule(0.3) for rule, _ in PLAIN.values()), DirichletAllClasses(0.3)]
 

@@ -96,7 +96,7 @@ def test_where_there_is_no_percentile_it_is_said_why():
     for rule in (Iid(), Shards(2)):
         found = skew(rule, *dealt(rule, [[30, 20]], 4, 0))
         assert (found["percentile"], found["draws"]) == (None, 0)
-        assert found["why"] == f"partition={rule.name} draws no Dirichlet shares"
+        assert found["why"] == f"partition={rule.name} draws no Dirichlet shares task by task"
     # 25 rounds of draws meet this in a few of a thousand.
     rule = Dirichlet(0.1, min_size=18)
     columns, shards = dealt(Dirichlet(100), [[40, 40]], 4, 0)
@@ -119,4 +119,4 @@ def test_the_record_the_screen_and_the_preview_say_it(tmp_path, command):
         assert code == 0
         assert line in out
     code, out, _ = command(*typed[:3], "partition=iid", f"out={tmp_path}", "preview=true")
-    assert "from the classes of each task; partition=iid draws no Dirichlet shares\n" in out
+    assert "from the classes of each task; partition=iid draws no Dirichlet shares task by task\n" in out

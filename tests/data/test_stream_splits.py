@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fcl_bench.config import _identity
 from fcl_bench.data.partitions.base import Iid, Shards
 from fcl_bench.data.partitions.dirichlet import Dirichlet, DirichletAllClasses, DirichletEqualSizes
+from fcl_bench.data.partitions.power_law import DirichletPowerLaw
 from fcl_bench.data.splits.base import SampleSplit
 from fcl_bench.data.splits.class_incremental import ClassIncremental, ClassOverlap
 from fcl_bench.data.splits.domain_incremental import DomainIncremental
@@ -121,7 +122,14 @@ def test_a_seed_without_anything_to_draw_is_refused():
 def test_splits_and_partitions_do_not_depend_on_the_number_of_threads():
     """Every split under every partition, one after the other and by eight threads at once."""
     data = many_classes()
-    rules = [Iid(), Shards(), Dirichlet(0.5, min_size=0), DirichletAllClasses(0.5), DirichletEqualSizes(0.5)]
+    rules = [
+        Iid(),
+        Shards(),
+        Dirichlet(0.5, min_size=0),
+        DirichletAllClasses(0.5),
+        DirichletEqualSizes(0.5),
+        DirichletPowerLaw(0.5),
+    ]
 
     def deal(case: tuple[SampleSplit, int, int]) -> list[np.ndarray]:
         split, rule, seed = case

@@ -51,9 +51,12 @@ class Partition(ABC):
 
     def holdings(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> Holdings:
         """K disjoint, ascending index arrays that cover 0..n-1 exactly."""
-        owner = self.assign(labels, clients, rng)
-        ends = np.cumsum([0, *np.bincount(owner, minlength=clients)])
-        return Holdings(np.argsort(owner, kind="stable"), ends)
+        return Holdings.by_owner(self.assign(labels, clients, rng), clients)
+
+    def deal(self, labels: Sequence[np.ndarray], clients: Sequence[int], seed: int) -> list[Holdings]:
+        """The holdings of each task, given the `labels` of its samples and how many clients share them."""
+        tasks = enumerate(zip(labels, clients, strict=True))
+        return [self.holdings(own, number, self.generator(seed, task)) for task, (own, number) in tasks]
 
 
 @dataclass
@@ -114,6 +117,11 @@ class Holdings(Sequence[np.ndarray]):
     def __init__(self, indices: np.ndarray, ends: np.ndarray) -> None:
         self.indices = indices
         self.ends = ends
+
+    @classmethod
+    def by_owner(cls, owner: np.ndarray, clients: int) -> Holdings:
+        """Holdings in which sample i is that of client `owner[i]`."""
+        return cls(np.argsort(owner, kind="stable"), np.cumsum([0, *np.bincount(owner, minlength=clients)]))
 
     @classmethod
     def of(cls, clients: Iterable[np.ndarray]) -> Holdings:

@@ -158,13 +158,13 @@ class DirichletAllClasses(DirichletPartition):
                 f" of a task has {sizes.min()}",
                 f"clients={sizes.min()} at most, or partition=dirichlet",
             )
-        return _owners(labels, self._counts(sizes, clients, rng), rng)
+        return owners(labels, self._counts(sizes, clients, rng), rng)
 
     def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray:
         return self._counts(np.tile(sizes, draws), clients, rng).reshape(draws, len(sizes), clients)
 
     def _counts(self, sizes: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        counts = _rounded(softmax(_log_dirichlet(self.beta, len(sizes), clients, rng), axis=1), sizes, rng)
+        counts = _rounded(softmax(log_dirichlet(self.beta, len(sizes), clients, rng), axis=1), sizes, rng)
         for c in np.flatnonzero((counts == 0).any(axis=1)):
             _fill(counts[c], rng)
         return counts
@@ -203,7 +203,7 @@ class DirichletEqualSizes(DirichletPartition):
     name: ClassVar[str] = "dirichlet_equal_sizes"
 
     def assign(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        return _owners(labels, self._counts(np.unique(labels, return_counts=True)[1], clients, rng), rng)
+        return owners(labels, self._counts(np.unique(labels, return_counts=True)[1], clients, rng), rng)
 
     def redraws(self, sizes: np.ndarray, clients: int, draws: int, rng: np.random.Generator) -> np.ndarray:
         # One draw takes as long as a task's assignment, so there are fewer.
@@ -213,7 +213,7 @@ class DirichletEqualSizes(DirichletPartition):
         """Samples (C, K) of each class at each client, given those of each class (C,)."""
         classes, samples = len(left), int(left.sum())
         sizes = samples // clients + (rng.permutation(clients) < samples % clients)
-        preferences = _log_dirichlet(self.beta, clients, classes, rng)
+        preferences = log_dirichlet(self.beta, clients, classes, rng)
         # The clients of the open places in the order in which they are served; the order is drawn once for all rounds.
         places = rng.permutation(np.repeat(np.arange(clients), sizes))
         counts = np.zeros((classes, clients), dtype=np.int64)
@@ -236,7 +236,7 @@ def _draws(shares: np.ndarray, places: np.ndarray, rng: np.random.Generator) -> 
     return np.clip(found, 0, classes - 1)  # a running sum may miss 1 by rounding
 
 
-def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
+def log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
     """Logarithms (rows, columns) of Dir(beta, ..., beta) shares; the softmax over a row is one draw. All are finite.
 
     Logarithms are used because a small beta makes all shares but one underflow in float64, and the other columns could
@@ -249,7 +249,7 @@ def _log_dirichlet(beta: float, rows: int, columns: int, rng: np.random.Generato
     return np.maximum(logs, -1e300)
 
 
-def _owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def owners(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """The client (n,) of each sample if client k holds counts[c, k] samples of class c; which samples is random.
 
     Args:

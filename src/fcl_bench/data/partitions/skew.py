@@ -82,7 +82,7 @@ def _others(partition: Partition, sizes: Sequence[np.ndarray], clients: int) -> 
         for left in range(draws * once, 0, -(block := max(1, _BLOCK // (clients * len(size))))):
             counts = partition.redraws(np.array(size), clients, min(left, block), rng)
             if counts is None:
-                return none, f"partition={partition.name} draws no Dirichlet shares"
+                return none, f"partition={partition.name} draws no Dirichlet shares task by task"
             rows = np.concatenate([rows, _sums(counts)])
         kept = min(len(total), len(rows) // once)
         of_tasks = rows[: kept * once].reshape(kept, once, 2).sum(axis=1) * (tasks / once)

@@ -28,12 +28,16 @@ class Asynchronous(SampleSplit):
     name: ClassVar[str] = "asynchronous"
     groups: int | None = knob(None, least=1, of="file=none")
     order: str = knob("independent", choices=("same", "shifted", "independent"))
-    speed: str = knob("constant", choices=("constant", "lognormal", "stragglers"))
-    spread: float = knob(0.5, least=0, most=10, of="speed=lognormal")
+    speed: str = knob("constant", choices=("constant", "uniform", "lognormal", "stragglers"))
+    spread: float = knob(0.5, least=0, most=10, of="speed=uniform,lognormal")
     stragglers: float = knob(0.2, least=0, most=1, words="a share, 0 to 1", of="speed=stragglers")
     slowdown: float = knob(3.0, least=1, most=1e6, of="speed=stragglers")
     missing: float = knob(0.0, least=0, most=1, words="a share, 0 to 1")
     file: str | None = knob(None, identity=False)
+
+    def __post_init__(self) -> None:
+        if self.speed == "uniform" and self.spread >= 1:
+            raise UserError(f"split.spread={self.spread:g} with split.speed=uniform", "a share below 1, such as 0.3")
 
     def contents(self) -> dict[str, str]:
         """The part of a run's identity that only some runs have."""
@@ -57,9 +61,10 @@ class Asynchronous(SampleSplit):
             times, arrivals = self._times(groups, clients, tasks, rng), []
             of = partition.groups(dataset.train, whole.train_columns)
             there = rng.random(times[0].shape) >= self.missing
-            for g, own in enumerate(whole.train):
+            for g in range(groups):
                 there[rng.integers(clients), g] = True  # no group is without a client
-                held = partition.holdings(of[own], there[:, g].sum(), partition.generator(seed, g))
+            dealt = partition.deal([of[own] for own in whole.train], there.sum(axis=0).tolist(), seed)
+            for g, (own, held) in enumerate(zip(whole.train, dealt, strict=True)):
                 sample, client = own[held.indices], np.repeat(np.flatnonzero(there[:, g]), held.sizes())
                 first, last = times[:, client, g]
                 arrived = np.minimum(first + moment[sample] * (last - first), np.ceil(last) - 1)  # also if rounded up
@@ -79,7 +84,12 @@ class Asynchronous(SampleSplit):
             place = (place - np.arange(clients)[:, None] * groups // clients) % groups
         elif self.order == "independent":
             place = rng.permuted(place, axis=1)
-        if self.speed == "lognormal":
+        if self.speed == "uniform":
+            lengths = rng.uniform(1 - self.spread, 1 + self.spread, (clients, groups))
+            # All clients end together, so one of a client's groups takes what the others leave, if that is enough.
+            lengths[:, -1] = np.maximum(groups - lengths[:, :-1].sum(axis=1), 1 - self.spread)
+            lengths = rng.permuted(lengths * groups / lengths.sum(axis=1, keepdims=True), axis=1)
+        elif self.speed == "lognormal":
             lengths = np.exp(self.spread * rng.standard_normal((clients, groups)))
         elif self.speed == "stragglers":
             lengths[rng.permutation(clients) < round(self.stragglers * clients)] = self.slowdown

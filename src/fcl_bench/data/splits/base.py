@@ -132,11 +132,10 @@ class TaskSplit(ABC):
         self, dataset: Dataset, partition: Partition, tasks: int, clients: int, seed: int
     ) -> tuple[Stream, list[Holdings]]:
         """The stream, and per task the clients' training samples. Raises like `cut`."""
-        stream, shards = self.cut(dataset, tasks, seed), []
+        stream = self.cut(dataset, tasks, seed)
         groups = partition.groups(dataset.train, stream.train_columns)
-        for t, indices in enumerate(stream.train):
-            own = partition.holdings(groups[indices], clients, partition.generator(seed, t))
-            shards.append(Holdings(indices[own.indices], own.ends))
+        dealt = partition.deal([groups[own] for own in stream.train], [clients] * tasks, seed)
+        shards = [Holdings(own[held.indices], held.ends) for own, held in zip(stream.train, dealt, strict=True)]
         return stream, shards
 
 
