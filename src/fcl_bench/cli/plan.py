@@ -147,10 +147,12 @@ def _print(rows: list[Planned]) -> None:
     console.print(*shown, sep="\n")
     left = {row.id: row for row in rows if row.state in ("to do", "begun")}.values()
     known = [row.rest.seconds for row in left if row.rest]
-    told = f", one by one in about {duration(sum(known))}" if known else ""
+    estimate = f", one by one in about {duration(sum(known))}" if known else ""
     if unknown := len(left) - len(known):
-        told += f"; seconds of {unknown} are not known: a first stage, and clients in other processes, are not tried"
-    lines = [f"{len(left)} of {len(rows)} runs to do{told}"]
+        estimate += (
+            f"; seconds of {unknown} are not known: a first stage, and clients in other processes, are not tried"
+        )
+    lines = [f"{len(left)} of {len(rows)} runs to do{estimate}"]
     reasons = [JobReport(0, list(row.overrides), FAILED, reason=row.why) for row in rows if row.why]
     lines += ["cannot run:", *failures(reasons)] if reasons else []
     for run, count in Counter(row.id for row in rows if row.id).items():

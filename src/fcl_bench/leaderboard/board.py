@@ -136,14 +136,14 @@ def _gate_first_tasks(rows: Iterable[dict[str, Any]]) -> None:
     for run in (run for row in rows if row["method"] == YARDSTICK for run in row["runs"]):
         best[run["seed"]] = max(run["accuracy"][0], best.get(run["seed"], 0.0))
     for row in rows:
-        told = [
+        texts = [
             f"seed {run['seed']}: {text}"
             for run in row["runs"]
             if (text := first_task_gate(run["accuracy"][0], best.get(run["seed"], math.nan), run["first_samples"]))
         ]
-        if told:
+        if texts:
             row["gates"] = sorted({*row["gates"], "first_task"})
-            row["gate_texts"] = "; ".join(filter(None, [row["gate_texts"], *told]))
+            row["gate_texts"] = "; ".join(filter(None, [row["gate_texts"], *texts]))
 
 
 def _competes(row: Mapping[str, Any]) -> bool:

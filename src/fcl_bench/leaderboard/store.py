@@ -207,7 +207,7 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
         uploads: its uploads.csv, which has the rounds.
     """
     found, commit = measured(record), record["environment"]["git_commit"] or "unknown"
-    told = {gate["gate"]: f"task {gate['task'] + 1}: {gate['text']}" for gate in record["gates"]}
+    texts = {gate["gate"]: f"task {gate['task'] + 1}: {gate['text']}" for gate in record["gates"]}
     with uploads.open(newline="") as file:
         rounds = {(row["task"], row["round"], row["stage"]) for row in csv.DictReader(file)}
     with uploads.with_name("tasks.csv").open(newline="") as file:
@@ -218,8 +218,8 @@ def row_of(record: Mapping[str, Any], uploads: Path) -> dict[str, Any]:
         "rounds": len(rounds),
         "first_samples": int(first),
         "accuracy": record["metrics"]["accuracy"],
-        "gates": sorted(told),
-        "gate_texts": "; ".join(told[gate] for gate in sorted(told)),
+        "gates": sorted(texts),
+        "gate_texts": "; ".join(texts[gate] for gate in sorted(texts)),
         "total_seconds": record["runtime"]["total_seconds"],
         "run_id": record["run_id"],
         "git_commit": commit[:12] + "-dirty" * commit.endswith("-dirty"),

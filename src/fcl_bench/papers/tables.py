@@ -73,8 +73,8 @@ def paper_sheet(title: str, cells: pd.DataFrame, lines: pd.DataFrame, notes: lis
         absent = line["state"].startswith((NOT_RUN, NO_METHOD, LOST_METHOD))
         row += [] if parts else [Cell(line["state"], absent=absent)]
         rows.append(row)
-    said = remarks((cells["row"][position], verdict) for of in found.values() for position, verdict in of.items())
-    return Sheet(title, headers, rows, headers.index("printed"), [*notes, *([said] if said else [])])
+    remark = remarks((cells["row"][position], verdict) for of in found.values() for position, verdict in of.items())
+    return Sheet(title, headers, rows, headers.index("printed"), [*notes, *([remark] if remark else [])])
 
 
 def paper_values(cells: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
@@ -251,8 +251,8 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
             known = {key: cell[key] for key in ("row", "column", "metric")}
             known |= {key: runs.loc[index, key] for key in ("run_id", "seed", "device", "protocol")}
             nothing = "nothing" if index in used else "nothing; a newer run of its seed counts"
-            told = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
-            behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, told))})
+            reasons = [*differing, doubted.get(index, "")] if differing or doubted.get(index) else [nothing]
+            behind.append({**known, "used": index in used, "differs": "; ".join(filter(None, reasons))})
     # It is NaN where nothing is counted.
     frame = pd.DataFrame(lines).astype({"nominal": float, "as_sent": float})
     title, footnotes = f"{paper}, {table}", notes(paper, table, frame["nominal"].notna().any())
@@ -268,7 +268,7 @@ def _table(paper: str, table: str, cells: pd.DataFrame, runs: pd.DataFrame, matc
 
 def _partitions(runs: pd.DataFrame) -> list[str]:
     """Return the paragraph on how skewed the partitions of runs are; none where no record says it."""
-    told: dict[str, dict[str, str]] = {}
+    skews: dict[str, dict[str, str]] = {}
     for _, run in runs.iterrows():
         found = read_json(Path(run["path"]) / "run.json")["partition_skew"]
         if found["total_variation"] is None:
@@ -276,8 +276,8 @@ def _partitions(runs: pd.DataFrame) -> list[str]:
         beta = f" beta {text(run['beta'])}" if text(run["beta"]) else ""
         setting = f"{run['data']}, {run['partition']}{beta}, {run['clients']} clients, {run['tasks']} tasks"
         rank = "" if found["percentile"] is None else f" ({found['percentile']:g})"
-        told.setdefault(setting, {})[f"seed {run['seed']}"] = f"{found['total_variation']:.3f}{rank}"
-    lines = [f"{setting}: {', '.join(map(' '.join, seeds.items()))}" for setting, seeds in told.items()]
+        skews.setdefault(setting, {})[f"seed {run['seed']}"] = f"{found['total_variation']:.3f}{rank}"
+    lines = [f"{setting}: {', '.join(map(' '.join, seeds.items()))}" for setting, seeds in skews.items()]
     return [f"{_PARTITIONS} {'; '.join(lines)}."] if lines else []
 
 

@@ -93,8 +93,8 @@ def remarks(verdicts: Iterable[tuple[str, Verdict]]) -> str:
     verdicts = list(verdicts)
     apart = dict.fromkeys(label for label, verdict in verdicts if verdict.why == UNPAIRED)
     alone = any(ONE_SEED in verdict.why for _, verdict in verdicts)
-    said = "Without an interval (one seed, no predictions=true) the best number alone is bold." if alone else ""
-    return " ".join(filter(None, [said, f"Not compared, no seed in common: {', '.join(apart)}." if apart else ""]))
+    unpaired = "Without an interval (one seed, no predictions=true) the best number alone is bold." if alone else ""
+    return " ".join(filter(None, [unpaired, f"Not compared, no seed in common: {', '.join(apart)}." if apart else ""]))
 
 
 class _Side(NamedTuple):

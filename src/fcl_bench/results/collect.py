@@ -136,9 +136,9 @@ def run_row(folder: Path, record: Mapping[str, Any], single: Collection[str] = (
     run |= {"git_commit": record["environment"]["git_commit"]}
     with (folder / "tasks.csv").open(newline="") as file:
         first_samples = int(next(csv.DictReader(file))["test_samples"])
-    # Of a gate that is met after several tasks, what was said last.
-    told = {found["gate"]: f"{found['gate']} (task {found['task'] + 1}): {found['text']}" for found in record["gates"]}
-    run |= {"gates": ", ".join(sorted(told)), "gate_texts": "; ".join(told[gate] for gate in sorted(told))}
+    # Of a gate that is met after several tasks, the last text.
+    texts = {found["gate"]: f"{found['gate']} (task {found['task'] + 1}): {found['text']}" for found in record["gates"]}
+    run |= {"gates": ", ".join(sorted(texts)), "gate_texts": "; ".join(texts[gate] for gate in sorted(texts))}
     run |= {"first_task": record["metrics"]["accuracy"][0], "first_samples": first_samples}
     run |= {"written": (folder / "run.json").stat().st_mtime}
     return {**configuration(record, RunFolder(folder).config()), **measured(record, single), **run}

@@ -148,8 +148,8 @@ def _judged(runs: pd.DataFrame) -> pd.DataFrame:
     for place, own in first.items():
         kind = problem[place], budget[place]
         best = alike.get(kind, np.nan) if kind[1].strip() else every.get(kind[0], np.nan)
-        if told := first_task_gate(own, best, runs["first_samples"][place]):
-            for column, new, mark in (("gates", "first_task", ", "), ("gate_texts", told, "; ")):
+        if gate := first_task_gate(own, best, runs["first_samples"][place]):
+            for column, new, mark in (("gates", "first_task", ", "), ("gate_texts", gate, "; ")):
                 runs.loc[place, column] = mark.join(filter(None, [runs.loc[place, column], new]))
     return runs
 
@@ -190,8 +190,8 @@ def summarise(runs: pd.DataFrame) -> pd.DataFrame:
         row |= {"n": len(group), "seeds": list(group["seed"]), "run_ids": list(group["run_id"])}
         row |= {"values": {}, "folders": list(group["path"])}
         row["gates"] = gates_of(group)
-        told = zip(group["seed"], map(text, group.get("gate_texts", [])), strict=False)
-        row["gate_texts"] = "; ".join(f"seed {seed}: {texts}" for seed, texts in told if texts)
+        by_seed = zip(group["seed"], map(text, group.get("gate_texts", [])), strict=False)
+        row["gate_texts"] = "; ".join(f"seed {seed}: {texts}" for seed, texts in by_seed if texts)
         for measure, values in numbers.items():
             values = values[places]
             if measure == "A_T_best" and "evaluate_rounds" in group and group["evaluate_rounds"].nunique() > 1:

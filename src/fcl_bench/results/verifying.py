@@ -87,16 +87,16 @@ def verify(path: Path, read: Container[str] | None = None) -> Verified:
     checks = [Check("checksums", "the files", [f"the folder{trouble}"] if trouble else [])]
     if record is None:
         return Verified(checks, [])
-    told, whole, settings = dict.fromkeys(_COVERED), dict(record), None
+    recomputed, whole, settings = dict.fromkeys(_COVERED), dict(record), None
     try:
         stored = _Stored(path, whole)
         settings = stored.settings
         for what, source, found, wanted in stored.claims():
             checks.append(Check(what, source, _shortened(list(_differences(found, wanted, what)))))
-            told |= wanted if found is whole else {what: wanted}
+            recomputed |= wanted if found is whole else {what: wanted}
     except _FOREIGN as error:
         checks.append(Check("the folder", "its files", [f"cannot be read as a run's: {first_line(error)}"]))
-    return Verified(checks, _unchecked(whole, told), whole, settings)
+    return Verified(checks, _unchecked(whole, recomputed), whole, settings)
 
 
 def settings_in(config: Mapping[str, Any]) -> Settings:
@@ -163,8 +163,8 @@ class _Stored:
         columns = {name: columns_of(rows[name].to_numpy(), order) for name in ("label", "prediction")}
         found = rows.assign(**columns).groupby(["after", *columns]).size().reset_index().to_numpy()
         yield _CONFUSION, _SAMPLES, self._counts.to_numpy(), found
-        asked = [(self._task_of >= 0) & (self._task_of <= task) for task in range(len(self._tasks))]
-        wanted = [np.stack([np.full(own.sum(), task), np.flatnonzero(own)], axis=1) for task, own in enumerate(asked)]
+        tested = [(self._task_of >= 0) & (self._task_of <= task) for task in range(len(self._tasks))]
+        wanted = [np.stack([np.full(own.sum(), task), np.flatnonzero(own)], axis=1) for task, own in enumerate(tested)]
         have = rows[["after", "sample"]].sort_values(["after", "sample"]).to_numpy()
         yield _SAMPLES, "partition.npz", have, np.concatenate(wanted)
         labels = rows[["sample", "label"]].drop_duplicates()
@@ -378,18 +378,20 @@ def _shortened(wrong: list[str]) -> list[str]:
     return wrong[:_LISTED] + more
 
 
-def _unchecked(value: Any, told: Any, name: str = "") -> list[str]:
+def _unchecked(value: Any, recomputed: Any, name: str = "") -> list[str]:
     """Return the parts of a record of which nothing was compared, and of the others the keys that were not.
 
     Args:
         value: the record, or a part of it.
-        told: what was recomputed of it.
+        recomputed: what was recomputed of it.
         name: of the part.
     """
-    if not isinstance(value, Mapping) or not isinstance(told, Mapping):
+    if not isinstance(value, Mapping) or not isinstance(recomputed, Mapping):
         return []
     found = []
     for key, part in value.items():
         whole = f"{name}{key}"
-        found += _unchecked(part, told[key], f"{whole}.") if key in told else [] if part is None else [whole]
+        found += (
+            _unchecked(part, recomputed[key], f"{whole}.") if key in recomputed else [] if part is None else [whole]
+        )
     return found

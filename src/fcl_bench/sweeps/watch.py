@@ -125,8 +125,8 @@ class Sweep:
         console.print(table)
         done = (report for report in reports if report.status == DONE and report.run)
         moot = [report.overrides for report in done if ignores_partition(RunFolder(Path(report.run)).config())]
-        if told := unmoved(moot, keys):
-            console.print(told, soft_wrap=True, markup=False)
+        if remark := unmoved(moot, keys):
+            console.print(remark, soft_wrap=True, markup=False)
         out = "" if str(self._out) == "outputs" else f" --out {shlex.quote(str(self._out))}"
         say(f"runs: {self._out / 'runs'}; what each printed: {self._shown / 'jobs'}", self._screen)
         say(f"tables of these runs: fcl-tables{out} --sweep {self.folder.name}", self._screen)

@@ -133,8 +133,8 @@ def accuracy_over_tasks(summary: pd.DataFrame, folders: Mapping[str, Path]) -> D
     figure = drawing(shown, about, [draw], _CURVE_COLUMNS)
     if alike:
         which = "; ".join(dict.fromkeys(alike))
-        said = f"Within {ALIKE:g} points of each other, the thinner line above: {which}."
-        figure.caption = caption(figure.caption, said)
+        remark = f"Within {ALIKE:g} points of each other, the thinner line above: {which}."
+        figure.caption = caption(figure.caption, remark)
     return figure
 
 
