@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fcl_bench.engine.remote.replies import deserialise, serialise
 from fcl_bench.errors import UserError
+from fcl_bench.flower import signing
 from fcl_bench.flower.policy import OPEN, TEMPLATE, Policy, described
-from fcl_bench.flower.refusals import NOT_SIGNED, RUN_FORBIDDEN, Refusal
+from fcl_bench.flower.refusals import DOES_NOT_FIT, NOT_SIGNED, RUN_FORBIDDEN, Refusal
 from fcl_bench.flower.signing import opened, signed
 from fcl_bench.flower.site import site_of
 from fcl_bench.flower.worker import Worker
@@ -137,14 +140,48 @@ def test_a_request_without_the_servers_signature_is_refused(tmp_path):
     own, other = (read_key("transport.key", str(tmp_path / name), "private") for name in ("server", "other"))
     server = Policy(server=str(tmp_path / "server.pub")).server_key
     request = b"some request"
-    assert opened(request, None) == opened(signed(request, None), None) == request
-    assert opened(signed(request, own), server) == opened(signed(request, own), None) == request
-    for wrong in (request, signed(request, other), signed(request, own) + b"!", b""):
+    assert opened(request, None, {}) == opened(signed(request, None, 9), None, {}) == request
+    assert opened(signed(request, own, 9), server, {}) == opened(signed(request, own, 9), None, {}) == request
+    for wrong in (request, signed(request, other, 9), signed(request, own, 9) + b"!", b""):
         with pytest.raises(Refusal, match="not signed by the key") as error:
-            opened(wrong, server)
+            opened(wrong, server, {})
         assert error.value.code == NOT_SIGNED
     with pytest.raises(UserError, match="policy.server"):
         _ = Policy(server=str(tmp_path / "server")).server_key
+
+
+def test_a_signed_request_is_taken_once_and_in_its_time(monkeypatch):
+    key = Ed25519PrivateKey.generate()
+    server, now, seen = key.public_key(), [1000.0], {}
+    monkeypatch.setattr(signing.time, "time", lambda: now[0])
+    first, second = signed(b"delete", key, 30), signed(b"delete", key, 30)
+    assert first != second
+    assert [opened(each, server, seen) for each in (first, second)] == [b"delete"] * 2
+    with pytest.raises(Refusal, match="a signed request came before") as error:
+        opened(first, server, seen)
+    assert error.value.code == NOT_SIGNED
+    later = signed(b"info", key, 300)
+    now[0] += 30 + signing.CLOCKS + 1
+    with pytest.raises(Refusal, match="a signed request came 1 s too late"):
+        opened(first, server, {})  # the worker was started again
+    assert opened(later, server, seen) == b"info"
+    assert len(seen) == 1
+
+
+def test_a_recorded_request_has_nothing_done_again(tmp_path):
+    """Who records what the server signed could have had later states deleted, and the day's uploads used up."""
+    key, made = Ed25519PrivateKey.generate(), []
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    (tmp_path / "server.pub").write_bytes(public)
+
+    def make(run):
+        made.append(run)
+        raise UserError("no data", "some")
+
+    worker = Worker([0], tmp_path / "nodes", make, Policy(server=str(tmp_path / "server.pub")))
+    request = signed(serialise("info", run={"id": "abc", "stage": "run"}), key, 60)
+    assert [deserialise(*worker.answer(request)).beside["code"] for _ in range(2)] == [DOES_NOT_FIT, NOT_SIGNED]
+    assert len(made) == 1
 
 
 def test_a_site_that_refuses_costs_its_own_turn_only(tmp_path, monkeypatch, caplog):

@@ -14,7 +14,7 @@ NOT_SIGNED, RUN_FORBIDDEN, TOO_FEW, KEEPS_SAMPLES, SPENT, PEER, WITHDRAWN = 10, 
 DOES_NOT_FIT, STATE_LOST, TURN_FAILED, INSIDE = 20, 21, 22, 30
 
 SENTENCES = {
-    NOT_SIGNED: "its policy takes requests of another key (transport.key) only",
+    NOT_SIGNED: "its policy takes requests of another key (transport.key) only, each once and in its time",
     RUN_FORBIDDEN: "its policy forbids the method, the data or a knob of this run",
     TOO_FEW: "its policy forbids this upload, which holds single samples, or sums over too few",
     KEEPS_SAMPLES: "its policy lets no client keep samples of earlier tasks",

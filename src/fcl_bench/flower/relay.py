@@ -145,7 +145,8 @@ class Relay:
             seconds: after which neither the request nor its answer is of use.
             request: for the node's worker.
         """
-        found = self._call({"do": "push", "node": node, "ttl": seconds}, [signed(request, self._key)]).header["message"]
+        request = signed(request, self._key, seconds)
+        found = self._call({"do": "push", "node": node, "ttl": seconds}, [request]).header["message"]
         return None if found is None else str(found)
 
     def pull(self, messages: Mapping[str, int]) -> Iterator[Answer]:

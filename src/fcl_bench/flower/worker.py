@@ -207,6 +207,7 @@ class Worker:
         self._folder, self._make, self._key = folder, make, key
         self._ledger = SiteLedger(folder / LEDGER, policy)
         self._federation: _Federation | None = None
+        self._seen: dict[bytes, float] = {}  # signed requests
 
     def serve(self, listener: socket.socket) -> None:
         """Answer one request after the other, for ever."""
@@ -222,7 +223,7 @@ class Worker:
         """The answers to a request: of what went wrong, the number."""
         about = {"kind": "request", "run": "unknown", "method": "unknown"}
         try:
-            received = deserialise(signing.opened(request, self._ledger.policy.server_key))
+            received = deserialise(signing.opened(request, self._ledger.policy.server_key, self._seen))
             _folder_of(received.beside["run"])
             about |= {"kind": received.kind, "run": received.beside["run"]["id"]}
             return list(self._answers(received))
