@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
+import threading
+import time
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -29,10 +34,23 @@ def typed(tmp_path, monkeypatch, capsys):
     return work
 
 
+class Link(BaseHTTPRequestHandler):
+    """Answers as a SuperLink does, at whose machine it is so many seconds later."""
+
+    later, says = 0.0, ""
+
+    def do_HEAD(self):
+        self.send_response_only(404)
+        self.send_header("Date", self.says or formatdate(time.time() + self.later, usegmt=True))
+        self.end_headers()
+
+
 @pytest.fixture
 def link():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"link=127.0.0.1:{listener.getsockname()[1]}"
+    with HTTPServer(("127.0.0.1", 0), Link) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield f"link=127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def save(path, counts, **changes):
@@ -59,7 +77,7 @@ def test_check_says_what_the_site_has(typed, tmp_path, link):
     assert code == 0
     assert "12 samples of 3 features, 12 with a label" in out
     assert "classes [1] have fewer than smallest_group=5: no sums by class leave" in out
-    assert "answers, without TLS" in out
+    assert re.search("answers, without TLS; clocks differ by [01] s", out)
 
 
 def test_check_says_in_one_line_what_cannot_work(typed, tmp_path, link):
@@ -84,6 +102,32 @@ def test_check_says_in_one_line_what_cannot_work(typed, tmp_path, link):
         code, _, told = typed("check", *arguments)
         assert (code, told.count("\n")) == (2, 1), arguments
         assert why in told
+
+
+@pytest.mark.parametrize(("later", "told"), [(-10, "(9|10|11) s ahead of"), (10, "(9|10|11) s behind")])
+def test_a_clock_that_is_off_is_found_before_a_node_joins(typed, tmp_path, link, monkeypatch, later, told):
+    monkeypatch.setattr(Link, "later", later)
+    monkeypatch.setattr(node, "_node", lambda *arguments: pytest.fail("it joined"))
+    save(tmp_path / "own.npz", [9, 9])
+    for words in (["check"], []):
+        code, _, text = typed(*words, "clients=0", link, "data.path=own.npz")
+        assert (code, text.count("\n")) == (2, 1)
+        assert re.search(f"the clock here is {told} that of link=127", text)
+
+
+def test_a_superlink_that_does_not_say_the_time_is_no_superlink(typed, tmp_path, link, monkeypatch):
+    monkeypatch.setattr(Link, "says", "noon")
+    save(tmp_path / "own.npz", [9, 9])
+    code, _, text = typed("check", "clients=0", link, "data.path=own.npz")
+    assert (code, text.count("\n")) == (2, 1)
+    assert "it does not say what time it is" in text
+
+
+def test_a_superlink_that_is_not_there_yet_is_waited_for(typed, link, monkeypatch):
+    monkeypatch.setattr(node, "_node", lambda *arguments: 0)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        closed = f"link=127.0.0.1:{probe.getsockname()[1]}"
+    assert typed("clients=0", closed)[0] == typed("clients=0", link)[0] == 0
 
 
 def test_audit_needs_a_ledger_that_nobody_changed(typed, tmp_path):

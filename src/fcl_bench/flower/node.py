@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -74,7 +75,11 @@ def _work() -> int:
     checks = arguments[:1] == ["check"]
     node = parsed(arguments[checks:])
     site_commands.require_files(node)
-    return site_commands.check(node) if checks else _node(node, arguments)
+    if checks:
+        return site_commands.check(node)
+    with contextlib.suppress(OSError, HTTPException):  # a SuperLink that is not there yet is waited for
+        site_commands.require_clock(node)
+    return _node(node, arguments)
 
 
 def parsed(arguments: Sequence[str]) -> NodeArguments:

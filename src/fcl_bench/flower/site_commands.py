@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
+import time
 from collections.abc import Sequence
+from email.utils import parsedate_to_datetime
 from functools import partial
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +22,7 @@ from fcl_bench.flower.identity import keys_in
 from fcl_bench.flower.ledger import LEDGER, SENT, SiteLedger, read, summary
 from fcl_bench.flower.node_registry import software
 from fcl_bench.flower.policy import TEMPLATE, Policy
+from fcl_bench.flower.signing import CLOCKS
 from fcl_bench.options.withdrawal import WITHDRAWAL
 
 if TYPE_CHECKING:
@@ -107,13 +110,41 @@ def _check_data(path: str, policy: Policy) -> None:
 
 
 def _check_link(node: NodeArguments) -> None:
-    host, _, port = node.link.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as line:
-            if node.ca is not None:
-                with ssl.create_default_context(cafile=node.ca).wrap_socket(line, server_hostname=host.strip("[]")):
-                    pass
-    except OSError as error:
+        ahead = require_clock(node)
+    except (OSError, HTTPException) as error:
         remedy = "a SuperLink that listens there (--host), an open firewall, and ca=FILE of its authority"
         raise UserError(f"link={node.link} cannot be reached: {first_line(error)}", remedy) from error
-    print(f"SuperLink: {node.link} answers, {'with' if node.ca else 'without'} TLS")
+    print(
+        f"SuperLink: {node.link} answers, {'with' if node.ca else 'without'} TLS; clocks differ by {abs(ahead):.0f} s"
+    )
+
+
+def require_clock(node: NodeArguments) -> float:
+    """Seconds by which the clock here is ahead of the SuperLink's.
+
+    The ledger's times, the day of `messages_per_day` and the end of a signed request's time need it, and a SuperLink
+    refuses whatever a node signs that is 5 s ahead, without a word of clocks.
+
+    Raises:
+        UserError: these are too many.
+        OSError, HTTPException: the SuperLink cannot be reached.
+    """
+    host, _, port = node.link.rpartition(":")
+    context = None if node.ca is None else ssl.create_default_context(cafile=node.ca)
+    of_kind = HTTPConnection if context is None else partial(HTTPSConnection, context=context)
+    line = of_kind(host.strip("[]"), int(port), timeout=10)
+    begin = time.time()
+    try:
+        line.request("HEAD", "/")
+        there = parsedate_to_datetime(line.getresponse().getheader("Date", "")).timestamp() + 0.5  # in whole seconds
+    except (ValueError, TypeError) as error:
+        raise HTTPException("it does not say what time it is") from error
+    finally:
+        line.close()
+    here, around = (begin + time.time()) / 2, (time.time() - begin) / 2
+    ahead = here - there
+    if abs(ahead) > CLOCKS + around:
+        why = f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} that of link={node.link}"
+        raise UserError(why, f"clocks that differ by {CLOCKS:.0f} s at most, such as by NTP")
+    return ahead
