@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,7 +33,58 @@ def test_a_process_that_ends_is_started_again(monkeypatch, caplog):
         process.look()
     process.end()
     assert len(started) == 3
-    assert "the worker ended (1); it starts again in 0 s" in caplog.text
+    assert "the worker ended (1); it starts again" in caplog.text
+
+
+def test_only_a_process_that_has_just_begun_is_waited_for(monkeypatch):
+    """A node's SuperNode waited for two seconds where its worker had ended, and the other way round."""
+    now, started = [100.0], []
+    monkeypatch.setattr(node.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(node.time, "sleep", lambda seconds: pytest.fail("the other process is not looked at"))
+
+    def start():
+        started.append(subprocess.Popen(["false"], start_new_session=True))
+        started[-1].wait()
+        return started[-1]
+
+    process = node._Restarted("worker", start)
+    process.look()
+    assert len(started) == 1
+    now[0] += node._PAUSE
+    process.look()
+    process.look()
+    assert len(started) == 2
+    process.end()
+
+
+#: A SuperNode of Flower that serves in a thread, and how its own loop ends.
+SERVES = """
+import sys, threading, time, types
+names = ("flwr", "flwr.supernode", "flwr.supernode.cli", "flwr.supernode.start_client_internal")
+sys.modules |= {name: types.ModuleType(name) for name in names}
+def loop():
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    ENDS
+sys.modules["flwr.supernode.cli"].flower_supernode = loop
+sys.modules["flwr.supernode"].start_client_internal = sys.modules["flwr.supernode.start_client_internal"]
+from fcl_bench.flower import supernode
+supernode.main()
+"""
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "return",
+        "raise ValueError('damaged')",
+        "sys.exit(0)",
+        "threading.Thread(target=lambda: 1 / 0).start(); time.sleep(600)",  # the heartbeat
+    ],
+)
+def test_a_supernode_whose_loop_has_ended_ends(ends):
+    """It stayed as a process that does nothing, and was never started again."""
+    command = [sys.executable, "-c", SERVES.replace("ENDS", ends)]
+    assert subprocess.run(command, timeout=60, capture_output=True).returncode == 1
 
 
 def test_what_a_process_has_started_ends_with_it(tmp_path):

@@ -29,7 +29,7 @@ from fcl_bench.files import user_path, writable
 log = logging.getLogger("fcl_bench.flower.node")
 
 USAGE = Path(__file__).with_name("help.txt").read_text()
-#: Seconds before a process that has ended is started again.
+#: Seconds from one start of a process to the next, at least: a process that has worked for longer starts again at once.
 _PAUSE = 2.0
 _WORKER = "--worker"
 
@@ -121,16 +121,15 @@ class _Restarted:
     """
 
     def __init__(self, name: str, start: Callable[[], subprocess.Popen[bytes]]) -> None:
-        self._name, self._start = name, start
+        self._name, self._start, self._since = name, start, time.monotonic()
         self.process = start()
 
     def look(self) -> None:
-        """Start it again, after a pause, if it has ended."""
-        if (code := self.process.poll()) is not None:
+        """Start it again if it has ended, `_PAUSE` after its last start."""
+        if (code := self.process.poll()) is not None and time.monotonic() - self._since >= _PAUSE:
             _end_group(self.process)
-            log.warning("the %s ended (%d); it starts again in %g s", self._name, code, _PAUSE)
-            time.sleep(_PAUSE)
-            self.process = self._start()
+            log.warning("the %s ended (%d); it starts again", self._name, code)
+            self.process, self._since = self._start(), time.monotonic()
 
     def end(self) -> None:
         """Stop it for good, and whatever it has started."""
