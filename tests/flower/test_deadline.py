@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+
 import pytest
 import torch
 
+import fcl_bench
+from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Reply
-from fcl_bench.engine.remote.replies import serialise_reply
+from fcl_bench.engine.remote.replies import serialise, serialise_reply
 from fcl_bench.flower import transport
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry
 from fcl_bench.flower.relay import Answer
@@ -75,3 +80,29 @@ def test_what_the_server_computes_does_not_count(monkeypatch, takes, absorbing, 
             clock.sleep(absorbing)
     assert found == came
     assert clock.now - 100.0 < absorbing + 2.5
+
+
+def test_a_question_that_is_lost_is_asked_again_ever_later(monkeypatch):
+    """What harms messages may harm the question who a node is, too; a node that works on a turn only answers late."""
+    clock, pushed, lost = Clock(), [], 3
+    monkeypatch.setattr(transport, "time", clock)
+    raw = RawSamples("features", 8)
+    info = NodeInfo(
+        "0", "run", fcl_bench.__version__, "torch", 1, None, "cpu", [0], [[5]], [[5]], raw, "data", "place", {}
+    )
+
+    class Line(StandIn):
+        def push(self, node, seconds, request):
+            pushed.append(clock.now - 100.0)
+            return str(len(pushed))
+
+        def pull(self, messages):
+            assert set(messages) == {str(number + 1) for number in range(len(pushed))}
+            if len(pushed) > lost:
+                yield Answer(str(len(pushed)), [serialise("info", **dataclasses.asdict(info))])
+
+    flower = FlowerTransport(Line(clock, {"0": 0.0}), {"id": "x"}, NodeRegistry(1, 1, lambda info: None), 600)
+    assert [found.clients for found in flower.open()] == [[0]]
+    gaps = [later - before for before, later in itertools.pairwise(pushed)]
+    assert [round(gap / transport._SLOW) for gap in gaps] == [1, 2, 4]
+    assert not flower._requests

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 #: Seconds between looks for answers, and for other nodes.
 _LOOK, _LOOK_FOR_NODES = 0.2, 2.0
 #: Seconds after which a node that owes an answer is asked who it is: it works on one request at a time, so that its
-#: answer says that the earlier request is lost.
+#: answer says that the earlier request is lost. This question may be lost, too: it is asked again after twice as long.
 _SLOW = 30.0
 #: Seconds within which a node says who it is, its data loaded; and that a run's end waits for nodes to delete states.
 _INFO, _DELETE = 300.0, 15.0
@@ -236,11 +236,15 @@ class FlowerTransport:
             return
         self._looked = now
         requests = self._requests.values()
-        pending = {request.node for request in requests if not request.clients and now - request.since < _INFO}
+        asked: dict[str, list[float]] = {}
+        for request in requests:
+            if not request.clients:
+                asked.setdefault(request.node, []).append(now - request.since)
         slow = {request.node for request in requests if request.clients and now - request.since > _SLOW}
         for node in self._relay.nodes():
             new = node not in self._registry and now >= self._again.get(node, now)
-            if node not in pending and (new or node in slow):
+            ages = asked.get(node, [math.inf])
+            if (new or node in slow) and min(ages) > _SLOW * 2 ** (len(ages) - 1):
                 self._push(node, _INFO, serialise("info", run=self._run))
 
     def _take_info(self, answer: Answer, request: _Request) -> None:
@@ -263,12 +267,12 @@ class FlowerTransport:
             level = logging.WARNING if answer.blobs or self._registry.unassigned() else logging.DEBUG
             self._notices.tell(f"info {level} {problem}", f"a node is left out: {problem}", level)
             return
-        # Earlier requests to these clients, here or on a node that they have left, are lost. If an answer is only
-        # delayed, the turn is done twice.
+        # Earlier requests to this node, or to these clients on a node that they have left, are lost. If an answer is
+        # only delayed, the turn is done twice.
         self._requests = {
             name: other
             for name, other in self._requests.items()
-            if other.clients.isdisjoint(info.clients) or other.since >= request.since
+            if other.since >= request.since or (other.node != request.node and other.clients.isdisjoint(info.clients))
         }
 
     def _take_turns(self, answer: Answer, request: _Request, current: _Round) -> None:
