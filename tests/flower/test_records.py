@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from hashlib import blake2b
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flow
 
 from flwr.app import Array, ArrayRecord, RecordDict
 
-from fcl_bench.flower import records
+from fcl_bench.flower import frames, records
 
 
 @pytest.mark.parametrize("blobs", [[], [b""], [b"one"], [b"", b"two", b"\x00" * 9, b""]])
@@ -30,6 +32,7 @@ def test_the_replies_of_ten_clients_take_as_many_requests_as_that_of_one():
 
 @pytest.mark.parametrize("joined", [b"", b"\x01", b"\x01" + b"\x00" * 7, b"\xff" * 8, b"\x00" * 9])
 def test_a_record_of_another_form_is_refused(joined):
+    joined = blake2b(joined, digest_size=16).digest() + joined
     record = RecordDict({"blobs": ArrayRecord({"blobs": Array("uint8", (len(joined),), "fcl-bench", joined)})})
     with pytest.raises(ValueError, match="byte strings"):
         records.blobs(record)
@@ -39,9 +42,20 @@ def test_a_record_of_another_form_is_refused(joined):
 
 def test_a_record_that_is_larger_than_expected_is_refused():
     record = records.content([b"x" * 1000])
-    assert records.blobs(record, 1016) == [b"x" * 1000]
-    with pytest.raises(ValueError, match="1016 bytes, where at most 1015 are expected"):
-        records.blobs(record, 1015)
+    assert records.blobs(record, 1032) == [b"x" * 1000]
+    with pytest.raises(records.TooLong, match="1032 bytes, where at most 1031 are expected"):
+        records.blobs(record, 1031)
+
+
+def test_a_record_that_lost_or_changed_a_byte_is_refused():
+    joined = records.content([b"upload", b"another"]).array_records["blobs"]["blobs"].data
+    for place in range(len(joined)):
+        for harmed in (joined[:place] + bytes([joined[place] ^ 4]) + joined[place + 1 :], joined[:place]):
+            record = RecordDict({"blobs": ArrayRecord({"blobs": Array("uint8", (len(harmed),), "fcl-bench", harmed)})})
+            with pytest.raises(ValueError, match="damaged|byte strings") as error:
+                records.blobs(record)
+            # The node is asked again: it is not what it sends that no server takes.
+            assert not isinstance(error.value, records.TooLong)
 
 
 def test_an_answer_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch):
@@ -63,3 +77,19 @@ def test_an_answer_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch):
     rest.set()
     relay._PULLS["dies"].result(60)
     assert list(relay._pulled(Grid(), names[:2])) == ["dies"]
+
+
+def test_a_request_that_was_changed_on_its_way_reaches_no_worker(tmp_path):
+    """The ClientApp ends with an error, which the server gets, who asks again."""
+    client = pytest.importorskip("fcl_bench.flower.bundle.fcl_relay_client")
+    sent = records.content([b"a broadcast"])
+    array = sent.array_records["blobs"]["blobs"]
+    array.data = array.data[:-1] + b"!"
+    reached = tmp_path / "worker"
+    with frames.listener(reached) as listener:
+        context = SimpleNamespace(node_config={"socket": str(reached)})
+        with pytest.raises(ValueError, match="damaged"):
+            client.relay(SimpleNamespace(content=sent), context)
+        listener.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            listener.accept()

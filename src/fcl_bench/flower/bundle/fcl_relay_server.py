@@ -45,8 +45,10 @@ def _done(grid: Grid, request: Frame) -> Frame:
         if not error:
             try:
                 own = records.blobs(message.content, what["messages"][message.metadata.reply_to_message_id])
-            except ValueError as refused:
+            except records.TooLong as refused:
                 error = f"{REFUSED}{refused}"
+            except ValueError as damaged:
+                error = str(damaged)
         replies.append({"message": message.metadata.reply_to_message_id, "error": error, "blobs": len(own)})
         blobs += own
     return Frame({"replies": replies}, blobs)
