@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-extraction bench-partitions faults attacks test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-extraction bench-partitions bench-sites faults attacks test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -348,6 +348,11 @@ FLOWER ?= tests/flower
 FLOWER_VENV ?= $(VENV)-flower
 flower: $(FLOWER_VENV)/.run
 	PATH="$(abspath $(FLOWER_VENV))/bin:$$PATH" $(FLOWER_VENV)/bin/python -m pytest -m 'slow or not slow' $(FLOWER)
+
+# Kills the processes of a federation of three sites, and cuts connections, at random moments (docs/explanation/campaign.md): an
+# hour on two cores that are busy otherwise, too.
+bench-sites: $(FLOWER_VENV)/.run
+	PATH="$(abspath $(FLOWER_VENV))/bin:$$PATH" $(FLOWER_VENV)/bin/python -m benchmarks site_kills $(BENCH)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
