@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import time
@@ -60,8 +61,9 @@ def test_only_a_process_that_has_just_begun_is_waited_for(monkeypatch):
 #: A SuperNode of Flower that serves in a thread, and how its own loop ends.
 SERVES = """
 import sys, threading, time, types
-names = ("flwr", "flwr.supernode", "flwr.supernode.cli", "flwr.supernode.start_client_internal")
-sys.modules |= {name: types.ModuleType(name) for name in names}
+inner = ("supernode", "supernode.cli", "supernode.start_client_internal", "supercore", "supercore.retry")
+sys.modules |= {name: types.ModuleType(name) for name in ("flwr", *(f"flwr.{name}" for name in inner))}
+sys.modules["flwr.supercore.retry"].http_retry = None
 def loop():
     threading.Thread(target=time.sleep, args=(600,)).start()
     ENDS
@@ -137,9 +139,12 @@ def accumulated(values: list[float]) -> list[float]:
 
 def test_flowers_module_waits_where_this_expects_it(monkeypatch, capsys):
     module = pytest.importorskip("flwr.supernode.start_client_internal", reason="Flower is not installed")
+    retry = pytest.importorskip("flwr.supercore.retry.http_retry")
     monkeypatch.setattr(module, "time", module.time)
+    monkeypatch.setattr(retry, "MAX_RETRY_DELAY", retry.MAX_RETRY_DELAY)
     supernode.look_soon()
     assert isinstance(module.time, supernode.Waits)
+    assert max(itertools.islice(retry.make_simple_http_retry_invoker().wait_gen_factory(), 9)) == supernode.RETRY
     assert not capsys.readouterr().err
     monkeypatch.delattr(module, "time")
     supernode.look_soon()

@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 #: Seconds of a first wait, and the share of the time waited so far that a later wait may take.
 FIRST, SHARE = 0.2, 0.2
+#: Seconds between two tries to reach a SuperLink that is gone, at most; Flower's own are 20.
+RETRY = 5
 
 
 class Waits:
@@ -44,10 +46,11 @@ class Waits:
 
 def look_soon() -> None:
     """Have the SuperNode of this process look soon. A version of Flower of another form keeps its own waits."""
+    from flwr.supercore.retry import http_retry
     from flwr.supernode import start_client_internal as module
 
-    if getattr(module, "time", None) is time:
-        vars(module)["time"] = Waits()
+    if getattr(module, "time", None) is time and hasattr(http_retry, "MAX_RETRY_DELAY"):
+        vars(module)["time"], http_retry.MAX_RETRY_DELAY = Waits(), RETRY
     else:
         print("fcl-bench: this version of Flower has its waits elsewhere; a round takes 3 s longer", file=sys.stderr)
 
