@@ -103,6 +103,7 @@ def test_a_closed_form_method_gives_the_accuracies_and_the_classifier_of_the_eng
     assert learnt[-1].classes == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_features_of_images_are_those_of_the_apps_network():
     server, grid, learnt = apps("afl", IMAGES, BODIES["conv"], keys={"wire.dtype": "float64"})
     run(server, grid)
@@ -300,6 +301,12 @@ def test_nodes_that_do_not_fit_are_named():
     server, grid, _ = apps("afl", FEATURES, keys={"transport.deadline": 0.3})
     del grid.nodes[999]
     with pytest.raises(UserError, match=r"client 1 has no node after 0\.3 seconds \(1 of 3 clients have none\)"):
+        run(server, grid)
+
+
+def test_images_without_a_network_for_them_are_refused():
+    server, grid, _ = apps("afl", IMAGES)
+    with pytest.raises(UserError, match="the loaders give images, and the app has no network"):
         run(server, grid)
 
 

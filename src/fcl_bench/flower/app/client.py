@@ -21,6 +21,7 @@ from fcl_bench.flower.app import records
 from fcl_bench.flower.app.body import Body, as_columns, as_inputs
 from fcl_bench.flower.app.plan import halves
 from fcl_bench.flower.app.transport import About
+from fcl_bench.linalg.tensors import with_prefix
 from fcl_bench.protocol import context as protocol
 from fcl_bench.protocol.fields import Uploads
 from fcl_bench.protocol.method import Client
@@ -54,11 +55,9 @@ class _Half:
 
     def node(self, client: int, task: int, inputs: torch.Tensor, columns: np.ndarray) -> Node:
         """A node that has one client's samples of one task."""
-        nobody = np.zeros(self.run["clients"] + 1, dtype=np.int64)
-        own = np.where(np.arange(len(nobody)) > client, len(columns), 0)
-        holdings = [
-            Holdings(np.arange(len(columns) if t == task else 0), own if t == task else nobody) for t in range(task + 1)
-        ]
+        ends = np.where(np.arange(self.run["clients"] + 1) > client, len(columns), 0)
+        # It is asked for one task alone; what it says of the others does not count.
+        holdings = [Holdings(np.arange(len(columns)), ends)] * (task + 1)
         data = NodeData(self.context, holdings, columns, inputs)
         return Node(self.client, self.context, data, Codec(self.uploads, self.context.wire), self.uploads)
 
@@ -100,11 +99,8 @@ def ClientApp(load: Load, *, network: Body | None = None, mods: list[Any] | None
     def turn(message: Message, context: Context) -> Message:
         """One turn of the client; what it retains is in the node's state afterwards."""
         config: Any = message.content.config_records[records.CONFIG]
-        (client, _), broadcast, half = (
-            _numbers(context),
-            records.broadcast_of(message.content),
-            _half(config["run"], network),
-        )
+        (client, _), broadcast = _numbers(context), records.broadcast_of(message.content)
+        half = _half(config["run"], network)
         given, labels = load(context, broadcast.task)
         order = half.run["order"][: half.run["seen"][broadcast.task]]
         columns = as_columns(labels, order, f"client {client}, task {broadcast.task}")
@@ -116,9 +112,8 @@ def ClientApp(load: Load, *, network: Body | None = None, mods: list[Any] | None
             reply = node.turn(client, broadcast)
         after = node.keeps(client)
         saves = {config["begin"]: before, config["end"]: after}
-        context.state[_STATE] = records.arrays(
-            {f"{save}/{name}": own for save, state in saves.items() for name, own in state.items()}
-        )
+        named = {f"{save}/{name}": own for save, state in saves.items() for name, own in state.items()}
+        context.state[_STATE] = records.arrays(named)
         if "LocalDpMod" in names and reply.upload.keys() != message.content.array_records[records.ARRAYS].keys():
             raise UserError(
                 f"LocalDpMod clips models, and method={half.method.name} sends something else ({broadcast.stage})",
@@ -154,11 +149,7 @@ def _stored(context: Context, save: str) -> protocol.State:
         return {}
     record = context.state.get(_STATE, ArrayRecord())
     assert isinstance(record, ArrayRecord)
-    found = {
-        name.removeprefix(f"{save}/"): own
-        for name, own in records.tensors(record).items()
-        if name.startswith(f"{save}/")
-    }
+    found = with_prefix(records.tensors(record), f"{save}/")
     if not found:
         raise UserError(f"what the client retained after {save} is gone", "a node that runs until the run's end")
     return found

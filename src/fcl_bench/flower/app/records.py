@@ -83,5 +83,5 @@ def upload_of(content: RecordDict, broadcast: Message, most: int) -> tuple[Messa
     if size > most:
         raise ValueError(f"the reply has {size} bytes, where at most {most} are expected")
     samples: Any = metrics.pop(_SAMPLES, None)
-    about = {"task": broadcast.task, "round": broadcast.round}
-    return Message(tensors(record), broadcast.stage, samples, **about), metrics
+    upload = Message(tensors(record), broadcast.stage, samples, task=broadcast.task, round=broadcast.round)
+    return upload, metrics

@@ -126,13 +126,7 @@ def ServerApp(
     return app
 
 
-def _federation(
-    grid: Grid,
-    settings: Settings,
-    network: Body | None,
-    stream: Stream,
-    test: Any,
-) -> Federation:
+def _federation(grid: Grid, settings: Settings, network: Body | None, stream: Stream, test: Any) -> Federation:
     """The engine's loop over the nodes, once these have told who their clients are."""
     trains, scalars, transport = settings.method.trains_network, settings.scalars, settings.transport
     body = None if network is None else network.trainable(scalars.seed)
@@ -145,7 +139,10 @@ def _federation(
     weights = records.NONE if body is None else body.identity["weights"]
     nodes = NodesTransport(grid, len(stream.tasks), transport.minimum, deadline, scalars.seed, weights)
     nodes.meet()
-    inputs = nodes.inputs or (0 if body is None else body.dimension)
+    if not (inputs := nodes.inputs or (0 if body is None else body.dimension)):
+        raise UserError(
+            "the loaders give images, and the app has no network for them", "network=Body(...) in both apps"
+        )
     run = {**shared(settings), "inputs": inputs, "clients": nodes.clients}
     run |= {"recurring": stream.recurring, "order": stream.class_order.tolist()}
     run["seen"] = [task.columns_seen for task in stream.tasks]
