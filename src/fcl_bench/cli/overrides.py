@@ -116,12 +116,10 @@ def ordered(arguments: list[str]) -> list[str]:
 
 def value_text(key: str, value: Any) -> str:
     """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
-    import numpy as np  # Python's callers alone have arrays
-
     if value is None:
         return "null"
-    if isinstance(value, np.generic):
-        value = value.item()
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
@@ -133,7 +131,7 @@ def value_text(key: str, value: Any) -> str:
         return str(value) if plain else f"'{escaped}'"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{value_text(key, entry)}" for name, entry in value.items()) + "}"
-    if isinstance(value, list | tuple | range | np.ndarray):
+    if isinstance(value, list | tuple | range):
         return "[" + ",".join(value_text(key, entry) for entry in value) + "]"
     raise UserError(f"{key}={value!r} is a {type(value).__name__}", "a number, a text, a truth value, None or a list")
 
