@@ -342,8 +342,8 @@ browser: $(VENV)/.dev
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/leaderboard tests/results/test_page_in_browser.py
 
 # Runs the tests of transport=flower with Flower itself, in an environment of its own that takes what it can from $(VENV),
-# PyTorch above all: half a minute to install, and two minutes. FLOWER=tests/flower/test_job.py is the one federation with
-# a SuperLink and two nodes: a minute.
+# PyTorch above all: half a minute to install, and four minutes. FLOWER=tests/flower/test_job.py is the one federation with
+# a SuperLink and two nodes: a minute; FLOWER=tests/flower/test_app_job.py is examples/flower, and its simulation if Ray is there.
 FLOWER ?= tests/flower
 FLOWER_VENV ?= $(VENV)-flower
 flower: $(FLOWER_VENV)/.run

@@ -13,6 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed (pip install '.[flow
 from flwr.app import Array, ArrayRecord, RecordDict
 
 from fcl_bench.flower import frames, records
+from fcl_bench.flower.pulls import Pulls
 
 
 @pytest.mark.parametrize("blobs", [[], [b""], [b"one"], [b"", b"two", b"\x00" * 9, b""]])
@@ -58,25 +59,24 @@ def test_a_record_that_lost_or_changed_a_byte_is_refused():
             assert not isinstance(error.value, records.TooLong)
 
 
-def test_an_answer_that_does_not_come_to_its_end_holds_up_no_other(monkeypatch):
+def test_an_answer_that_does_not_come_to_its_end_holds_up_no_other():
     """Flower waits for minutes for the rest of an answer whose node died while it sent."""
-    relay = pytest.importorskip("fcl_bench.flower.bundle.fcl_relay_server")
-    monkeypatch.setattr(relay, "_PULLS", {})
-    rest = threading.Event()
+    rest, died = threading.Event(), threading.Event()
 
     class Grid:
         def pull_messages(self, names):
             assert len(names) == 1
             if names == ["dies"]:
                 assert rest.wait(60)
+                died.set()
             return [] if names == ["works on"] else list(names)
 
-    names = ["dies", "works on", "is there"]
-    assert list(relay._pulled(Grid(), names)) == ["is there"]
-    assert list(relay._pulled(Grid(), names[:2])) == []
+    names, pulls = ["dies", "works on", "is there"], Pulls(Grid())
+    assert list(pulls.answers(names)) == ["is there"]
+    assert list(pulls.answers(names[:2])) == []
     rest.set()
-    relay._PULLS["dies"].result(60)
-    assert list(relay._pulled(Grid(), names[:2])) == ["dies"]
+    assert died.wait(60)
+    assert list(pulls.answers(names[:2])) == ["dies"]
 
 
 def test_a_request_that_was_changed_on_its_way_reaches_no_worker(tmp_path):

@@ -9,17 +9,15 @@ import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from hydra.core.global_hydra import GlobalHydra
 from hydra.version import VersionBase
 
 from fcl_bench.api.recorded import FIRST, Run, arranged
 from fcl_bench.cli.command import storage_error
-from fcl_bench.cli.overrides import composed_as_typed, ordered
+from fcl_bench.cli.overrides import composed_as_typed, ordered, value_text
 from fcl_bench.config import Settings, load_settings
 from fcl_bench.data.shared import sharing
 from fcl_bench.errors import UserError, first_line
@@ -50,28 +48,6 @@ def typed(overrides: Overrides, keys: Mapping[str, Any]) -> list[str]:
         if re.match(r"\+*hydra[./=]", text):
             raise UserError(f"{text} is for the command, which Hydra runs", "keys of the run alone")
     return ordered([*texts, *given])
-
-
-def value_text(key: str, value: Any) -> str:
-    """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
-    if value is None:
-        return "null"
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str | Path):
-        # Text that needs no quotes in a shell gets none: `seed="0"` is a number there, too.
-        plain = re.fullmatch(r"[\w./:+%@?|-]+", str(value), flags=re.ASCII)
-        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
-        return str(value) if plain else f"'{escaped}'"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{value_text(key, entry)}" for name, entry in value.items()) + "}"
-    if isinstance(value, list | tuple | range | np.ndarray):
-        return "[" + ",".join(value_text(key, entry) for entry in value) + "]"
-    raise UserError(f"{key}={value!r} is a {type(value).__name__}", "a number, a text, a truth value, None or a list")
 
 
 def settings_of(texts: list[str]) -> tuple[Settings, Tracker]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,28 @@ def ordered(arguments: list[str]) -> list[str]:
     sweep = bool({"-m", "--multirun"} & set(options))
     overrides = [_quoted_path(override, sweep) for override in overrides]
     return options + (_swept(overrides) if sweep else overrides)
+
+
+def value_text(key: str, value: Any) -> str:
+    """A Python value in the grammar of overrides: 0.1, true, null, [1,2], {a: 1}, 'a text with blanks'."""
+    if value is None:
+        return "null"
+    if hasattr(value, "tolist"):  # NumPy's numbers and arrays
+        value = value.tolist()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        # Text that needs no quotes in a shell gets none: `seed="0"` is a number there, too.
+        plain = re.fullmatch(r"[\w./:+%@?|-]+", str(value), flags=re.ASCII)
+        escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+        return str(value) if plain else f"'{escaped}'"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{value_text(key, entry)}" for name, entry in value.items()) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(value_text(key, entry) for entry in value) + "]"
+    raise UserError(f"{key}={value!r} is a {type(value).__name__}", "a number, a text, a truth value, None or a list")
 
 
 def _require_plain_choice(override: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from flwr.app import Context, Message
@@ -11,23 +9,21 @@ from flwr.serverapp import Grid, ServerApp
 
 from fcl_bench.flower import records
 from fcl_bench.flower.frames import REFUSED, Frame, connected, receive, send
+from fcl_bench.flower.pulls import Pulls
 
 app = ServerApp()
-
-#: Flower waits for minutes for the rest of an answer whose node died while it sent: each is pulled beside the others.
-_POOL = ThreadPoolExecutor(32)
-_PULLS: dict[str, Future[Iterable[Message]]] = {}
 
 
 @app.main()
 def relay(grid: Grid, context: Context) -> None:
     """Do what the command asks until it closes the line."""
+    pulls = Pulls(grid)
     with connected(str(context.run_config["socket"])) as line:
         while (request := receive(line)) is not None:
-            send(line, *_done(grid, request))
+            send(line, *_done(grid, pulls, request))
 
 
-def _done(grid: Grid, request: Frame) -> Frame:
+def _done(grid: Grid, pulls: Pulls, request: Frame) -> Frame:
     """What came of one request: `nodes`, `push` (one message) or `pull` (the replies that are there)."""
     what = request.header
     if what["do"] == "nodes":
@@ -39,7 +35,7 @@ def _done(grid: Grid, request: Frame) -> Frame:
         return Frame({"message": number}, [])
     replies: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    for message in _pulled(grid, what["messages"]):
+    for message in pulls.answers(what["messages"]):
         own: list[bytes] = []
         error = f"Flower's error {message.error.code}: {message.error.reason}" if message.has_error() else ""
         if not error:
@@ -52,13 +48,3 @@ def _done(grid: Grid, request: Frame) -> Frame:
         replies.append({"message": message.metadata.reply_to_message_id, "error": error, "blobs": len(own)})
         blobs += own
     return Frame({"replies": replies}, blobs)
-
-
-def _pulled(grid: Grid, wanted: Iterable[str]) -> Iterator[Message]:
-    """The answers that are there to some messages; the others come with a later call."""
-    for name in set(wanted) - _PULLS.keys():
-        _PULLS[name] = _POOL.submit(grid.pull_messages, [name])
-    wait([_PULLS[name] for name in wanted], 0.1)
-    for name in wanted:
-        if _PULLS[name].done():
-            yield from _PULLS.pop(name).result()
