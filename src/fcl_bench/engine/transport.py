@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fcl_bench.protocol.message import Message
 
 
+#: `transport.rounds`: all clients learn one task after the other; each sends each of its tasks' uploads at any time.
+SYNCHRONOUS, OPEN_ROUNDS = "synchronous", "open"
 #: The clients of a process, ascending; and what it answers to a request.
 OwnClients: TypeAlias = "Callable[[Clients], Sequence[int]]"
 Answers: TypeAlias = "Callable[[Received], Iterator[bytes]]"
@@ -169,6 +171,19 @@ class Transport(Protocol):
         """Take over what `state_dict` returned. Raises a `UserError`: clients elsewhere no longer have their states."""
 
 
+class Arriving(Transport, Protocol):
+    """A transport whose clients can send the uploads of any task at any time (`transport.rounds=open`)."""
+
+    def arrivals(
+        self, pending: Sequence[tuple[int, int]], broadcast: Callable[[int], Message]
+    ) -> Iterator[Reply | Lost]:
+        """The answers for pairs of client and task, in the order in which they come; some may come again.
+
+        Args:
+            broadcast: of a task's only round.
+        """
+
+
 class Wrapper:
     """A transport around another one. It passes everything on to that one except what a subclass overrides."""
 
@@ -272,6 +287,9 @@ class TransportChoice(ABC):
     launched: ClassVar[bool] = False
     withdrawal: ClassVar[bool] = False  # whether clients can be taken out again
     minimum: ClassVar[float | None] = None
+    rounds: ClassVar[str] = SYNCHRONOUS
+    order: ClassVar[str | None] = None  # in which uploads come, where it is drawn
+    every: ClassVar[int | None] = None  # so many uploads the model is saved
     fan_in: ClassVar[int | None] = None
 
     def identity(self) -> dict[str, Any]:

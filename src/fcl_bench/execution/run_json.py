@@ -125,6 +125,7 @@ class Transport(AnyTransport, total=False):
     ranks: list[dict[str, Any]]  # of each: what it runs
     withdrawn: list[dict[str, Any]]  # clients that were taken out: when, after which task, how many uploads
     nodes: list[dict[str, Any]]  # of a federation, of each: which clients it has, and what it runs
+    arrivals: reports.Arrived  # of `transport.rounds=open`
     fan_in: int
     levels: list[reports.TreeLevel]
     path_seconds: float

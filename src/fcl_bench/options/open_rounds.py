@@ -1,0 +1,216 @@
+"""`transport.rounds=open`: clients send the uploads of their tasks in any order, and each counts exactly once.
+
+It is for methods whose server only adds uploads up. A step of the loop, which otherwise is a task, is a part of the
+uploads here, as large as the others, whichever clients and tasks they are of; and a round is a single upload. After a
+step the model is tested on the tasks up to the step's number, and all classes of the stream compete.
+
+An upload's id is its client and its task. Which ids are in is saved together with the sums that they are in, so that no
+interruption makes an upload count twice, or not at all.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from fcl_bench.config import Settings
+from fcl_bench.engine.blob import packed
+from fcl_bench.engine.checkpoint import GROWING
+from fcl_bench.engine.exchange import ARRIVES, DROPPED, Answer, Exchange, Held, Round, Step, Table, Turn
+from fcl_bench.engine.ledger import Ledger, Rows
+from fcl_bench.engine.loop import Federation, participants_of
+from fcl_bench.engine.missing import MissingClients
+from fcl_bench.engine.reports import Arrived
+from fcl_bench.engine.transport import OPEN_ROUNDS, Arriving
+from fcl_bench.engine.validation import OptionStep
+from fcl_bench.errors import UserError
+from fcl_bench.options.withdrawal import require_sums
+from fcl_bench.protocol.context import Context, Task
+from fcl_bench.randomness import generator
+from fcl_bench.tracking.console import Notices
+
+log = logging.getLogger(__name__)
+
+KEY = f"transport.rounds={OPEN_ROUNDS}"
+#: What became of what arrived: it is in the sums; it was not as the server expects; its id was in already, with the
+#: same content or with another.
+FATES = ("absorbed", "dropped", "repeated", "refused")
+#: A row of arrivals.csv, in which `step` is the part of the uploads that was under way.
+_ROW = np.dtype(
+    [*((name, np.int32) for name in ("step", "client", "task")), ("fate", np.int8), ("checksum", np.uint32)]
+)
+_ROWS = GROWING + "arrivals"
+
+
+def check(settings: Settings, context: Context, task: Task) -> None:
+    """Raise a `UserError` for what does not go with open rounds; `task` may be any one."""
+    require_sums(settings.method, context, task, KEY)
+    if settings.faults.fails:
+        raise UserError(f"{KEY}: faults={settings.faults.name} is of rounds with all clients", "faults=none")
+
+
+def arrival_order(pairs: np.ndarray, seed: int, order: str | None) -> list[tuple[int, int]]:
+    """Pairs (n, 2) of client and task in the order in which their uploads come in a simulation, each order as likely.
+
+    Args:
+        order: "own": only those in which each client's tasks ascend; None: all.
+    """
+    drawn = pairs[generator(seed, "arrivals").permutation(len(pairs))]
+    if order == "own":
+        ascending = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
+        places, drawn = np.argsort(drawn[:, 0], kind="stable"), np.empty_like(drawn)
+        drawn[places] = ascending
+    return [(client, task) for client, task in drawn.tolist()]
+
+
+class Arrivals(Step):
+    """Takes each upload once, by its client and task, and notes all that arrived."""
+
+    def __init__(self) -> None:
+        self._rows, self._notices = Rows(_ROW), Notices(log)
+        #: Of each id that is in, the checksum of its upload.
+        self._known: dict[tuple[int, int], int] = {}
+        self.step = 0  # under way
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, pair: tuple[int, int]) -> bool:
+        return pair in self._known
+
+    def passed(self, round_: Round, turns: Iterator[Turn]) -> Iterator[Turn]:
+        for turn in turns:
+            if turn.fate != ARRIVES or turn.reply is None:
+                yield turn
+                continue
+            pair = turn.client, round_.task.index
+            checksum = zlib.crc32(packed(turn.reply.upload))
+            if pair in self._known:
+                self._again(pair, checksum)
+                continue
+            yield turn
+            self._note(pair, "dropped" if turn.fate == DROPPED else "absorbed", checksum)
+            self._known[pair] = checksum
+            del turn
+
+    def _again(self, pair: tuple[int, int], checksum: int) -> None:
+        """Leave out an upload whose id is in."""
+        alike, (client, task) = self._known[pair] == checksum, pair
+        what = "came again and counts once" if alike else "came again with another content, and only the first counts"
+        level = logging.INFO if alike else logging.WARNING
+        self._notices.tell(f"{alike} {pair}", f"client {client}'s upload of task {task} {what}", level)
+        self._note(pair, "repeated" if alike else "refused", checksum)
+
+    def _note(self, pair: tuple[int, int], fate: str, checksum: int) -> None:
+        self._rows.extend(np.array([(self.step, *pair, FATES.index(fate), checksum)], dtype=_ROW))
+
+    def report(self) -> Mapping[str, Any]:
+        """How many of each fate; and how many ids were in at the end of each step."""
+        fates, steps = self._rows.array["fate"], self._rows.array["step"]
+        counted = dict(zip(FATES, np.bincount(fates, minlength=len(FATES)).tolist(), strict=True))
+        new = steps[fates <= FATES.index("dropped")]
+        found: dict[str, Arrived] = {"arrivals": {**counted, "in_after": np.cumsum(np.bincount(new)).tolist()}}  # type: ignore[typeddict-item]
+        return found
+
+    def tables(self) -> Mapping[str, Table]:
+        """arrivals.csv: a row for each upload that arrived."""
+        rows = ((step, client, task, FATES[fate], crc) for step, client, task, fate, crc in self._rows.array.tolist())
+        return {"arrivals.csv": (list(_ROW.names or ()), rows)}
+
+    def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        return {}, {_ROWS: self._rows.tensor()}
+
+    def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+        self._rows.restore(tensors[_ROWS])
+        new = self._rows.array[self._rows.array["fate"] <= FATES.index("dropped")]
+        pairs = zip(new["client"].tolist(), new["task"].tolist(), strict=True)
+        self._known = dict(zip(pairs, new["checksum"].tolist(), strict=True))
+
+
+class OpenFederation(Federation):
+    """A federation whose steps take what comes, until a part of all uploads is in.
+
+    Args:
+        order: see `arrival_order`.
+        given: of a `Federation`, whose transport is `Arriving`.
+    """
+
+    def __init__(self, *given: Any, order: str | None = None, **named: Any) -> None:
+        self.arrivals, self._order = Arrivals(), order
+        #: Of each task its only round, made before the first upload of any.
+        self._rounds: list[Round] = []
+        super().__init__(*given, **named)
+        self.state.ledger = Ledger(self.transport.clients, self.transport.raw, in_order=False)
+        self._resumes_within_tasks = True
+
+    def _composed(
+        self, steps: Sequence[OptionStep], drops: bool, minimum: float | None
+    ) -> tuple[MissingClients | None, Exchange]:
+        missing, exchange = super()._composed(steps, drops, minimum)
+        return missing, Exchange(self.transport, [self.arrivals, *exchange.steps])
+
+    @cached_property
+    def _pending(self) -> list[tuple[int, int]]:
+        """Client and task of each upload that is not in; a simulation takes them in this order."""
+        found = list[tuple[int, int]]()
+        for task in self.stream.tasks:
+            labelled = np.flatnonzero(self.transport.samples(task.index)[1]).tolist()
+            named = self.server.participants(task, 0, labelled)
+            found += [(client, task.index) for client in participants_of(self.server, named, self.transport.clients)]
+        drawn = arrival_order(np.array(found).reshape(-1, 2), self.context.seed, self._order)
+        return [pair for pair in drawn if pair not in self.arrivals]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """How many uploads are to be in after each step."""
+        whole, steps = len(self.arrivals) + len(self._pending), len(self.stream.tasks)
+        return [-(-whole * step // steps) for step in range(1, steps + 1)]
+
+    @cached_property
+    def _answers(self) -> Iterator[Answer]:
+        """What comes from now on."""
+        return cast(Arriving, self.transport).arrivals(self._pending, lambda task: self._rounds[task].broadcast)
+
+    def _rounds_in(self, task: Task) -> int:
+        return self._ends[task.index] - [0, *self._ends][task.index]
+
+    def _start(self, task: Task) -> int:
+        """The uploads of the step are its rounds: those of it that are in, and those that it still takes."""
+        tasks, self.arrivals.step = self.stream.tasks, task.index
+        if not self._rounds:
+            with self._watch.running():  # the server makes room for all classes, which a resumed one has
+                for each in tasks[-1:] if len(self.arrivals) else tasks:
+                    self.server.start_task(each)
+            self._rounds = [self._asked(each, 0, self._held(each)) for each in tasks]
+        return self.state.rounds_done + max(self._ends[task.index] - len(self.arrivals), 0)
+
+    def _round(self, task: Task, number: int, held: Held) -> None:
+        """The next upload, whichever client and task it is of."""
+        before = len(self.arrivals)
+        while len(self.arrivals) == before:
+            self._take(next(self._answers))
+
+    def _take(self, answer: Any) -> None:
+        """Absorb what an answer brings, if it is new."""
+        round_, before = self._rounds[answer.upload.task], len(self.arrivals)
+        for client, upload in self.exchange.passed(round_, iter([answer])):
+            with self._watch.running():
+                self.server.absorb_late(client, upload, round_.task)
+        if len(self.arrivals) > before:
+            own = {name: column[[answer.client]] for name, column in round_.columns.items()}
+            self.state.ledger.add_round(round_.task.index, 0, round_.broadcast.stage, own)
+
+    def _evaluate(self, task: Task) -> None:
+        super()._evaluate(replace(task, columns_seen=self.stream.tasks[-1].columns_seen))
+
+    def _look_for_gates(self, task: Task) -> None:
+        """Only at the end: before it, a task may have no upload yet."""
+        if task.index == len(self.stream.tasks) - 1:
+            super()._look_for_gates(task)
