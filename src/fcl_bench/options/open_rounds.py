@@ -23,7 +23,7 @@ import torch
 from fcl_bench.config import Settings
 from fcl_bench.engine.blob import packed
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.exchange import ARRIVES, DROPPED, Answer, Exchange, Held, Round, Step, Table, Turn
+from fcl_bench.engine.exchange import ARRIVES, DROPPED, Answer, Exchange, Held, Round, Step, Table, Turn, largest_reply
 from fcl_bench.engine.ledger import Ledger, Rows
 from fcl_bench.engine.loop import Federation, participants_of
 from fcl_bench.engine.missing import MissingClients
@@ -189,6 +189,7 @@ class OpenFederation(Federation):
                 for each in tasks[-1:] if len(self.arrivals) else tasks:
                     self.server.start_task(each)
             self._rounds = [self._asked(each, 0, self._held(each)) for each in tasks]
+            self.transport.most = max(map(largest_reply, self._rounds))
         return self.state.rounds_done + max(self._ends[task.index] - len(self.arrivals), 0)
 
     def _round(self, task: Task, number: int, held: Held) -> None:
