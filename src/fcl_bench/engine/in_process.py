@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,9 +149,8 @@ class InProcess:
             self._node.commit()
             yield self._node.turn(client, broadcast)
 
-    def arrivals(
-        self, pending: Sequence[tuple[int, int]], broadcast: Callable[[int], Message]
-    ) -> Iterator[Reply | Lost]:
+    def arrivals(self, pending: Iterable[tuple[int, int]], broadcast: Callable[[int], Message]) -> Iterator[Reply]:
+        """Under open rounds the replies of pairs of client and task as they come; `broadcast` is that of a task."""
         for client, task in pending:
             self._node.commit()
             yield self._node.turn(client, broadcast(task))

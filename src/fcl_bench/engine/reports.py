@@ -180,16 +180,6 @@ class TreeLevel(TypedDict):
     seconds: float  # of their own: to check, to combine, to encode
 
 
-class Arrived(TypedDict):
-    """Uploads under `transport.rounds=open`, as in arrivals.csv, by what became of them."""
-
-    absorbed: int
-    dropped: int  # not what the server expected (`on_bad_upload: drop`)
-    repeated: int  # that were in already
-    refused: int  # another one of the same client and task was in already
-    in_after: list[int]  # how many were in after each step
-
-
 class TreeReport(TypedDict):
     """Aggregators between the clients and the server (`transport=tree`), as in nodes.csv.
 

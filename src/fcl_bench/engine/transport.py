@@ -171,19 +171,6 @@ class Transport(Protocol):
         """Take over what `state_dict` returned. Raises a `UserError`: clients elsewhere no longer have their states."""
 
 
-class Arriving(Transport, Protocol):
-    """A transport whose clients can send the uploads of any task at any time (`transport.rounds=open`)."""
-
-    def arrivals(
-        self, pending: Sequence[tuple[int, int]], broadcast: Callable[[int], Message]
-    ) -> Iterator[Reply | Lost]:
-        """The answers for pairs of client and task, in the order in which they come; some may come again.
-
-        Args:
-            broadcast: of a task's only round.
-        """
-
-
 class Wrapper:
     """A transport around another one. It passes everything on to that one except what a subclass overrides."""
 

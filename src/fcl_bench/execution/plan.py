@@ -153,11 +153,6 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
 
         open_rounds.check(settings, context, first)
     transport, audited = settings.transport, bool(settings.method.audits(context))
-    if transport.rounds == OPEN_ROUNDS and (audited or scalars.drift):
-        raise UserError(
-            f"transport.rounds={OPEN_ROUNDS}: audits compare with the samples of whole tasks",
-            "drift=0, method.bounds=false and method.theory=0, or transport.rounds=synchronous",
-        )
     if (settings.faults.fails or scalars.drops or transport.minimum is not None) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"
         key = key if settings.faults.fails or scalars.drops else f"transport.minimum={transport.minimum:g}"

@@ -126,7 +126,12 @@ def _learn(
         from fcl_bench.execution.drift import FeatureDrift
 
         audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
-    federation = _federation_of(settings)(
+    make: Callable[..., Federation] = Federation
+    if current := settings.transport.rounds == OPEN_ROUNDS:
+        from fcl_bench.options.open_rounds import OpenFederation
+
+        make = partial(OpenFederation, order=settings.transport.order)
+    federation = make(
         method=method,
         context=context,
         stream=dealt.stream,
@@ -141,7 +146,6 @@ def _learn(
         train=inputs.train if settings.held_out.validation and settings.held_out.test else None,
     )
     seconds_before, commits = _resume(federation, folder)
-    current = settings.transport.rounds == OPEN_ROUNDS
     if current and (federation.state.tasks_done or federation.state.rounds_done):
         _write_current(plan, folder, federation, inputs)
 
@@ -169,8 +173,7 @@ def _learn(
             if done:
                 log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
 
-        every = settings.transport.every if current else settings.scalars.checkpoint_rounds
-        federation.run(checkpoint, every)
+        federation.run(checkpoint, settings.transport.every if current else settings.scalars.checkpoint_rounds)
         from fcl_bench.execution.record import run_record
 
         seconds = seconds_before + time.perf_counter() - begin
@@ -183,15 +186,6 @@ def _learn(
     written = _write(plan, folder, federation, inputs, record)
     link.complete()
     return written
-
-
-def _federation_of(settings: Settings) -> Callable[..., Federation]:
-    """What makes the federation of the transport's rounds."""
-    if settings.transport.rounds != OPEN_ROUNDS:
-        return Federation
-    from fcl_bench.options.open_rounds import OpenFederation
-
-    return partial(OpenFederation, order=settings.transport.order)
 
 
 def _write_current(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs) -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -167,9 +167,7 @@ class FlowerTransport:
             self.withdrawal["absorbed"][self._receipts[answer.client]] = answer.client, broadcast.task
         return self._numbered(answer) if "classes" in self._run else answer
 
-    def arrivals(
-        self, pending: Sequence[tuple[int, int]], broadcast: Callable[[int], Message]
-    ) -> Iterator[Reply | Lost]:
+    def arrivals(self, pending: Iterable[tuple[int, int]], broadcast: Callable[[int], Message]) -> Iterator[Reply]:
         """The replies as they come; each client is asked for its next task as soon as its last reply is there."""
         left: dict[int, list[int]] = {}
         for client, task in sorted(pending):
@@ -183,7 +181,12 @@ class FlowerTransport:
         while left:
             self._unless_lost(lambda: self._progress(current), current.until)
             if not current.replies:
-                self._require_waiting(current, left)
+                late = time.monotonic() > current.until
+                for client in left:
+                    if late or client not in current.waiting:
+                        reason = current.reasons.get(client, f"nobody has answered for {self._deadline:g} seconds")
+                        what = f"client {client} was lost before its upload of task {left[client][0]}: {reason}"
+                        raise UserError(what, "the same command goes on from the last checkpoint")
                 time.sleep(_LOOK)
             for client, reply in [*current.replies.items()]:
                 del current.replies[client]
@@ -195,15 +198,6 @@ class FlowerTransport:
                 else:
                     del left[client]
                 current.until = time.monotonic() + self._deadline
-
-    def _require_waiting(self, current: _Round, left: Mapping[int, Sequence[int]]) -> None:
-        """Raise a `UserError` if nothing more comes of a client that has uploads left."""
-        late = time.monotonic() > current.until
-        lost = [client for client in left if late or client not in current.waiting]
-        if lost:
-            reason = current.reasons.get(lost[0], f"nobody has answered for {self._deadline:g} seconds")
-            what = f"client {lost[0]} was lost before its upload of task {left[lost[0]][0]}: {reason}"
-            raise UserError(what, "the same command goes on from the last checkpoint")
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         def questions(clients: list[int], seconds: float) -> bytes:

@@ -23,12 +23,11 @@ import torch
 from fcl_bench.config import Settings
 from fcl_bench.engine.blob import packed
 from fcl_bench.engine.checkpoint import GROWING
-from fcl_bench.engine.exchange import ARRIVES, DROPPED, Answer, Exchange, Held, Round, Step, Table, Turn, largest_reply
+from fcl_bench.engine.exchange import ARRIVES, DROPPED, Exchange, Held, Reply, Round, Step, Table, Turn, largest_reply
 from fcl_bench.engine.ledger import Ledger, Rows
 from fcl_bench.engine.loop import Federation, participants_of
 from fcl_bench.engine.missing import MissingClients
-from fcl_bench.engine.reports import Arrived
-from fcl_bench.engine.transport import OPEN_ROUNDS, Arriving
+from fcl_bench.engine.transport import OPEN_ROUNDS
 from fcl_bench.engine.validation import OptionStep
 from fcl_bench.errors import UserError
 from fcl_bench.options.withdrawal import require_sums
@@ -42,18 +41,25 @@ KEY = f"transport.rounds={OPEN_ROUNDS}"
 #: What became of what arrived: it is in the sums; it was not as the server expects; its id was in already, with the
 #: same content or with another.
 FATES = ("absorbed", "dropped", "repeated", "refused")
+_NEW = 2  # of them are of uploads whose id was not in
 #: A row of arrivals.csv, in which `step` is the part of the uploads that was under way.
-_ROW = np.dtype(
-    [*((name, np.int32) for name in ("step", "client", "task")), ("fate", np.int8), ("checksum", np.uint32)]
-)
+_ROW = np.dtype([("step", "i4"), ("client", "i4"), ("task", "i4"), ("fate", "i1"), ("checksum", "u4")])
 _ROWS = GROWING + "arrivals"
 
 
 def check(settings: Settings, context: Context, task: Task) -> None:
     """Raise a `UserError` for what does not go with open rounds; `task` may be any one."""
     require_sums(settings.method, context, task, KEY)
-    if settings.faults.fails:
-        raise UserError(f"{KEY}: faults={settings.faults.name} is of rounds with all clients", "faults=none")
+    scalars, faults = settings.scalars, settings.faults
+    audited = settings.method.audits(context) or scalars.drift
+    robust = scalars.robust_groups or scalars.client_share < 1
+    for wrong, what, remedy in (
+        (faults.fails, f"faults={faults.name} is of rounds with all clients", "faults=none"),
+        (robust, "no round has all uploads, of which to take a robust sum", "robust_groups=0 client_share=1"),
+        (audited, "audits look at whole tasks", "drift=0, method.bounds=false and method.theory=0"),
+    ):
+        if wrong:
+            raise UserError(f"{KEY}: {what}", remedy)
 
 
 def arrival_order(pairs: np.ndarray, seed: int, order: str | None) -> list[tuple[int, int]]:
@@ -92,32 +98,26 @@ class Arrivals(Step):
                 continue
             pair = turn.client, round_.task.index
             checksum = zlib.crc32(packed(turn.reply.upload))
-            if pair in self._known:
-                self._again(pair, checksum)
+            if pair in self._known:  # it is not counted, nor absorbed
+                alike = self._known[pair] == checksum
+                which = f"client {pair[0]}'s upload of task {pair[1]} came again"
+                text = which if alike else f"{which} with another content, and only the first counts"
+                self._notices.tell(text, text, logging.INFO if alike else logging.WARNING)
+                self._note(pair, "repeated" if alike else "refused", checksum)
                 continue
             yield turn
             self._note(pair, "dropped" if turn.fate == DROPPED else "absorbed", checksum)
             self._known[pair] = checksum
             del turn
 
-    def _again(self, pair: tuple[int, int], checksum: int) -> None:
-        """Leave out an upload whose id is in."""
-        alike, (client, task) = self._known[pair] == checksum, pair
-        what = "came again and counts once" if alike else "came again with another content, and only the first counts"
-        level = logging.INFO if alike else logging.WARNING
-        self._notices.tell(f"{alike} {pair}", f"client {client}'s upload of task {task} {what}", level)
-        self._note(pair, "repeated" if alike else "refused", checksum)
-
     def _note(self, pair: tuple[int, int], fate: str, checksum: int) -> None:
         self._rows.extend(np.array([(self.step, *pair, FATES.index(fate), checksum)], dtype=_ROW))
 
     def report(self) -> Mapping[str, Any]:
         """How many of each fate; and how many ids were in at the end of each step."""
-        fates, steps = self._rows.array["fate"], self._rows.array["step"]
+        steps, fates = self._rows.array["step"], self._rows.array["fate"]
         counted = dict(zip(FATES, np.bincount(fates, minlength=len(FATES)).tolist(), strict=True))
-        new = steps[fates <= FATES.index("dropped")]
-        found: dict[str, Arrived] = {"arrivals": {**counted, "in_after": np.cumsum(np.bincount(new)).tolist()}}  # type: ignore[typeddict-item]
-        return found
+        return {"arrivals": counted, "in_after": np.cumsum(np.bincount(steps[fates < _NEW])).tolist()}
 
     def tables(self) -> Mapping[str, Table]:
         """arrivals.csv: a row for each upload that arrived."""
@@ -129,7 +129,7 @@ class Arrivals(Step):
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
         self._rows.restore(tensors[_ROWS])
-        new = self._rows.array[self._rows.array["fate"] <= FATES.index("dropped")]
+        new = self._rows.array[self._rows.array["fate"] < _NEW]
         pairs = zip(new["client"].tolist(), new["task"].tolist(), strict=True)
         self._known = dict(zip(pairs, new["checksum"].tolist(), strict=True))
 
@@ -139,7 +139,7 @@ class OpenFederation(Federation):
 
     Args:
         order: see `arrival_order`.
-        given: of a `Federation`, whose transport is `Arriving`.
+        given: of a `Federation`, whose transport has `arrivals`.
     """
 
     def __init__(self, *given: Any, order: str | None = None, **named: Any) -> None:
@@ -174,9 +174,9 @@ class OpenFederation(Federation):
         return [-(-whole * step // steps) for step in range(1, steps + 1)]
 
     @cached_property
-    def _answers(self) -> Iterator[Answer]:
+    def _replies(self) -> Iterator[Reply]:
         """What comes from now on."""
-        return cast(Arriving, self.transport).arrivals(self._pending, lambda task: self._rounds[task].broadcast)
+        return cast(Any, self.transport).arrivals(self._pending, lambda task: self._rounds[task].broadcast)
 
     def _rounds_in(self, task: Task) -> int:
         return self._ends[task.index] - [0, *self._ends][task.index]
@@ -195,18 +195,14 @@ class OpenFederation(Federation):
     def _round(self, task: Task, number: int, held: Held) -> None:
         """The next upload, whichever client and task it is of."""
         before = len(self.arrivals)
-        while len(self.arrivals) == before:
-            self._take(next(self._answers))
-
-    def _take(self, answer: Any) -> None:
-        """Absorb what an answer brings, if it is new."""
-        round_, before = self._rounds[answer.upload.task], len(self.arrivals)
-        for client, upload in self.exchange.passed(round_, iter([answer])):
-            with self._watch.running():
-                self.server.absorb_late(client, upload, round_.task)
-        if len(self.arrivals) > before:
-            own = {name: column[[answer.client]] for name, column in round_.columns.items()}
-            self.state.ledger.add_round(round_.task.index, 0, round_.broadcast.stage, own)
+        while len(self.arrivals) == before:  # what comes again is no upload
+            reply = next(self._replies)
+            round_ = self._rounds[reply.upload.task]
+            for client, upload in self.exchange.passed(round_, iter([reply])):
+                with self._watch.running():
+                    self.server.absorb_late(client, upload, round_.task)
+        own = {name: column[[reply.client]] for name, column in round_.columns.items()}
+        self.state.ledger.add_round(round_.task.index, 0, round_.broadcast.stage, own)
 
     def _evaluate(self, task: Task) -> None:
         super()._evaluate(replace(task, columns_seen=self.stream.tasks[-1].columns_seen))

@@ -15,7 +15,6 @@ import torch
 
 from fcl_bench.config import Settings
 from fcl_bench.engine.exchange import Round, Step, Turn
-from fcl_bench.engine.transport import OPEN_ROUNDS
 from fcl_bench.engine.validation import Validation
 from fcl_bench.errors import UserError
 from fcl_bench.protocol.combining import as_one
@@ -44,11 +43,6 @@ def require_sums(settings: Settings, context: Context) -> None:
         (
             settings.transport.withdrawal,
             "transport.withdrawal=true: of a robust sum no client can be taken out",
-            "one of the two",
-        ),
-        (
-            settings.transport.rounds == OPEN_ROUNDS,
-            f"transport.rounds={OPEN_ROUNDS}: no round has all uploads",
             "one of the two",
         ),
         (getattr(settings.faults, "late", None), "faults.late: a late upload is in no group", "no late uploads"),
