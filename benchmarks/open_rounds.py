@@ -26,6 +26,8 @@ from report import table_of, write
 from safetensors.numpy import load_file
 from scaling import MIB, Size, features
 
+import fcl_bench
+
 METHODS = {
     "afl": ("method.upload=sums",),
     "stsa": ("method.M=512",),
@@ -41,7 +43,7 @@ WAYS = {
 }
 
 
-def run(arguments: tuple[str, ...], folder: Path) -> dict[str, Any]:
+def measured(arguments: tuple[str, ...], folder: Path) -> dict[str, Any]:
     """One run of the command in a process of its own: its record, classifier, processor seconds, peak bytes."""
     out = folder / "out"
     command = [sys.executable, "-m", "fcl_bench", *arguments, f"out={out}", "force=true", "logger=none"]
@@ -53,11 +55,17 @@ def run(arguments: tuple[str, ...], folder: Path) -> dict[str, Any]:
             log.seek(0)
             raise RuntimeError(f"{' '.join(command)} failed:\n{log.read().decode()[-2000:]}")
     [path] = [file.parent for file in (out / "runs").glob("*/run.json")]
-    record, model = json.loads((path / "run.json").read_text()), load_file(path / "model.safetensors")
+    found = result(path)
     shutil.rmtree(path)
     # Linux counts in KiB, macOS in bytes.
     peak = usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
-    return {"record": record, "W": model["W"], "seconds": usage.ru_utime + usage.ru_stime, "peak": peak}
+    return {**found, "seconds": usage.ru_utime + usage.ru_stime, "peak": peak}
+
+
+def result(path: Path) -> dict[str, Any]:
+    """The record and the classifier of a run's folder."""
+    record, model = json.loads((path / "run.json").read_text()), load_file(path / "model.safetensors")
+    return {"record": record, "W": model["W"]}
 
 
 def row(method: str, way: str, clients: int, found: dict[str, Any], synchronous: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +87,10 @@ def apart(folder: Path) -> list[dict[str, Any]]:
     """Each method with 20 clients on digits."""
     rows = []
     for method, knobs in METHODS.items():
-        given = ("data=digits", "clients=20", "tasks=5", "partition.min_size=0", f"method={method}", *knobs)
-        found = {way: run((*given, *keys), folder) for way, keys in WAYS.items()}
+        given = ("data=digits", "clients=20", "tasks=5", "partition.min_size=0", "wire.dtype=float64")
+        given += (f"method={method}", *knobs)
+        done = {way: fcl_bench.run(overrides=[*given, *keys, f"out={folder}"]) for way, keys in WAYS.items()}
+        found = {way: result(own.path) for way, own in done.items()}
         rows += [row(method, way, 20, own, found["synchronous"]) for way, own in found.items()]
         print(method, file=sys.stderr, flush=True)
     return rows
@@ -94,7 +104,7 @@ def many(clients: int, tasks: int, repeat: int, folder: Path) -> list[dict[str, 
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for turn in range(repeat):
         for way, keys in WAYS.items():
-            found[way].append(run((*given, *keys), folder))
+            found[way].append(measured((*given, *keys), folder))
             print(f"{turn} {way}: {found[way][-1]['seconds']:.1f} s", file=sys.stderr, flush=True)
     rows = []
     first = found["synchronous"][0]
@@ -118,6 +128,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="fcl-bench-open-") as place:
         rows = apart(Path(place))
+        write(chosen.out, rows)
         rows += many(chosen.clients, chosen.tasks, chosen.repeat, Path(place)) if chosen.clients else []
     print(table_of(rows))
     write(chosen.out, rows)
