@@ -276,6 +276,7 @@ def test_a_run_says_what_arrived_and_its_files_agree(tmp_path):
     assert run_in(tmp_path, *SMALL, OPEN).was_complete
 
 
+@pytest.mark.slow
 def test_synchronous_rounds_keep_the_runs_id_and_open_ones_have_their_own(tmp_path):
     usual, given, opened, own = (
         settings_for(tmp_path, *SMALL, *more).identity()
