@@ -68,6 +68,7 @@ BAD_INPUT = [
     ("shwo method", "shwo is not key=value (did you mean show?)"),
     ("lr=0.1", "unknown key lr (did you mean method.training.lr? "),
     ("lr=0.1", " more have it; method=fedran does not)"),
+    ("transport=tree transport.rounds=open", "unknown key transport.rounds: it belongs to flower, in_process"),
     ("method=fedavg method.lr=1", "unknown key method.lr (did you mean method.training.lr or method.gaussian.lr?)"),
     (
         "method=fedavg backbone=tiny epochs=3",

@@ -146,6 +146,7 @@ def federation_of(
     drops: bool = False,
     fan_in: int | None = None,
     steps: Sequence[OptionStep] = (),
+    kind: Callable[..., Federation] = Federation,
 ) -> Federation:
     """The engine over the tasks; they are tested on what they are trained on.
 
@@ -159,6 +160,7 @@ def federation_of(
         drops: whether bad uploads are left out.
         fan_in: of a tree between clients and server; None: there is none.
         steps: further ones of the exchange.
+        kind: of the engine.
     """
     images, labels = (torch.cat([parts[i] for clients in tasks for parts in clients]) for i in (0, 1))
     shards, begin = [], 0
@@ -179,4 +181,4 @@ def federation_of(
     audits = {**method.audits(context), **measured}
     if fan_in is not None:
         steps = [*steps, lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation)]
-    return Federation(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)
+    return kind(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)

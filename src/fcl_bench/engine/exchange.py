@@ -272,7 +272,7 @@ class Exchange:
     """The exchange of rounds over a transport."""
 
     def __init__(self, transport: Transport, steps: Sequence[Step]) -> None:
-        self._transport, self._steps = transport, tuple(steps)
+        self._transport, self.steps = transport, tuple(steps)
 
     def uploads(self, round_: Round) -> Iterator[tuple[int, Message]]:
         """What the server absorbs in a round, and whose it is (see `Arrival.client`).
@@ -280,10 +280,13 @@ class Exchange:
         The next client's turn begins when this one's upload is absorbed, and no upload is retained.
         """
         self._transport.most = largest_reply(round_)
-        answers = self._transport.exchange(round_.present, round_.broadcast)
+        return self.passed(round_, self._transport.exchange(round_.present, round_.broadcast))
+
+    def passed(self, round_: Round, answers: Iterator[Answer]) -> Iterator[tuple[int, Message]]:
+        """The same of answers to the round's broadcast that have come."""
         # A generator expression would retain an answer while the next one is made.
         turns: Iterator[Turn] = map(lambda answer: answer.turn(round_), answers)  # noqa: C417
-        for step in self._steps:
+        for step in self.steps:
             turns = step.passed(round_, turns)
         for turn in turns:
             if turn.upload is not None:
@@ -291,23 +294,23 @@ class Exchange:
             del turn
 
     def report(self) -> dict[str, Any]:
-        return {name: value for step in self._steps for name, value in step.report().items()}
+        return {name: value for step in self.steps for name, value in step.report().items()}
 
     def tables(self) -> dict[str, Table]:
-        return {name: table for step in self._steps for name, table in step.tables().items()}
+        return {name: table for step in self.steps for name, table in step.tables().items()}
 
     def save(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """What a resumed run needs of all steps."""
-        saved, tensors = zip(*(step.save() for step in self._steps), strict=True)
+        saved, tensors = zip(*(step.save() for step in self.steps), strict=True)
         return dict(ChainMap(*saved)), dict(ChainMap(*tensors))
 
     def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        for step in self._steps:
+        for step in self.steps:
             step.restore(saved, tensors)
 
 
 class Accounting(Step):
-    """Bytes, seconds, what clients retain and reveal: the ledger's rows of the round."""
+    """Bytes, seconds, what clients retain and reveal: the columns of the round."""
 
     def __init__(self, state: FederationState) -> None:
         self._state = state
@@ -322,7 +325,6 @@ class Accounting(Step):
             if turn.reply is not None and turn.fate != DROPPED:
                 self._keeps(round_, turn.client, turn.reply)
             del turn
-        self._state.ledger.add_round(round_.task.index, round_.number, round_.broadcast.stage, round_.columns)
 
     def _cost(self, round_: Round, client: int, reply: Reply) -> None:
         """Count bytes and seconds of a turn."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from fcl_bench.config import knob
 from fcl_bench.engine.checkpoint import ClientStore, resolved
 from fcl_bench.engine.codec import RawSamples
 from fcl_bench.engine.exchange import Late, Lost, Reply, Stopwatch
 from fcl_bench.engine.node import Node, NodeData
-from fcl_bench.engine.transport import Clients, Connection, Transport, TransportChoice
+from fcl_bench.engine.transport import OPEN_ROUNDS, SYNCHRONOUS, Clients, Connection, Transport, TransportChoice
 from fcl_bench.protocol.context import ClientData
 from fcl_bench.protocol.message import Message
 from fcl_bench.tracking.console import Notices
@@ -148,6 +149,12 @@ class InProcess:
             self._node.commit()
             yield self._node.turn(client, broadcast)
 
+    def arrivals(self, pending: Iterable[tuple[int, int]], broadcast: Callable[[int], Message]) -> Iterator[Reply]:
+        """Under open rounds the replies of pairs of client and task as they come; `broadcast` is that of a task."""
+        for client, task in pending:
+            self._node.commit()
+            yield self._node.turn(client, broadcast(task))
+
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         for client, request in requests.items():
             yield self._node.answer(client, request)
@@ -175,10 +182,20 @@ class Here(Connection):
 
 @dataclass
 class InOneProcess(TransportChoice):
-    """All clients in the server's process."""
+    """All clients in the server's process.
+
+    Attributes:
+        rounds: `SYNCHRONOUS` or `OPEN_ROUNDS`.
+        order: in which uploads come; None: any, drawn by the seed; "own": each client's in the order of its tasks.
+        every: after so many uploads the state and the current model are saved, besides after each part of them.
+    """
 
     name: ClassVar[str] = "in_process"
     sees_everything: ClassVar[bool] = True
+
+    rounds: str = knob(SYNCHRONOUS, choices=(SYNCHRONOUS, OPEN_ROUNDS), neutral=SYNCHRONOUS)  # type: ignore[misc]
+    order: str | None = knob(None, choices=("own",), neutral=None, of=f"rounds={OPEN_ROUNDS}")  # type: ignore[misc]
+    every: int | None = knob(None, least=1, of=f"rounds={OPEN_ROUNDS}", identity=False)  # type: ignore[misc]
 
     @contextmanager
     def connect(self) -> Iterator[Connection]:

@@ -177,10 +177,11 @@ class Ledger:
 
     Args:
         raw: the cost of sending a sample as it is; None if no samples are visible.
+        in_order: whether tasks are entered one after the other; if not, each query looks at all rows.
     """
 
-    def __init__(self, clients: int, raw: RawSamples | None = None) -> None:
-        self.clients = clients
+    def __init__(self, clients: int, raw: RawSamples | None = None, in_order: bool = True) -> None:
+        self.clients, self._in_order = clients, in_order
         self.revealed = RevealedSamples()
         self._raw = raw
         self.server_seconds: list[float] = []
@@ -217,7 +218,7 @@ class Ledger:
         Raises:
             ValueError: `task` is before the last one entered.
         """
-        if task + 1 < self._task_count:
+        if self._in_order and task + 1 < self._task_count:
             raise ValueError(f"task {task} after task {self._task_count - 1}: the ledger is kept in order")
         if stage not in self._stages:
             self._stages.append(stage)
@@ -365,6 +366,8 @@ class Ledger:
         """The rows of one task."""
         # `.searchsorted` on the field of all rows would copy the column each time.
         rows = self.rows
+        if not self._in_order:
+            return rows[rows["task"] == task]
         first, end = (bisect_left(rows, number, key=lambda row: row["task"]) for number in (task, task + 1))
         return rows[first:end]
 
@@ -375,4 +378,5 @@ class Ledger:
     @property
     def _task_count(self) -> int:
         """How many tasks there were up to the last exchange."""
-        return 1 + int(self.rows["task"][-1]) if len(self.rows) else 0
+        tasks = self.rows["task"][-1:] if self._in_order else self.rows["task"]
+        return 1 + int(tasks.max(initial=-1))

@@ -191,7 +191,7 @@ class Federation:
             every: number of rounds after which it is called too, if the method can resume from there.
         """
         tasks = self.stream.tasks
-        rounds = [self.server.rounds(task) for task in tasks]
+        rounds = [self._rounds_in(task) for task in tasks]
         done = sum(rounds[: self.state.tasks_done]) + self.state.rounds_done
         within = every if self._resumes_within_tasks else None
         with progress(sum(rounds), "learning", "task" if sum(rounds) == len(tasks) else "round", done=done) as bar:
@@ -210,9 +210,7 @@ class Federation:
         state, server, watch = self.state, self.server, self._watch
         watch.seconds, watch.counts = state.server_seconds, Counter(state.server_counts)
         held = self._held(task)
-        with watch.running():
-            server.start_task(task)
-            rounds = server.rounds(task)
+        rounds = self._start(task)
         if state.rounds_done:  # the run was resumed within the task, whose start has been counted
             watch.counts = Counter(state.server_counts)
         gates = Gates(self._evaluations["accuracy"], state.gates)
@@ -232,8 +230,30 @@ class Federation:
         state.server_counts = watch.counts
         state.rounds_done, state.server_seconds, state.missing = 0, 0.0, []
 
+    def _rounds_in(self, task: Task) -> int:
+        """How many rounds a task has, as far as is known before it."""
+        return self.server.rounds(task)
+
+    def _start(self, task: Task) -> int:
+        """Start a task; returns how many rounds it has."""
+        with self._watch.running():
+            self.server.start_task(task)
+            return self.server.rounds(task)
+
     def _round(self, task: Task, number: int, held: Held) -> None:
         """One round: broadcast, the clients' turns one by one, and what the server makes of their uploads."""
+        server, watch = self.server, self._watch
+        round_ = self._asked(task, number, held)
+        for client, upload in self.exchange.uploads(round_):  # counted, validated, in order
+            with watch.running():
+                server.absorb(client, upload)
+            del upload
+        self.state.ledger.add_round(task.index, number, round_.broadcast.stage, round_.columns)
+        with watch.running():
+            server.finish_round()
+
+    def _asked(self, task: Task, number: int, held: Held) -> Round:
+        """A round as its clients are asked for it."""
         server, watch = self.server, self._watch
         with watch.running():
             present = self._participants(task, number, held.labelled)
@@ -242,13 +262,7 @@ class Federation:
             broadcast = replace(broadcast, task=task.index, round=number)
             schema = schema_of(server, task, broadcast.stage)
             broadcast = self._middleware.send(broadcast, None)
-        round_ = Round(task, number, present, broadcast, schema, held, watch)
-        for client, upload in self.exchange.uploads(round_):  # counted, validated, in order
-            with watch.running():
-                server.absorb(client, upload)
-            del upload
-        with watch.running():
-            server.finish_round()
+        return Round(task, number, present, broadcast, schema, held, watch)
 
     def _participants(self, task: Task, number: int, labelled: np.ndarray) -> list[int]:
         """The clients that the server names for a round, without those whose missing upload it would build on."""
@@ -265,9 +279,12 @@ class Federation:
         for name, evaluation in self._evaluations.items():
             evaluation.take(task, self.server, answers[name])
         self.rounds.finish(task, self.server.rounds(task) - 1, answers)
-        Gates(self._evaluations["accuracy"], self.state.gates).finish(task, self.server, self.state.answers)
+        self._look_for_gates(task)
         for audit in self.audits.values():
             audit.report(task, self.server, self._everything(task))
+
+    def _look_for_gates(self, task: Task) -> None:
+        Gates(self._evaluations["accuracy"], self.state.gates).finish(task, self.server, self.state.answers)
 
     def _held(self, task: Task) -> Held:
         """How many samples the clients hold in a task and have held so far."""

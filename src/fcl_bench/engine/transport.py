@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from fcl_bench.protocol.message import Message
 
 
+#: `transport.rounds`: all clients learn one task after the other; each sends each of its tasks' uploads at any time.
+SYNCHRONOUS, OPEN_ROUNDS = "synchronous", "open"
 #: The clients of a process, ascending; and what it answers to a request.
 OwnClients: TypeAlias = "Callable[[Clients], Sequence[int]]"
 Answers: TypeAlias = "Callable[[Received], Iterator[bytes]]"
@@ -272,6 +274,9 @@ class TransportChoice(ABC):
     launched: ClassVar[bool] = False
     withdrawal: ClassVar[bool] = False  # whether clients can be taken out again
     minimum: ClassVar[float | None] = None
+    rounds: ClassVar[str] = SYNCHRONOUS
+    order: ClassVar[str | None] = None  # in which uploads come, where it is drawn
+    every: ClassVar[int | None] = None  # so many uploads the model is saved
     fan_in: ClassVar[int | None] = None
 
     def identity(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from fcl_bench.config import GROUPS, YAML_LOADER, Settings, target_class
 from fcl_bench.data.partitions.base import Holdings, draw_labelled
 from fcl_bench.data.sources.base import Dataset, loaded
 from fcl_bench.data.splits.base import Stream
+from fcl_bench.engine.transport import OPEN_ROUNDS
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import run_id
 from fcl_bench.files import file_checksum, json_hash, slug, user_path
@@ -147,6 +148,10 @@ def make_plan(settings: Settings, sites: str = "") -> Plan:
         withdrawal.require_sums(settings.method, context, first)
         if settings.faults.fails:
             raise UserError("transport.withdrawal=true with clients that fail on purpose", "faults=none")
+    if settings.transport.rounds == OPEN_ROUNDS:
+        from fcl_bench.options import open_rounds
+
+        open_rounds.check(settings, context, first)
     transport, audited = settings.transport, bool(settings.method.audits(context))
     if (settings.faults.fails or scalars.drops or transport.minimum is not None) and audited:
         key = f"faults={settings.faults.name}" if settings.faults.fails else f"on_bad_upload={scalars.on_bad_upload}"

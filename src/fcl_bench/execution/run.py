@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from fcl_bench import environment
 from fcl_bench.config import Settings
 from fcl_bench.engine.evaluation import pooled_after
 from fcl_bench.engine.loop import Federation
-from fcl_bench.engine.transport import Connection
+from fcl_bench.engine.transport import OPEN_ROUNDS, Connection
 from fcl_bench.errors import UserError
 from fcl_bench.execution.folder import RunFolder, partition_arrays
 from fcl_bench.execution.inputs import Inputs, prepare_inputs
@@ -125,7 +126,12 @@ def _learn(
         from fcl_bench.execution.drift import FeatureDrift
 
         audits["drift"] = FeatureDrift(settings.scalars.drift, context.seed, dealt.shards)
-    federation = Federation(
+    make: Callable[..., Federation] = Federation
+    if current := settings.transport.rounds == OPEN_ROUNDS:
+        from fcl_bench.options.open_rounds import OpenFederation
+
+        make = partial(OpenFederation, order=settings.transport.order)
+    federation = make(
         method=method,
         context=context,
         stream=dealt.stream,
@@ -140,6 +146,8 @@ def _learn(
         train=inputs.train if settings.held_out.validation and settings.held_out.test else None,
     )
     seconds_before, commits = _resume(federation, folder)
+    if current and (federation.state.tasks_done or federation.state.rounds_done):
+        _write_current(plan, folder, federation, inputs)
 
     tracked = TrackedRun(
         id=plan.id,
@@ -160,10 +168,12 @@ def _learn(
             if settings.scalars.force and _JOB in os.environ:
                 state[_FORCED] = os.environ[_JOB]
             folder.checkpoint.save(state, tensors)
+            if current:
+                _write_current(plan, folder, federation, inputs)
             if done:
                 log.debug("task %d of %d is kept", federation.state.tasks_done, len(federation.stream.tasks))
 
-        federation.run(checkpoint, settings.scalars.checkpoint_rounds)
+        federation.run(checkpoint, settings.transport.every if current else settings.scalars.checkpoint_rounds)
         from fcl_bench.execution.record import run_record
 
         seconds = seconds_before + time.perf_counter() - begin
@@ -176,6 +186,17 @@ def _learn(
     written = _write(plan, folder, federation, inputs, record)
     link.complete()
     return written
+
+
+def _write_current(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs) -> None:
+    """Write the model as of the last checkpoint, of a run that is under way."""
+    from fcl_bench.execution.model_file import about, model_tensors, write_model
+
+    if federation.state.rounds_done:  # within a step
+        federation.server.finish_task()
+    labels = torch.from_numpy(plan.dealt.stream.class_order)
+    tensors = model_tensors(federation.server, labels, inputs.adapted)
+    write_model(folder.path / "model.safetensors", tensors, about(plan, inputs))
 
 
 def _write(plan: Plan, folder: RunFolder, federation: Federation, inputs: Inputs, record: Result) -> RunRecord:

@@ -125,6 +125,8 @@ class Transport(AnyTransport, total=False):
     ranks: list[dict[str, Any]]  # of each: what it runs
     withdrawn: list[dict[str, Any]]  # clients that were taken out: when, after which task, how many uploads
     nodes: list[dict[str, Any]]  # of a federation, of each: which clients it has, and what it runs
+    arrivals: dict[str, int]  # with `transport.rounds=open`, how many uploads met which fate, as in arrivals.csv
+    in_after: list[int]  # how many were in after each step
     fan_in: int
     levels: list[reports.TreeLevel]
     path_seconds: float

@@ -13,7 +13,7 @@ import torch
 
 from fcl_bench.config import knob
 from fcl_bench.engine.remote.process_info import ProcessInfo, require_alike
-from fcl_bench.engine.transport import Clients, Connection, PartialRounds, Transport
+from fcl_bench.engine.transport import OPEN_ROUNDS, SYNCHRONOUS, Clients, Connection, PartialRounds, Transport
 from fcl_bench.errors import UserError
 from fcl_bench.files import user_path
 from fcl_bench.flower.node_registry import NodeInfo, NodeRegistry, require_same_software
@@ -111,6 +111,8 @@ class OverFlower(PartialRounds):
         key: file of the private key with which requests are signed; None: they are not.
         other_software: whether nodes may run other code, or other versions of packages, than the server.
         withdrawal: whether clients can be taken out of the model again.
+        rounds: `SYNCHRONOUS` or `OPEN_ROUNDS`.
+        every: after so many uploads of open rounds the state and the current model are saved.
     """
 
     name: ClassVar[str] = "flower"
@@ -123,6 +125,18 @@ class OverFlower(PartialRounds):
     key: str | None = knob(None, identity=False)
     other_software: bool = knob(False, identity=False)
     withdrawal: bool = knob(False, identity=False)  # type: ignore[misc]
+    rounds: str = knob(SYNCHRONOUS, choices=(SYNCHRONOUS, OPEN_ROUNDS), neutral=SYNCHRONOUS)  # type: ignore[misc]
+    every: int | None = knob(None, least=1, of=f"rounds={OPEN_ROUNDS}", identity=False)  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        if self.rounds == OPEN_ROUNDS and self.minimum is not None:
+            what = f"transport.rounds={OPEN_ROUNDS} goes on without no client, and needs no transport.minimum"
+            raise UserError(what, "transport.minimum=null")
+
+    def identity(self) -> dict[str, Any]:
+        # Uploads come as they do, so that tests before the last upload differ from a simulation's.
+        opened = {"rounds": OPEN_ROUNDS, "order": "as they come"} if self.rounds == OPEN_ROUNDS else {}
+        return {**super().identity(), **opened}
 
     @contextmanager
     def connect(self) -> Iterator[NodesConnection]:

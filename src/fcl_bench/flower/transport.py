@@ -7,8 +7,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class _Round:
         request: what is sent for some of the clients, given the seconds after which nobody waits for their answers.
         waiting: clients whose reply may still come.
         until: when the waiting ends.
+        task_of: of each client the task of its next turn; only turns of one task go into one request.
         replies: replies that are not handed on yet.
         reasons: what went wrong last, by client.
     """
@@ -60,6 +62,7 @@ class _Round:
     request: Callable[[list[int], float], bytes]
     waiting: set[int]
     until: float
+    task_of: Callable[[int], int] = field(default=lambda client: 0)
     replies: dict[int, Reply] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
 
@@ -101,8 +104,10 @@ class FlowerTransport:
         self._checkpoint: dict[int, str] = {}
         self._before: dict[int, str | None] = {}
         self._have_saved = False
-        #: What it takes to take clients out of the run (`execution.withdrawing`); None: nobody can be.
+        #: What it takes to take clients out of the run (`execution.withdrawing`); None: nobody can be. And the receipt
+        #: of each client's last upload.
         self.withdrawal: dict[str, Any] | None = None
+        self._receipts: dict[int, str] = {}
         self._looked = -math.inf
         #: Nodes that could not say who they are, and when they are asked again.
         self._again: dict[str, float] = {}
@@ -141,20 +146,58 @@ class FlowerTransport:
         return self._registry.infos
 
     def exchange(self, present: Sequence[int], broadcast: Message) -> Iterator[Reply | Lost | Late]:
-        def turns(clients: list[int], seconds: float) -> bytes:
-            turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
-            return serialise("turn", broadcast, run=self._run, seconds=seconds, turns=turns)
-
         self._before = {}
-        for answer in self._answers(present, turns):
+        for answer in self._answers(present, partial(self._turns, broadcast)):
             if isinstance(answer, Reply):
-                self._before[answer.client] = self._saves.pop(answer.client, None)
-                if answer.stored:
-                    self._saves[answer.client], self._have_saved = save_name(broadcast), True
-                answer = self._numbered(answer) if "classes" in self._run else answer
+                answer = self._noted(answer, broadcast)
             yield answer
-            if self.withdrawal and isinstance(answer, Reply) and answer.client in self._before:  # it was not refused
-                self.withdrawal["absorbed"][receipt(answer.client, answer.upload)[0]] = answer.client, broadcast.task
+
+    def _turns(self, broadcast: Message, clients: list[int], seconds: float) -> bytes:
+        """The request for these clients' turns."""
+        turns = [Turn(client, self._saves.get(client), self._checkpoint.get(client)) for client in clients]
+        return serialise("turn", broadcast, run=self._run, seconds=seconds, turns=turns)
+
+    def _noted(self, answer: Reply, broadcast: Message) -> Reply:
+        """The reply, of which this transport keeps the client's save and the upload's receipt."""
+        self._before[answer.client] = self._saves.pop(answer.client, None)
+        if answer.stored:
+            self._saves[answer.client], self._have_saved = save_name(broadcast), True
+        if self.withdrawal:
+            self._receipts[answer.client] = receipt(answer.client, answer.upload)[0]
+            self.withdrawal["absorbed"][self._receipts[answer.client]] = answer.client, broadcast.task
+        return self._numbered(answer) if "classes" in self._run else answer
+
+    def arrivals(self, pending: Iterable[tuple[int, int]], broadcast: Callable[[int], Message]) -> Iterator[Reply]:
+        """The replies as they come; each client is asked for its next task as soon as its last reply is there."""
+        left: dict[int, list[int]] = {}
+        for client, task in sorted(pending):
+            left.setdefault(client, []).append(task)
+
+        def turns(clients: list[int], seconds: float) -> bytes:
+            return self._turns(broadcast(left[clients[0]][0]), clients, seconds)
+
+        current = _Round(turns, set(left), time.monotonic() + self._deadline, lambda client: left[client][0])
+        self._requests = {name: other for name, other in self._requests.items() if not other.clients}
+        while left:
+            self._unless_lost(lambda: self._progress(current), current.until)
+            if not current.replies:
+                late = time.monotonic() > current.until
+                for client in left:
+                    if late or client not in current.waiting:
+                        reason = current.reasons.get(client, f"nobody has answered for {self._deadline:g} seconds")
+                        what = f"client {client} was lost before its upload of task {left[client][0]}: {reason}"
+                        raise UserError(what, "the same command goes on from the last checkpoint")
+                time.sleep(_LOOK)
+            for client, reply in [*current.replies.items()]:
+                del current.replies[client]
+                if (reply.upload.task, reply.upload.round) != (left[client].pop(0), 0):
+                    raise BadMessage(f"the node of client {client} answers for another task than it was asked for")
+                yield self._noted(reply, broadcast(reply.upload.task))
+                if left[client]:
+                    current.waiting.add(client)
+                else:
+                    del left[client]
+                current.until = time.monotonic() + self._deadline
 
     def ask(self, requests: Mapping[int, Message]) -> Iterator[Reply | Lost]:
         def questions(clients: list[int], seconds: float) -> bytes:
@@ -210,6 +253,8 @@ class FlowerTransport:
         """Send the requests that are due, and take the answers that have arrived."""
         requested = frozenset[int]().union(*(request.clients for request in self._requests.values()))
         for node, clients in self._registry.by_node(sorted(current.waiting - requested)).items():
+            first = min(map(current.task_of, clients))
+            clients = [client for client in clients if current.task_of(client) == first]
             left = max(1.0, current.until - time.monotonic())
             self._push(node, left, current.request(clients, left), frozenset(clients))
         self._look(current)
@@ -306,6 +351,8 @@ class FlowerTransport:
         self._saves.pop(client, None)
         if before is not None:
             self._saves[client] = before
+        if self.withdrawal:
+            del self.withdrawal["absorbed"][self._receipts[client]]
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The save of each client's state, and receipts; empty if there is neither."""

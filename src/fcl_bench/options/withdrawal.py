@@ -35,18 +35,23 @@ def take_out(server: Server, client: int, upload: Message, task: Task) -> None:
     server.absorb_late(client, opposite, task)
 
 
-def require_sums(method: Method, context: Context, task: Task) -> None:
-    """Raise a `UserError` unless all that the server keeps are sums of uploads; `task` may be any one."""
-    why, remedy = "", "transport.withdrawal=false, or a method whose uploads add up: method=stsa"
+def require_sums(method: Method, context: Context, task: Task, key: str = "transport.withdrawal=true") -> None:
+    """Raise a `UserError` unless all that the server keeps are sums of uploads, which then come and go in any order.
+
+    Args:
+        task: any one.
+        key: what is asked for and needs such sums.
+    """
+    why, remedy = "", f"without {key}, or a method whose uploads add up: method=stsa"
     stages = method.uploads(context)
     others = [(name, own) for fields in stages.values() for name, own in fields.items() if own.combine != SUM]
     if context.sums:
-        why, remedy = "with secure=sums the server never has what one client sent, to subtract it", "secure=none"
+        why, remedy = "with secure=sums the server never has what one client sent", "secure=none"
     elif context.dtype != torch.float64:
-        why, remedy = "sums in dtype=float32 round too much to subtract from", "dtype=float64"
+        why, remedy = "sums in dtype=float32 round too much", "dtype=float64"
     elif others or len(stages) > 1 or method.server(context).late_stage(task, 0) is None:
         more = f"its server does more with {others[0][0]} than add" if others else "uploads depend on those of others"
-        why = f"what method={method.name} learnt cannot be undone: {more}"
+        why = f"the order of uploads matters to method={method.name}, and none can be taken out again: {more}"
         remedy = next((own.otherwise for _, own in others if own.otherwise), remedy)
     if why:
-        raise UserError(f"transport.withdrawal=true: {why}", remedy)
+        raise UserError(f"{key}: {why}", remedy)

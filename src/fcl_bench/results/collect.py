@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from fcl_bench.config import NEUTRAL, number_text, text
+from fcl_bench.engine.transport import SYNCHRONOUS
 from fcl_bench.errors import UserError, choices
 from fcl_bench.execution.folder import SCHEMA, RunFolder
 from fcl_bench.files import content_hash, read_json, regular, replacing
@@ -35,7 +36,7 @@ _RECORDED = ("data", "backbone", "split", "partition", "beta", "clients", "tasks
 _GROUPS = ("split", "partition", "adapt", "faults", "noise", "secure")
 _BESIDE = ("drift", "evaluate_rounds", "predictions", "experiment", "track", "profile")
 #: Keys of a transport that say how its processes find each other.
-_MEETING = ("transport.link", "transport.ca", "transport.withdrawal")
+_MEETING = ("transport.link", "transport.ca", "transport.withdrawal", "transport.every")
 _NEITHER = ("transport", "device", "threads", "out", "force", "preview", "cache", "checkpoint_rounds", *_BESIDE)
 _LEFT_OUT = {*_RECORDED, "method", "seed", *_NEITHER}
 #: How many mixed values a message lists, and how many characters of each: a whole git commit with "-dirty" after it, so
@@ -275,7 +276,7 @@ def configuration(record: Mapping[str, Any], config: dict[str, Any]) -> dict[str
         **{
             key: value
             for key, value in _flat(config.get("transport", {}), "transport.")
-            if key not in _MEETING and value != "null"  # null is what all transports do
+            if key not in _MEETING and value not in ("null", SYNCHRONOUS)  # what all transports do
         },
         **_held_out(record["validation"]),
         "features": features.hexdigest()[:8],

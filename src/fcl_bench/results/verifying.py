@@ -252,7 +252,8 @@ class _Stored:
         if raw is not None and raw["kind"] == "features":
             cost = RawSamples.of(torch.empty(0, self._about["dimension"]), context.wire)
         ledger = Ledger(self.settings.scalars.clients, cost)
-        for (task, stage), rows in uploads.fillna({"right": NOBODY_KNOWS}).groupby(["task", "stage"], sort=False):
+        uploads = uploads.fillna({"right": NOBODY_KNOWS}).sort_values("task", kind="stable")  # open rounds mix tasks
+        for (task, stage), rows in uploads.groupby(["task", "stage"], sort=False):
             ledger.add_round(task, rows["round"].to_numpy(), stage, {name: rows[name].to_numpy() for name in rows})
         ledger.server_seconds = server_seconds
         return ledger
