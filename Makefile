@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run tables quick verify leaderboard results closed-form asynchronous training small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-extraction bench-partitions bench-sites faults attacks test test-all browser flower lint types site package clean
+.PHONY: run tables quick verify leaderboard results closed-form asynchronous small-vit vit-study gpu gpu-check gpu-papers stsa-table1 privacy-figure bench bench-compare bench-memory bench-scaling bench-tree bench-ranks bench-secure bench-training bench-sweep bench-small bench-peers bench-heads bench-extraction bench-partitions bench-sites faults attacks test test-all browser flower lint types site package clean
 
 run: $(VENV)/.run
 	$(BIN)/fcl-bench
@@ -96,53 +96,7 @@ asynchronous: $(VENV)/.run
 	$(BIN)/fcl-tables --out outputs/asynchronous --figures accuracy_over_tasks --name asynchronous \
 		--where method=stsa,fedncm,fedran,gaussian_sketch,fedavg,scaffold,feddyn
 
-# Does the runs of docs/results/training_study.md and writes their tables: about three hours on two cores. They were recorded with
-# plain steps, all classes seen in the loss and other knobs that have better defaults now.
 CIFAR100 ?= ../shared/data/cifar100
-SMALL := data=cifar100 data.path=$(CIFAR100) data.classes=25 data.per_class=300 tasks=5 backbone=tiny backbone.width=16
-TRAIN := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 drift=20 method.training.rounds=10 method.training.epochs=2 \
-	method.training.lr=0.05 method.training.momentum=0
-SEEN := method.loss_classes=seen
-ADAPT := adapt.training.rounds=10 adapt.training.lr=0.1 adapt.training.batch_size=64 adapt.training.momentum=0
-STATISTICS := $(BIN)/fcl-bench -m $(SMALL) seed=0,1,2 beta=0.1,1 method.M=1024
-TIP := method=fedprotip method.columns=64 method.theory=5 method.tip.route=sample,batch \
-	method.tip.references=learnt,updated
-# Fewer and smaller batches of images than by default, which are for a GPU: the generators are dearer than the network.
-TARGET_KNOBS := method=target method.synthesis.images=640 method.synthesis.batch=64 method.synthesis.warmup=2 \
-	method.synthesis.kd_steps=20 method.synthesis.lr_student=0.02
-LANDER_KNOBS := method=lander method.training.batch_size=64 method.training.schedule=constant method.anchor_size=128 \
-	method.synthesis.batch=32 method.synthesis.warmup=2 \
-	method.synthesis.batches=21 method.synthesis.g_steps=10 method.synthesis.kd_steps=10
-MFCL_KNOBS := method=mfcl method.training.batch_size=64 method.training.weight_decay=0.0005 \
-	method.training.schedule=constant method.training.weighting=samples method.synthetic=64 \
-	method.generator.width=32 method.generator.noise=100 method.generator.scale=0.5 method.generator.batch_size=64 \
-	method.generator.steps=200
-training: $(VENV)/.run
-	$(TRAIN) beta=0.1,1 method=fedavg $(SEEN)
-	$(TRAIN) beta=0.1,1 method=fot method.columns=64 method.threshold_step=0.01
-	$(TRAIN) beta=0.1,1 $(TIP) method.threshold=0.3
-	$(TRAIN) beta=1 method=centralised
-	$(TRAIN) seed=0 beta=1 $(TIP) method.threshold=0.5,0.7,0.95
-	$(STATISTICS) method=stsa method.gamma=100
-	$(STATISTICS) method=fedran method.rank=256
-	$(STATISTICS) method=stsa_e method.gamma=10000
-	$(STATISTICS) method=stsa method.gamma=100 adapt=fedavg $(ADAPT)
-	$(STATISTICS) method=fedran method.rank=256 adapt=fedavg $(ADAPT)
-	$(STATISTICS) method=stsa_e method.gamma=10000 adapt=fedavg $(ADAPT)
-	$(TRAIN) beta=0.1 method=fedprox,scaffold,moon,fedntd,feddisco,fedgen $(SEEN)
-	$(TRAIN) beta=0.1 method=fedlwf
-	$(TRAIN) beta=0.1 method=fedewc $(SEEN) method.strength=1000 method.normalise=none method.fisher_max=0.0001
-	$(TRAIN) beta=0.1 method=feddyn $(SEEN) method.alpha=0.1 method.reset=false,true
-	$(TRAIN) beta=0.1 method=fedicarl method.memory=200 method.classify=softmax
-	$(TRAIN) beta=0.1 method=fedavg method.loss_classes=task
-	$(TRAIN) beta=0.1 method=fedavg method.frozen_stages=2 method.frozen_heads=true method.loss_classes=task
-	$(TRAIN) beta=0.1 $(TARGET_KNOBS)
-	$(TRAIN) beta=0.1 $(LANDER_KNOBS)
-	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.cur=0.55 method.pre=1.1
-	$(TRAIN) beta=0.1 $(LANDER_KNOBS) method.training.momentum=0.9
-	$(TRAIN) beta=0.1 $(MFCL_KNOBS)
-	$(TRAIN) beta=0.1 method=glfc,lga method.training.lr=0.5 method.memory=200 method.proxy=none
-	$(BIN)/fcl-tables --where data=cifar100 --where backbone=tiny --name training
 
 # Does the runs behind the figure of docs/explanation/noise.md, accuracy against epsilon, and draws it: a quarter of an hour on two
 # cores.

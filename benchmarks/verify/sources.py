@@ -147,10 +147,9 @@ class Source:
         return _stored(self.told["stored"]) if self.kind == "stored" else pd.DataFrame()
 
     def affordable(self, each: float) -> pd.DataFrame:
-        """The stored rows whose run takes at most `each` seconds and that the present code can give."""
-        about, rows = STORED[self.told["stored"]], self.fixed()
-        cheap = rows["method"].map(lambda name: _cost(about["cost"], name) <= each)
-        return rows[cheap & ~rows["method"].isin(about.get("old", {}))]
+        """The stored rows whose run takes at most `each` seconds."""
+        cost, rows = STORED[self.told["stored"]]["cost"], self.fixed()
+        return rows[rows["method"].map(lambda name: _cost(cost, name) <= each)]
 
     def fresh(self, bench: Bench, where: dict[str, str]) -> pd.DataFrame:
         """What the commands give now, of the jobs that do not contradict `where`.
@@ -175,8 +174,6 @@ class Source:
             about = STORED[self.told["stored"]]
             keys = [key for key in _keys(self.told["stored"]) if key not in _NO_KEYS]
             for _, row in matching(self.fixed(), where).iterrows():
-                if row["method"] in about.get("old", {}):
-                    raise TooDear(about["old"][row["method"]])
                 yield stored_words(row, keys, about["words"]), _cost(about["cost"], row["method"])
             return
         for command in self.commands:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import compare
-import fresh_references
 import gpu_lines
 import network_choices
 import pytest
@@ -23,7 +21,6 @@ from suite.sides import case_name
 
 from fcl_bench.backbones import network_extractor
 from tests.conftest import REPOSITORY, write_features
-from tests.small_runs import run_in
 
 SUITE = REPOSITORY / "benchmarks" / "suite"
 
@@ -136,17 +133,6 @@ def test_scores_that_disagree_fail_on_any_device(tmp_path, monkeypatch):
     apart = gpu_lines.Measured("scores", 2e-6, gpu_lines.AGREEMENT, False)
     monkeypatch.setattr(gpu_lines, "agreement", lambda *_: [apart])
     assert gpu_lines.main(["--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
-
-
-@pytest.mark.slow
-def test_fresh_references_are_made_of_a_run(tmp_path, monkeypatch, capsys):
-    folder = run_in(tmp_path, "method=fedprotip", "backbone=tiny", "profile=quick", "tasks=2", "clients=2").folder
-    monkeypatch.setattr(sys, "argv", ["fresh_references.py", str(folder)])
-    fresh_references.main()
-    found = re.fullmatch(
-        rf"{folder.name} \(.*seed 0.*\): right by sample (.*) %, by task-pure .* (.*) %\n", capsys.readouterr().out
-    )
-    assert all(0 < float(share) <= 100 for share in found.groups())
 
 
 def test_the_command_of_a_whole_run_runs(tmp_path, command):

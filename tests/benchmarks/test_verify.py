@@ -92,7 +92,7 @@ def unread(**told) -> claims.Claim:
 
 def test_of_seconds_only_the_command_is_told_and_a_test_passes_or_fails(bench, monkeypatch):
     assert verify.checked(unread(timing="make bench"), bench) == (verify.TIMING, "make bench")
-    assert verify.checked(unread(costly="make training"), bench) == (verify.NOT_RUN, "make training")
+    assert verify.checked(unread(costly="make results"), bench) == (verify.NOT_RUN, "make results")
     claim = unread(test="pytest x.py", cost=1)
     bench.printed["pytest x.py"] = "1 passed"
     assert verify.checked(claim, bench) == (verify.BY_TEST, "pytest x.py")
@@ -113,10 +113,9 @@ def test_a_program_runs_in_the_repository_and_its_failure_is_told(tmp_path):
         made.program("python -c 'pass' FEATURES.npz")
 
 
-def test_rows_that_are_too_dear_or_of_old_code_are_not_drawn():
-    closed_form, training = (sources.Source({"stored": name}) for name in ("closed-form", "training"))
+def test_rows_that_are_too_dear_are_not_drawn():
+    closed_form = sources.Source({"stored": "closed-form"})
     assert set(closed_form.affordable(20)["method"]) == {"afl", "fedlda", "fedncm", "stsa_e"}
-    assert "feddyn" in set(training.fixed()["method"]) - set(training.affordable(1e9)["method"])
 
 
 def test_what_is_too_dear_or_lacks_its_data_is_not_run(bench):

@@ -38,7 +38,7 @@ def test_every_table_is_read_and_says_where_its_numbers_stand(name):
 
 
 def test_there_are_tables():
-    assert {"comparison", "closed-form", "training"} <= set(names())
+    assert {"comparison", "closed-form", "one-round"} <= set(names())
 
 
 @pytest.mark.slow
