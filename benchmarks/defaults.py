@@ -70,7 +70,7 @@ OWN = {
         *("method.generator.scale=0.5", "method.generator.batch_size=64", "method.generator.steps=200"),
     ],
 }
-AVERAGING = ["fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "fedntd", "fedewc", "fedlwf"]
+AVERAGING = ["fedavg", "fedprox", "scaffold", "feddyn", "feddisco", "fedntd", "fedewc", "fedlwf", "fedspace"]
 EXEMPLARS = ["fedicarl", "glfc", "lga"]
 CLOSED = ["afl", "afcl", "air", "ds_al", "fedran", "stsa", "stsa_e", "ranpac", "centred_sketch", "gaussian_sketch"]
 CLOSED += ["fedncm", "fedlda", "fedklda", "fedfecam", "centralised_ridge", "centralised_softmax"]

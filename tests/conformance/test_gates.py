@@ -33,6 +33,7 @@ OWN = {
     **dict.fromkeys(("feddyn", "fedntd"), ("method.training.rounds=20",)),  # as well
     "mfcl": ("method.generator.steps=60", "method.generator.lr=0.005"),  # 3 steps make images of one class
     "lorm": ("method.training.lr=0.001", "+method.training.rates.heads=0.03"),
+    "fedspace": ("method.training.momentum=0", "method.training.lr=0.003"),  # of Adam
     "pilora": ("method.training.lr=0.003", "method.training.rates.heads=0.05"),
 }
 #: Those that take a second together.

@@ -92,6 +92,7 @@ def made(name: str, variant: str) -> Method:
     "fedprotip-",
     "fedprotip-fedprotip routed",
     "fedprotip-fedprotip sequential",
+    "fedspace-",
     "fot-",
     "glfc-",
     "glfc-glfc entropy",

@@ -275,7 +275,7 @@ def test_a_hostile_model_spoils_the_mean_and_no_robust_aggregate(tmp_path, monke
 
 
 def test_a_method_whose_server_sees_more_than_models_takes_the_mean_only():
-    for name in ("scaffold", "feddyn", "feddisco", "regmean", "lorm", "pilora"):
+    for name in ("scaffold", "feddyn", "feddisco", "fedspace", "regmean", "lorm", "pilora"):
         method = method_of(name, training=dataclasses.replace(FAST, aggregate="median"))
         context = tiny_context(architecture=architecture(name))
         with pytest.raises(

@@ -216,7 +216,7 @@ RUNS = [
         (name,)
         for name in ("fedprox", "feddyn", "scaffold", "moon", "fedntd", "feddisco", "fedgen", "fedewc", "fedlwf")
     ),
-    *(("fedicarl", "method.memory=20"), ("fedavg", "method.ccvr=gaussian"), ("regmean",)),
+    *(("fedicarl", "method.memory=20"), ("fedavg", "method.ccvr=gaussian"), ("regmean",), ("fedspace",)),
     *(("fedavg", "method.training.aggregate=krum"), ("fedavg", "method.training.optimizer=adam")),
     *((name, *VIT) for name in ("l2p", "dualprompt", "coda_prompt", "cprompt", "pilora", "lorm")),
 ]

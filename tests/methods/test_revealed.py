@@ -127,6 +127,7 @@ TOLD: dict[str, tuple[Field, ...]] = {
     "regmean": (every("model", "gram."),),
     "lorm": (every("model", "gram."), every("grams")),
     "pilora": (sums("class", "class_means"),),
+    "fedspace": (sums("class", "prototypes"),),
     "lga": (sums("class", "sums", stage="radius"), moments("class", "squares", stage="radius")),
     "fedcbc": (sums("client", "low", "high", stage="range"),),
     **dict.fromkeys(("fedavg", "fedprox", "feddyn", "scaffold", "moon", "fedntd", "feddisco", "fedgen"), ()),

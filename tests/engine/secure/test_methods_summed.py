@@ -14,6 +14,7 @@ from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.feddisco import FedDisco
 from fcl_bench.methods.averaging.feddyn import FedDyn
 from fcl_bench.methods.averaging.fedewc import FedEWC
+from fcl_bench.methods.averaging.fedspace import FedSpace
 from fcl_bench.methods.averaging.scaffold import Scaffold
 from fcl_bench.methods.closed_form.afcl import AFCL
 from fcl_bench.methods.closed_form.afl import AFL
@@ -76,6 +77,7 @@ ON_FEATURES = {
     "scaffold": Scaffold(trains="features", training=ALIKE),
     "scaffold by samples": Scaffold(trains="features", training=SHORT),
     "feddyn": FedDyn(trains="features", training=ALIKE),
+    "fedspace": FedSpace(trains="features", training=SHORT),
     "fedewc": FedEWC(trains="features", training=SHORT),
     "fedicarl": FediCaRL(trains="features", training=SHORT, memory=4, classify="softmax"),
     "fot": FOT(trains="features", training=SHORT, frozen_stages=0, projected_heads=True, columns=8),
