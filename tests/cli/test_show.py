@@ -85,7 +85,7 @@ def test_show_prints_keys_paper_cost_and_a_command(command):
 
 
 def test_show_lists_groups_choices_and_who_has_a_key(command):
-    assert "  partition      7  dirichlet," in command("show")[1]
+    assert "  partition      8  dirichlet," in command("show")[1]
     assert "  seed=0 " in command("show")[1]
     assert "fedran" in command("show", "method")[1]
     out = command("show", "method.rank")[1]
