@@ -48,7 +48,7 @@ BAD_INPUT = [
     ("backbone=resnet", "backbone=resnet is not known (did you mean resnet18"),
     ("experiment/preset=[sketch_half]", "experiment/preset without an experiment that has presets (experiment=NAME"),
     ("split=domain", "split=domain is not known (did you mean domain_incremental? choices: asynchronous,"),
-    ("partition=dirichlt", "did you mean dirichlet or dirichlet_equal_sizes"),
+    ("partition=dirichlt", "did you mean dirichlet or dirichlet_power_law"),
     ("dp=8", "unknown key dp (did you mean noise"),
     ("method.remainder=gaussian", "did you mean method.mix? gaussian_sketch has it; method=fedran does not"),
     ("secagg=true", "unknown key secagg (did you mean secure?"),
