@@ -63,7 +63,9 @@ def write(file: Path | None, rows: Sequence[Mapping[str, Any]], text: str = "", 
     if file is None:
         return
     flat = [dict(_flat(row)) for row in rows]
-    command = f"python -m benchmarks {Path(sys.argv[0]).stem} {shlex.join(sys.argv[1:])}".strip()
+    # A path of this machine says nothing to others; its name does.
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
+    command = f"python -m benchmarks {Path(sys.argv[0]).stem} {shlex.join(words)}".strip()
     content = {"command": command, "machine": machine(), **about, "rows": flat}
     file.parent.mkdir(parents=True, exist_ok=True)
     file.with_suffix(".json").write_text(json.dumps(content, indent=2) + "\n")

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import compare
 import pytest
+import report
 import table as table_command
 import torch
 from suite import lines, results, table
@@ -199,3 +200,10 @@ def test_files_without_a_common_case_cannot_be_compared(tmp_path, capsys):
     assert compare.main([*map(str, files)]) == 2
     assert compare.main([str(files[0]), str(tmp_path / "absent.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_result_file_has_no_path_of_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/here/some.py", "--state", "/tmp/own/kills.json", "--out", "benchmarks/measured"])
+    report.write(tmp_path / "some.json", [{"a": 1}])
+    command = json.loads((tmp_path / "some.json").read_text())["command"]
+    assert command == "python -m benchmarks some --state kills.json --out benchmarks/measured"
