@@ -12,7 +12,7 @@ from fcl_bench.methods.data_free.generators.features import FeatureGenerator
 from fcl_bench.methods.gradient.class_counts import COUNTS
 from fcl_bench.methods.gradient.client import MODEL
 from fcl_bench.training.knobs import Training
-from fcl_bench.training.network import Heads, Network, feature_start
+from fcl_bench.training.network import Heads
 from tests.methods import fedgen_oracle as oracle
 from tests.methods import whole_runs
 from tests.methods.fedgen_harness import made_generator, plain
@@ -22,6 +22,7 @@ from tests.methods.training_harness import (
     image_shard,
     image_tasks,
     images_stream,
+    one_head,
     tiny_context,
 )
 from tests.methods.whole_runs import feature_context, model_of, same
@@ -123,20 +124,10 @@ def objective_at(generator, available, alpha=3.0, beta=2.0, steps=10, count=6) -
     return Generated(heads, method, generator, available, 0, steps, seed=11)
 
 
-def one_head(rng) -> Network:
-    network = Network(feature_start(4))
-    network.grow([3], 0)
-    network.double()
-    with torch.no_grad():
-        network.heads[0].weight.copy_(torch.from_numpy(rng.standard_normal((3, 4))))
-        network.heads[0].bias.copy_(torch.from_numpy(rng.standard_normal(3)))
-    return network
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(3.0, 2.0), (0.0, 2.0), (3.0, 0.0)])
 def test_the_clients_loss_and_gradient_are_those_of_the_equations(alpha, beta):
     rng = np.random.default_rng(6)
-    network, generator = one_head(rng), made_generator(classes=3).eval()
+    network, generator = one_head(rng, 3), made_generator(classes=3).eval()
     Z, labels = rng.standard_normal((4, 4)), np.array([0, 2, 1, 2])
     recorded = []
     draw = FeatureGenerator.draw
@@ -171,7 +162,7 @@ def test_the_clients_loss_and_gradient_are_those_of_the_equations(alpha, beta):
 
 def test_after_the_first_epochs_a_client_minimises_its_own_loss_alone():
     rng = np.random.default_rng(7)
-    network, generator = one_head(rng), made_generator(classes=3).eval()
+    network, generator = one_head(rng, 3), made_generator(classes=3).eval()
     Z, labels = torch.from_numpy(rng.standard_normal((4, 4))), torch.tensor([0, 2, 1, 2])
     objective = objective_at(generator, torch.tensor([0, 1, 2]), steps=2)
     own = torch.nn.functional.cross_entropy(network(Z), labels).item()

@@ -10,12 +10,11 @@ from fcl_bench.errors import UserError
 from fcl_bench.methods.averaging.fedavg import FedAvg
 from fcl_bench.methods.averaging.fedspace import FedSpace, Prototyped, contrast, moments
 from fcl_bench.protocol.message import Message
-from fcl_bench.training.network import Network, feature_start
 from fcl_bench.typed import typed_instance
 from tests.methods import fedspace_oracle as oracle
 from tests.methods.harness import turn
 from tests.methods.softmax_oracle import setting, small_batches
-from tests.methods.training_harness import feature_tasks, image_shard, images_stream
+from tests.methods.training_harness import feature_tasks, image_shard, images_stream, one_head
 from tests.methods.whole_runs import feature_context, learnt, model_of, same
 from tests.small_runs import run_in
 
@@ -62,21 +61,11 @@ def test_the_contrast_and_its_gradient_are_those_of_the_equation(tau):
         assert features.grad[place].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6, abs=1e-9)
 
 
-def one_head(rng: np.random.Generator) -> Network:
-    network = Network(feature_start(4))
-    network.grow([5], 0)
-    network.double()
-    with torch.no_grad():
-        network.heads[0].weight.copy_(torch.from_numpy(rng.standard_normal((5, 4))))
-        network.heads[0].bias.copy_(torch.from_numpy(rng.standard_normal(5)))
-    return network
-
-
 @pytest.mark.parametrize("over", ["own", "seen", "task"])
 def test_the_loss_of_a_batch_is_that_of_the_equations(over):
     """Classes 1, 2, 4 are known; the client has 2 and 3 now, and has had 0; the task has 2, 3 and 4."""
     rng = np.random.default_rng(1)
-    network, columns, means = one_head(rng), [1, 2, 4], rng.standard_normal((3, 4))
+    network, columns, means = one_head(rng, 5), [1, 2, 4], rng.standard_normal((3, 4))
     Z, labels = rng.standard_normal((6, 4)), np.array([2, 3, 3, 2, 2, 3])
     method = FedSpace(
         small_batches(), loss_classes=over, w_prototype=0.7, w_representation=0.4, temperature=0.5, tau=0.8
@@ -112,7 +101,7 @@ def test_the_loss_of_a_batch_is_that_of_the_equations(over):
 
 def test_before_anything_is_known_the_loss_is_cross_entropy():
     rng = np.random.default_rng(2)
-    network, Z, labels = one_head(rng), rng.standard_normal((3, 4)), np.array([0, 4, 4])
+    network, Z, labels = one_head(rng, 5), rng.standard_normal((3, 4)), np.array([0, 4, 4])
     broadcast = Message({"classes": torch.tensor([5])})
     objective = Prototyped(FedSpace(small_batches()), [0, 4], torch.tensor([0, 4]), broadcast, True, seed=5)
     W, b = (parameter.detach().numpy() for parameter in network.heads[0].parameters())

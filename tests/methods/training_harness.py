@@ -22,6 +22,7 @@ from fcl_bench.options.tree.tree import Tree
 from fcl_bench.protocol.context import WIRE_DTYPES, ClientData, Context, State, Task, WireFormat
 from fcl_bench.protocol.message import Message
 from fcl_bench.protocol.method import Method, Server
+from fcl_bench.training.network import Network, feature_start
 from tests.methods.harness import draw_tasks, on_wire, stream_of, take_in, turn
 
 CPU = torch.device("cpu")
@@ -182,3 +183,14 @@ def federation_of(
     if fan_in is not None:
         steps = [*steps, lambda accounting, validation: Tree(made.clients, fan_in, method, context, validation)]
     return kind(method, context, cut, made, images, audits, middleware, evaluate_rounds, drops, steps=steps)
+
+
+def one_head(rng: np.random.Generator, classes: int) -> Network:
+    """Class weights alone, drawn, on four features, in float64."""
+    network = Network(feature_start(4))
+    network.grow([classes], 0)
+    network.double()
+    with torch.no_grad():
+        network.heads[0].weight.copy_(torch.from_numpy(rng.standard_normal((classes, 4))))
+        network.heads[0].bias.copy_(torch.from_numpy(rng.standard_normal(classes)))
+    return network
