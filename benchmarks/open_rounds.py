@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -24,7 +21,7 @@ from typing import Any
 import numpy as np
 from report import table_of, write
 from safetensors.numpy import load_file
-from scaling import MIB, Size, features
+from scaling import MIB, Size, alone, features
 
 import fcl_bench
 
@@ -46,20 +43,11 @@ WAYS = {
 def measured(arguments: tuple[str, ...], folder: Path) -> dict[str, Any]:
     """One run of the command in a process of its own: its record, classifier, processor seconds, peak bytes."""
     out = folder / "out"
-    command = [sys.executable, "-m", "fcl_bench", *arguments, f"out={out}", "force=true", "logger=none"]
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            log.seek(0)
-            raise RuntimeError(f"{' '.join(command)} failed:\n{log.read().decode()[-2000:]}")
+    seconds, peak = alone([*arguments, f"out={out}", "force=true", "logger=none"])
     [path] = [file.parent for file in (out / "runs").glob("*/run.json")]
     found = result(path)
     shutil.rmtree(path)
-    # Linux counts in KiB, macOS in bytes.
-    peak = usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
-    return {**found, "seconds": usage.ru_utime + usage.ru_stime, "peak": peak}
+    return {**found, "seconds": seconds, "peak": peak}
 
 
 def result(path: Path) -> dict[str, Any]:

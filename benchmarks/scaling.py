@@ -20,7 +20,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -155,10 +155,8 @@ def arguments_of(name: str, size: Size, folder: Path, out: Path, *more: str) -> 
     ]
 
 
-def measure(name: str, size: Size, folder: Path) -> Measured:
-    """One run of the command. Raises RuntimeError where it does not end well."""
-    out = folder / "out"
-    arguments = arguments_of(name, size, folder, out, *METHODS[name].overrides)
+def alone(arguments: Sequence[str]) -> tuple[float, int]:
+    """Processor seconds and peak bytes of the command in a process of its own. Raises RuntimeError if it fails."""
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen([sys.executable, "-m", "fcl_bench", *arguments], stdout=log, stderr=log)
         _, status, usage = os.wait4(process.pid, 0)
@@ -166,14 +164,22 @@ def measure(name: str, size: Size, folder: Path) -> Measured:
         if process.returncode:
             log.seek(0)
             raise RuntimeError(f"fcl-bench {' '.join(arguments)} failed:\n{log.read().decode()[-2000:]}")
+    # Linux counts in KiB, macOS in bytes.
+    peak = usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
+    return usage.ru_utime + usage.ru_stime, peak
+
+
+def measure(name: str, size: Size, folder: Path) -> Measured:
+    """One run of the command. Raises RuntimeError where it does not end well."""
+    out = folder / "out"
+    arguments = arguments_of(name, size, folder, out, *METHODS[name].overrides)
+    _, peak = alone(arguments)
     [run] = [path.parent for path in (out / "runs").glob("*/run.json")]
     record = json.loads((run / "run.json").read_text())
     with (run / "uploads.csv").open() as file:
         uploads = sum(row["stage"] == "statistics" and row["up_bytes"] != "0" for row in csv.DictReader(file))
     runtime, communication = record["runtime"], record["communication"]
     shutil.rmtree(run)
-    # Linux counts in KiB, macOS in bytes.
-    peak = usage.ru_maxrss * (1 if platform.system() == "Darwin" else 1024)
     return Measured(
         uploads,
         runtime["client_seconds"] / uploads,

@@ -18,6 +18,10 @@ from flwr.supercore.task_identity import TaskIdentity
 Before = Callable[[int, Message], "Message | None"]
 
 
+def _unused(*_: Any, **__: Any) -> Any:
+    raise AssertionError("an app asks a grid for nodes, and pushes and pulls messages, and does nothing else with it")
+
+
 class FakeGrid(Grid):
     """Stands for a SuperLink with a node for each of `count` clients, in another order than the clients'."""
 
@@ -37,18 +41,9 @@ class FakeGrid(Grid):
         #: A process of Flower's does one thing at a time.
         self._at_work = threading.Lock()
 
-    def set_run(self, run: Any) -> None:
-        raise NotImplementedError
-
-    @property
-    def run(self) -> Any:
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **options: Any) -> Message:
-        raise NotImplementedError
-
-    def send_and_receive(self, *args: Any, **options: Any) -> Any:
-        raise NotImplementedError
+    #: What else a grid has, which no app of fcl-bench may use.
+    set_run = create_message = send_and_receive = _unused
+    run = property(_unused)
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.nodes)
